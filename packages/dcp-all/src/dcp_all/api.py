@@ -1,0 +1,5 @@
+"""Mirror of `torch.distributed.checkpoint.api`: re-exports only."""
+
+from dcp_core.errors import CheckpointException
+
+__all__ = ["CheckpointException"]

@@ -1,0 +1,25 @@
+"""Mirror of `torch.distributed.checkpoint.metadata`: re-exports only."""
+
+from dcp_core.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from dcp_core.metadata import MemoryFormatEncoding as _MEM_FORMAT_ENCODING  # noqa: N814 - stock's name
+from dcp_core.protocols import STATE_DICT_TYPE
+
+__all__ = [
+    "STATE_DICT_TYPE",
+    "_MEM_FORMAT_ENCODING",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "Metadata",
+    "MetadataIndex",
+    "StorageMeta",
+    "TensorProperties",
+    "TensorStorageMetadata",
+]

@@ -1,0 +1,5 @@
+"""Mirror of `torch.distributed.checkpoint.staging`: re-exports only."""
+
+from dcp_core.staging import AsyncStager, BlockingAsyncStager
+
+__all__ = ["AsyncStager", "BlockingAsyncStager"]

@@ -1,0 +1,113 @@
+"""Planning, coordination and the contracts of distributed checkpoints: `save`, `load` and what plugs into them.
+
+Where bytes go is decided by storages (`dcp_fs` and others), found by entry point or passed in. Importing this package
+reads no entry points, no environment and no disk.
+"""
+
+from dcp_core import plugins
+from dcp_core.byte_backend import ByteBackend
+from dcp_core.byte_reader import ByteStorageReader
+from dcp_core.byte_writer import ByteStorageWriter
+from dcp_core.dedup import DivergentReplicaWarning
+from dcp_core.errors import (
+    CheckpointException,
+    CheckpointNotFoundError,
+    CoordinatorLostError,
+    CorruptCheckpointError,
+    DcpError,
+    PlanError,
+    UnsafeCheckpointError,
+    UnsupportedFormatError,
+    UnsupportedValueError,
+)
+from dcp_core.hookspecs import PROJECT_NAME, hookimpl
+from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
+from dcp_core.loading import load, load_keys, load_state_dict
+from dcp_core.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageInfo,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from dcp_core.plan import (
+    BytesIOWriteData,
+    LoadItemType,
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from dcp_core.protocols import (
+    STATE_DICT_TYPE,
+    LoadPlanner,
+    SavePlanner,
+    Stateful,
+    StorageReader,
+    StorageWriter,
+    WriteResult,
+)
+from dcp_core.report import LoadMismatchError, LoadProblem, LoadReport
+from dcp_core.save_planner import DefaultSavePlanner
+from dcp_core.saving import save, save_state_dict
+from dcp_core.staging import AsyncStager, BlockingAsyncStager
+
+__all__ = [
+    "PROJECT_NAME",
+    "STATE_DICT_TYPE",
+    "AsyncStager",
+    "BlockingAsyncStager",
+    "ByteBackend",
+    "ByteStorageReader",
+    "ByteStorageWriter",
+    "BytesIOWriteData",
+    "BytesStorageMetadata",
+    "CheckpointException",
+    "CheckpointNotFoundError",
+    "ChunkStorageMetadata",
+    "CoordinatorLostError",
+    "CorruptCheckpointError",
+    "DcpError",
+    "DefaultLoadPlanner",
+    "DefaultSavePlanner",
+    "DivergentReplicaWarning",
+    "EmptyStateDictLoadPlanner",
+    "LoadItemType",
+    "LoadMismatchError",
+    "LoadPlan",
+    "LoadPlanner",
+    "LoadProblem",
+    "LoadReport",
+    "Metadata",
+    "MetadataIndex",
+    "PlanError",
+    "ReadItem",
+    "SavePlan",
+    "SavePlanner",
+    "Stateful",
+    "StorageInfo",
+    "StorageMeta",
+    "StorageReader",
+    "StorageWriter",
+    "TensorProperties",
+    "TensorStorageMetadata",
+    "TensorWriteData",
+    "UnsafeCheckpointError",
+    "UnsupportedFormatError",
+    "UnsupportedValueError",
+    "WriteItem",
+    "WriteItemType",
+    "WriteResult",
+    "hookimpl",
+    "load",
+    "load_keys",
+    "load_state_dict",
+    "plugins",
+    "save",
+    "save_state_dict",
+]

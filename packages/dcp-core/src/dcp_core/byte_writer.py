@@ -1,0 +1,246 @@
+"""The storage writer over any byte engine: items of a plan become requests, results become the published index.
+
+A concrete storage says how to open its backend (`_open`) and which ids it accepts; everything else is here.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from dcp_core.byte_backend import ByteBackend
+from dcp_core.columns import index_from_metadata
+from dcp_core.errors import DcpError
+from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, StorageMeta
+from dcp_core.payloads import PayloadError, bytes_payload, tensor_payload
+from dcp_core.plan import SavePlan, WriteItem, WriteItemType
+from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult
+from dcp_manifest import METADATA_NAME, ManifestInfo, encode
+from dcp_manifest.items import StoredItem
+from dcp_manifest.requests import Payload, WriteRequest
+
+__all__ = ["ByteStorageWriter", "SavePlacement"]
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlacement:
+    """What the coordinator tells each rank about the running save; travels as `SavePlan.storage_data`."""
+
+    save_id: str
+    prefix: str
+    """Beginning of the names of this rank's data files."""
+    generation: int
+    world_size: int
+
+
+class ByteStorageWriter(StorageWriter):
+    """Writes items through a `ByteBackend` and publishes the index in one step.
+
+    Args:
+        checkpoint_id: Where to save; may be replaced by `reset`.
+        overwrite: Whether an existing checkpoint may be replaced. It stays loadable until the new one is published.
+        interop: Write an index that `torch.distributed.checkpoint` loads too, if the data files allow it.
+
+    Guarantees: until `finish` returns on the coordinator the old checkpoint is whole; afterwards the new one is.
+    A failed save leaves nothing behind once `abort` has run on every rank; what a killed one leaves is removed by the
+    next save to the same id.
+    """
+
+    def __init__(self, checkpoint_id: CheckpointId, *, overwrite: bool = True, interop: bool = True) -> None:
+        self._checkpoint_id = checkpoint_id
+        self._overwrite = overwrite
+        self._interop = interop
+        self._backend = self._open(checkpoint_id)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._is_coordinator = False
+        self._rank = 0
+        self._world_size = 1
+        self._rank_local = False
+        self._placement: SavePlacement | None = None
+
+    @abstractmethod
+    def _open(self, checkpoint_id: CheckpointId) -> ByteBackend:
+        """The backend for one checkpoint id. Must not touch storage."""
+
+    @property
+    def checkpoint_id(self) -> CheckpointId:
+        """The id of the checkpoint that is, or was last, saved."""
+        return self._checkpoint_id
+
+    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
+        """Begin a new save, to `checkpoint_id` if given."""
+        if checkpoint_id is not None:
+            self._checkpoint_id = checkpoint_id
+        self._backend = self._open(self._checkpoint_id)
+        self._clear()
+
+    def storage_meta(self) -> StorageMeta | None:
+        """The checkpoint id, and the save id once it is known."""
+        save_id = self._placement.save_id if self._placement else None
+        return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=save_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take the rank's place in the save.
+
+        Args:
+            is_coordinator: Whether this rank plans for all and publishes.
+            args: For subclasses; not used.
+            kwargs: `rank`, `world_size`, `use_collectives`, and for a save without collectives the agreed `save_id`.
+        """
+        del args
+        self._is_coordinator = is_coordinator
+        self._rank = kwargs.get("rank", 0)
+        self._world_size = kwargs.get("world_size", 1)
+        self._rank_local = not kwargs.get("use_collectives", True)
+        if self._rank_local:
+            save_id = kwargs.get("save_id")
+            if save_id is None:
+                raise DcpError(f"rank {self._rank}: a save without collectives needs a save id that all ranks agree on")
+            self._backend.begin_rank_local_save(save_id, self._rank, overwrite=self._overwrite)
+            self._placement = self._place(save_id, self._rank)
+
+    def _place(self, save_id: str, rank: int) -> SavePlacement:
+        return SavePlacement(save_id, f"__{rank}_", self._backend.generation, self._world_size)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Begin the save in storage, and give each rank its placement.
+
+        Raises:
+            SaveInProgressError: Another live save writes to this id.
+            CheckpointExistsError: A checkpoint is there and `overwrite` is False.
+        """
+        if self._rank_local:
+            return [replace(plan, storage_data=self._placement) for plan in plans]
+        self._world_size = len(plans)
+        save_id = self._backend.begin_save(overwrite=self._overwrite)
+        self._placement = self._place(save_id, self._rank)
+        return [replace(plan, storage_data=self._place(save_id, rank)) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """Write every item of the plan; durable when it returns."""
+        placement = plan.storage_data
+        if not isinstance(placement, SavePlacement):
+            raise DcpError(
+                f"rank {self._rank}: the plan lost its storage data ({type(placement).__name__}); a planner's "
+                "finish_plan must keep SavePlan.storage_data"
+            )
+        self._placement = placement
+        if not self._rank_local and not self._is_coordinator:
+            self._backend.join_save(placement.save_id)
+        items = [*plan.items]
+        requests = [_request(item, planner) for item in items]
+        stored = self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result([_result(item, where) for item, where in zip(items, stored, strict=True)])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Publish the index; afterwards remove the files of the checkpoint that it replaced."""
+        placement = self._placement
+        if placement is None:
+            raise DcpError("finish was called before a plan was prepared")
+        metadata.storage_data = _storage_data(metadata, results)
+        metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=placement.save_id)
+        info = ManifestInfo(
+            save_id=placement.save_id,
+            world_size=placement.world_size,
+            writer=_writer_name(),
+            generation=placement.generation,
+            rank=self._rank if self._rank_local else None,
+            created_ns=time.time_ns(),
+        )
+        index = index_from_metadata(metadata, info=info, aliases=metadata.aliases)
+        data = encode(index, interop=self._interop)
+        if self._rank_local:
+            self._backend.publish(f"__{self._rank}.{placement.save_id}{METADATA_NAME}", data)
+            self._backend.publish(f"__{self._rank}{METADATA_NAME}", data)
+        else:
+            self._backend.publish(METADATA_NAME, data)
+        self._backend.finish_save(index.files)
+
+    def abort(self, error: BaseException) -> None:
+        """Remove what this rank wrote for a save that failed with `error`."""
+        del error
+        self._backend.abort_save()
+
+
+def _request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
+    def resolve() -> Payload:
+        data = planner.resolve_data(item)
+        if isinstance(data, torch.Tensor):
+            return _tensor_payload(item, data)
+        if isinstance(data, io.BytesIO):
+            return bytes_payload(data)
+        raise PayloadError(
+            f"the planner gave a {type(data).__qualname__} for {item.index.fqn!r}; it must be a tensor or a BytesIO"
+        )
+
+    return WriteRequest(key=item.index.fqn, cost_bytes=_cost_bytes(item), resolve=resolve)
+
+
+def _tensor_payload(item: WriteItem, tensor: torch.Tensor) -> Payload:
+    """The payload of a resolved tensor, framed so that the index (which is made from the plan) stays true."""
+    planned = item.tensor_data
+    if planned is None:
+        raise PayloadError(f"the planner gave a tensor for {item.index.fqn!r}, which was planned as an object")
+    if tuple(tensor.shape) != tuple(planned.chunk.sizes):
+        raise PayloadError(
+            f"{item.index.fqn!r} was planned with sizes {tuple(planned.chunk.sizes)} but resolved to "
+            f"{tuple(tensor.shape)}; change the plan's tensor_data together with the data"
+        )
+    # A planner may convert in resolve_data without saying so in its plan: such an item carries its own dtype.
+    return tensor_payload(item.index.fqn, tensor, self_describing=tensor.dtype != planned.properties.dtype)
+
+
+def _cost_bytes(item: WriteItem) -> int:
+    if item.type is WriteItemType.BYTE_IO or item.tensor_data is None:
+        return item.bytes_io_data.nbytes if item.bytes_io_data else 0
+    count = 1
+    for size in item.tensor_data.chunk.sizes:
+        count *= size
+    return count * item.tensor_data.properties.dtype.itemsize
+
+
+def _result(item: WriteItem, stored: StoredItem) -> WriteResult:
+    info = StorageInfo(
+        relative_path=stored.file,
+        offset=stored.offset,
+        length=stored.length,
+        transform_descriptors=list(stored.chain) or None,
+        stored=stored,
+    )
+    return WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=info)
+
+
+def _storage_data(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> dict[MetadataIndex, Any]:
+    """The place of every item, aliases included."""
+    places: dict[MetadataIndex, Any] = {}
+    for rank_results in results:
+        for result in rank_results:
+            places[result.index] = result.storage_data
+    for alias, target in (metadata.aliases or {}).items():
+        entry = metadata.state_dict_metadata[target]
+        for position, chunk in enumerate(getattr(entry, "chunks", ())):
+            place = places[MetadataIndex(target, chunk.offsets, position)]
+            places[MetadataIndex(alias, chunk.offsets, position)] = place
+    return places
+
+
+def _writer_name() -> str:
+    try:
+        return f"dcp-core/{version('dcp-core')}"
+    except PackageNotFoundError:  # run from a source folder that is not installed
+        return "dcp-core/unknown"

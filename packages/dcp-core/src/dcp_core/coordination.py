@@ -1,0 +1,72 @@
+"""Which coordinator a process group gets: its store where it has one, else object collectives; none for one rank."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from dcp_core.collective_exchange import CollectiveCoordinator
+from dcp_core.coordinator import Coordinator, LocalCoordinator
+from dcp_core.store_clones import borrow_store
+from dcp_core.store_exchange import StoreCoordinator
+
+__all__ = [
+    "DEFAULT_TIMEOUT_SECONDS",
+    "CollectiveCoordinator",
+    "Coordinator",
+    "LocalCoordinator",
+    "StoreCoordinator",
+    "make_coordinator",
+]
+
+DEFAULT_TIMEOUT_SECONDS = 1800.0
+
+
+def make_coordinator(
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    no_dist: bool = False,
+    coordinator_rank: int = 0,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+) -> Coordinator:
+    """The coordinator for one save or load; close it at the end (it is a context manager).
+
+    Args:
+        process_group: The ranks that take part; None takes all.
+        no_dist: Take part alone, whatever process groups exist.
+        coordinator_rank: The rank within the group that decides for all.
+        timeout_seconds: How long a rank waits for the others in any one phase, counted from its own arrival: more than
+            the time between the first and the last rank. Where object collectives are used, the group's own timeout
+            counts instead.
+
+    Returns:
+        A coordinator whose sequence number is drawn.
+
+    Raises:
+        ValueError: This process is not in the group, or the group has no such coordinator rank.
+        CoordinatorLostError: The group's store is gone.
+
+    Ranks: every rank of the group, in the same order if several operations are started; waits for none. Call it in the
+        thread that starts the operation, before any user code.
+    """
+    if no_dist or not (dist.is_available() and dist.is_initialized()):
+        return LocalCoordinator()
+    group = dist.group.WORLD if process_group is None else process_group
+    rank = dist.get_rank(group)
+    if group is None or rank < 0:
+        raise ValueError("this process is not a rank of the process group: only the group's own ranks may call this")
+    world_size = dist.get_world_size(group)
+    if world_size == 1:
+        return LocalCoordinator()
+    borrowed = borrow_store(group)
+    if borrowed is None:
+        return CollectiveCoordinator(group, coordinator_rank=coordinator_rank, timeout_seconds=timeout_seconds)
+    store, release = borrowed
+    return StoreCoordinator(
+        store,
+        rank,
+        world_size,
+        coordinator_rank=coordinator_rank,
+        timeout_seconds=timeout_seconds,
+        hosts_store=dist.get_rank() == 0,
+        release=release,
+    )

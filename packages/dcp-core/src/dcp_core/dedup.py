@@ -1,0 +1,168 @@
+"""Who writes what several ranks hold: replicas, tied values, and values that differ where they should not.
+
+Plain decisions over plans: no tensors, no communication, and the same answer on every run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from dcp_core.errors import PlanError
+from dcp_core.metadata import MetadataIndex
+from dcp_core.plan import SavePlan, WriteItem
+
+__all__ = [
+    "DivergentReplicaWarning",
+    "OnDivergence",
+    "agreed_aliases",
+    "dedup_save_plans",
+    "divergent_keys",
+    "report_divergence",
+    "without_keys",
+]
+
+OnDivergence = Literal["warn", "error", "ignore"]
+_SHOWN_KEYS = 10
+
+
+class DivergentReplicaWarning(UserWarning):
+    """Ranks hold different values under one name, of which only the lowest rank's is saved."""
+
+
+def dedup_save_plans(
+    all_plans: Sequence[SavePlan],
+    save_to_lowest_rank: bool = False,
+    *,
+    pinned_to_lowest: Iterable[str] = (),
+) -> list[SavePlan]:
+    """Plans in which every item is written by exactly one rank.
+
+    Replicas go to the rank with the least bytes to write, largest first; equal loads to the lower rank.
+
+    Args:
+        all_plans: One plan per rank, in rank order.
+        save_to_lowest_rank: Give each item to the lowest rank that has it instead of balancing.
+        pinned_to_lowest: FQNs that always go to the lowest rank that has them.
+
+    Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (contract; stock weighs a shard by its global tensor).
+    """
+    holders: dict[MetadataIndex, list[int]] = defaultdict(list)
+    items: dict[MetadataIndex, WriteItem] = {}
+    kinds: dict[str, tuple[int, bool]] = {}
+    for rank, plan in enumerate(all_plans):
+        for item in plan.items:
+            holders[item.index].append(rank)
+            _check_kind(kinds, item, rank)
+            _check_same(items.setdefault(item.index, item), item, holders[item.index][0], rank)
+    pinned = frozenset(pinned_to_lowest)
+    loads = [0] * len(all_plans)
+    shared: list[tuple[int, int, MetadataIndex]] = []
+    writer: dict[MetadataIndex, int] = {}
+    for order, (index, ranks) in enumerate(holders.items()):
+        size = max(items[index].chunk_bytes(), 1)
+        if len(ranks) == 1 or save_to_lowest_rank or index.fqn in pinned:
+            writer[index] = ranks[0]
+            loads[ranks[0]] += size
+        else:
+            shared.append((-size, order, index))
+    heapq.heapify(shared)
+    while shared:
+        size, _, index = heapq.heappop(shared)
+        rank = min(holders[index], key=lambda r: (loads[r], r))
+        writer[index] = rank
+        loads[rank] -= size
+    return [
+        replace(plan, items=[item for item in _once(plan.items) if writer[item.index] == rank])
+        for rank, plan in enumerate(all_plans)
+    ]
+
+
+def _once(items: Iterable[WriteItem]) -> list[WriteItem]:
+    """A rank may hold a box twice (two equal local shards); one copy is written."""
+    return list({item.index: item for item in items}.values())
+
+
+def _check_kind(kinds: dict[str, tuple[int, bool]], item: WriteItem, rank: int) -> None:
+    """Raise if one name is a tensor here and an object there; `kinds`: FQN → first rank, whether it is a tensor."""
+    first_rank, is_tensor = kinds.setdefault(item.index.fqn, (rank, item.tensor_data is not None))
+    if is_tensor != (item.tensor_data is not None):
+        raise PlanError(
+            f"{item.index.fqn!r} is a tensor on one rank and an object on another (ranks {first_rank}, {rank}); "
+            "give them different names"
+        )
+
+
+def _check_same(first: WriteItem, other: WriteItem, first_rank: int, other_rank: int) -> None:
+    if first is other or first.tensor_data == other.tensor_data:
+        return
+    mine, theirs = first.tensor_data, other.tensor_data
+    if mine is None or theirs is None:
+        return  # both are objects: `_check_kind` has seen them
+    if (mine.size, mine.chunk, mine.properties.dtype) != (theirs.size, theirs.chunk, theirs.properties.dtype):
+        raise PlanError(
+            f"{first.index.fqn!r} differs between ranks: {mine.properties.dtype} {tuple(mine.size)} on rank "
+            f"{first_rank}, {theirs.properties.dtype} {tuple(theirs.size)} on rank {other_rank}; "
+            "values that belong to one rank need a name of their own"
+        )
+
+
+def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
+    """The tied values that every rank ties in the same way: alias FQN → FQN that is written.
+
+    A pair counts only if each rank that holds one of the two holds both and ties them; otherwise both are written.
+    """
+    proposed: dict[str, set[str]] = defaultdict(set)
+    for plan in all_plans:
+        for alias, target in (plan.aliases or {}).items():
+            proposed[alias].add(target)
+    pairs = {alias: targets.pop() for alias, targets in proposed.items() if len(targets) == 1}
+    if not pairs:
+        return {}
+    for plan in all_plans:
+        names = {item.index.fqn for item in plan.items}
+        tied = plan.aliases or {}
+        for alias, target in list(pairs.items()):
+            if (alias in names or target in names) and (tied.get(alias) != target or target not in names):
+                del pairs[alias]
+    return {alias: target for alias, target in pairs.items() if target not in pairs}
+
+
+def without_keys(plan: SavePlan, keys: Iterable[str]) -> SavePlan:
+    """The plan without the items of `keys`."""
+    dropped = frozenset(keys)
+    return replace(plan, items=[item for item in plan.items if item.index.fqn not in dropped])
+
+
+def divergent_keys(all_plans: Sequence[SavePlan]) -> dict[str, list[int]]:
+    """Replicated values whose contents differ: FQN → ranks that differ from the lowest rank that has it."""
+    first: dict[str, int] = {}
+    divergent: dict[str, list[int]] = defaultdict(list)
+    for rank, plan in enumerate(all_plans):
+        for key, digest in (plan.digests or {}).items():
+            if first.setdefault(key, digest) != digest:
+                divergent[key].append(rank)
+    return dict(divergent)
+
+
+def report_divergence(divergent: dict[str, list[int]], on_divergence: OnDivergence) -> None:
+    """Warn or raise, naming keys and ranks.
+
+    Raises:
+        PlanError: `on_divergence` is `error` and there is any.
+    """
+    if not divergent or on_divergence == "ignore":
+        return
+    shown = "; ".join(f"{key!r} on ranks {ranks}" for key, ranks in list(divergent.items())[:_SHOWN_KEYS])
+    more = f"; and {len(divergent) - _SHOWN_KEYS} more" if len(divergent) > _SHOWN_KEYS else ""
+    text = (
+        f"{len(divergent)} value(s) differ between ranks under one name, and only the lowest rank's is saved: "
+        f"{shown}{more}. Give values that belong to one rank a name of their own"
+    )
+    if on_divergence == "error":
+        raise PlanError(text)
+    warnings.warn(text, DivergentReplicaWarning, stacklevel=3)

@@ -1,0 +1,136 @@
+"""Every exception of `dcp_core`, and those of the packages below it, re-exported.
+
+Each derives from `DcpError` and from the fitting built-in, so that callers can catch either. Messages name what is
+known of key, file and rank, and say what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dcp_manifest.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    DcpError,
+    UnsafeCheckpointError,
+    UnsupportedFormatError,
+)
+
+__all__ = [
+    "CheckpointException",
+    "CheckpointNotFoundError",
+    "CoordinatorLostError",
+    "CoordinatorTimeoutError",
+    "CorruptCheckpointError",
+    "DcpError",
+    "DuplicateKeyError",
+    "DuplicatePluginError",
+    "MissingKeyError",
+    "PlanError",
+    "PluginLoadError",
+    "PluginNotFoundError",
+    "RankDisagreementError",
+    "ShardNotFoundError",
+    "UnloadableObjectError",
+    "UnsafeCheckpointError",
+    "UnsupportedFormatError",
+    "UnsupportedValueError",
+]
+
+
+class CheckpointException(DcpError):  # noqa: N818 - stock's name
+    """A phase of a save or load failed on at least one rank; the same facts are raised on every rank.
+
+    Args:
+        message: What failed, in words; begins `str(error)`.
+        failures: Rank → (its exception, or None where it could not travel between processes; traceback as text).
+
+    Source: torch 2.13 `torch.distributed.checkpoint.api.CheckpointException`, there a BaseException.
+    """
+
+    def __init__(self, message: str, failures: Mapping[int, tuple[BaseException | None, str]]) -> None:
+        self._message = message
+        self._failures = dict(sorted(failures.items()))
+        texts = [f"--- rank {rank} ---\n{text.rstrip()}" for rank, (_, text) in self._failures.items()]
+        ranks = ", ".join(map(str, self._failures))
+        where = f" (failed on rank{'s' if len(self._failures) > 1 else ''} {ranks})" if self._failures else ""
+        super().__init__("\n".join([f"{message}{where}", *texts]))
+
+    @property
+    def failures(self) -> dict[int, tuple[BaseException | None, str]]:
+        """Rank → (exception or None, traceback as text), in the order of ranks."""
+        return self._failures
+
+    def __reduce__(self) -> tuple[type[CheckpointException], tuple[str, dict[int, tuple[BaseException | None, str]]]]:
+        return type(self), (self._message, self._failures)
+
+
+class CoordinatorLostError(DcpError, ConnectionError):
+    """The store or group over which ranks coordinate is gone."""
+
+
+class CoordinatorTimeoutError(DcpError, TimeoutError):
+    """Ranks that others waited for did not arrive at a phase within the deadline.
+
+    Args:
+        phase: What the ranks were doing together.
+        ranks: The ranks that were waited for, ranks of the group.
+        waited_seconds: How long the rank that gave up had waited.
+    """
+
+    def __init__(self, phase: str, ranks: Sequence[int], waited_seconds: float) -> None:
+        self.phase = phase
+        self.ranks = tuple(ranks)
+        self.waited_seconds = waited_seconds
+        names = ", ".join(map(str, self.ranks))
+        super().__init__(
+            f"phase {phase!r}: waited {waited_seconds:.1f} s for rank{'s' if len(self.ranks) > 1 else ''} {names}; see "
+            "what held them up there, or allow more time with timeout_seconds"
+        )
+
+    def __reduce__(self) -> tuple[type[CoordinatorTimeoutError], tuple[str, tuple[int, ...], float]]:
+        return type(self), (self.phase, self.ranks, self.waited_seconds)
+
+
+class RankDisagreementError(DcpError, ValueError):
+    """Ranks that should do the same thing do different ones; the message says which rank does what."""
+
+
+class MissingKeyError(DcpError, KeyError):
+    """A name that was asked for is not in the checkpoint."""
+
+    def __str__(self) -> str:
+        # KeyError would show the repr of the message.
+        return str(self.args[0]) if self.args else ""
+
+
+class DuplicateKeyError(DcpError, ValueError):
+    """Two values of a state dict would be saved under one name."""
+
+
+class PlanError(DcpError, ValueError):
+    """The plans of the ranks do not describe a checkpoint: chunks leave holes, overlap or disagree."""
+
+
+class ShardNotFoundError(DcpError, LookupError, ValueError):
+    """A value of this rank holds no shard at the offset that an item names."""
+
+
+class UnsupportedValueError(DcpError, TypeError, ValueError):
+    """A value of this kind cannot be saved or loaded as it is."""
+
+
+class UnloadableObjectError(DcpError, TypeError):
+    """An object would be saved in a form that a later load refuses to run."""
+
+
+class PluginNotFoundError(DcpError, LookupError):
+    """No installed plugin offers what is needed; the message names the package to install."""
+
+
+class DuplicatePluginError(DcpError, ValueError):
+    """Two distributions offer a plugin under one name."""
+
+
+class PluginLoadError(DcpError, ImportError):
+    """A plugin that is needed is installed, but cannot be imported or is not valid."""

@@ -1,0 +1,102 @@
+"""The hooks of the pluggy project `dcp`: what a plugin may offer, and the records that it offers it with.
+
+A plugin is a module (or object) named by an entry point of the group `dcp`. It imports nothing heavy and names what it
+offers as `module:attribute`. Hooks register; data never flows through them, and none is called per item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pluggy
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "PROJECT_NAME",
+    "CheckpointEvent",
+    "HookSpecs",
+    "StorageBackendSpec",
+    "hookimpl",
+    "hookspec",
+]
+
+PROJECT_NAME = "dcp"
+ENTRY_POINT_GROUP = "dcp"
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageBackendSpec:
+    """A storage that `save` and `load` find by the scheme of a checkpoint id.
+
+    Args:
+        scheme: Of ids `scheme://…`; `file` also stands for plain paths.
+        reader: `module:attribute` of what makes a `StorageReader` from a checkpoint id.
+        writer: `module:attribute` of what makes a `StorageWriter` from a checkpoint id.
+        guarantees: What the storage promises, in words that tools can show, e.g. `atomic publish`, `durable`.
+    """
+
+    scheme: str
+    reader: str
+    writer: str
+    guarantees: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEvent:
+    """Something that happened in a save or load on one rank.
+
+    Args:
+        operation: `save`, `load`, …
+        phase: Part of the operation, e.g. `plan`, `write`, `publish`.
+        state: `started`, `finished` or `failed`.
+        rank: Rank in the group that saves or loads.
+        checkpoint_id: As the caller gave it; None if the storage knows it alone.
+        seconds: Duration, once the phase is over.
+        bytes: Bytes moved by this rank, where the phase moves any.
+        error: What failed, as text.
+    """
+
+    operation: str
+    phase: str
+    state: str
+    rank: int
+    checkpoint_id: str | None = None
+    seconds: float | None = None
+    bytes: int | None = None
+    error: str | None = None
+
+
+class HookSpecs:
+    """Signatures of the hooks; a plugin implements any of them under the same names."""
+
+    @hookspec
+    def dcp_register_storage(self) -> Sequence[StorageBackendSpec]:
+        """Storages by URI scheme, for `save` and `load` with nothing but a `checkpoint_id`."""
+        return ()
+
+    @hookspec
+    def dcp_register_transforms(self) -> Mapping[str, str]:
+        """Registry name of a transform (descriptor without `/version`) → `module:attribute` of its factory."""
+        return {}
+
+    @hookspec
+    def dcp_register_savers(self) -> Mapping[str, str]:
+        """Name of an asynchronous saver → `module:attribute` of its factory."""
+        return {}
+
+    @hookspec
+    def dcp_register_state_adapters(self) -> Mapping[str, str]:
+        """Name of an adapter between modules or optimizers and canonical tensors → `module:attribute` of it."""
+        return {}
+
+    @hookspec
+    def dcp_register_converters(self) -> Mapping[str, str]:
+        """Name of a format → `module:attribute` of its converter, which has `detect(path)`."""
+        return {}
+
+    @hookspec
+    def dcp_on_event(self, event: CheckpointEvent) -> None:
+        """Observe a save or load. Called in the thread that it happens in; exceptions are logged and dropped."""

@@ -1,0 +1,189 @@
+"""Records of single tensors, chunks and items, made from the columns of an index when they are asked for.
+
+These are the sources behind the lazy dicts of a `Metadata` that was read; the way back lives in `columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from dcp_core.errors import UnsupportedFormatError
+from dcp_core.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    StorageInfo,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from dcp_manifest.columns import CheckpointIndex, ItemColumns, TensorFlags
+
+__all__ = ["StateRecords", "StorageRecords", "dtype_of"]
+
+_MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
+Boxes = list[tuple[int, ...]]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a manifest's name. Raises UnsupportedFormatError if this torch has no such dtype."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedFormatError(
+            f"the checkpoint holds tensors of dtype {name!r}, which torch {torch.__version__} lacks"
+        )
+    return dtype
+
+
+class StateRecords:
+    """FQN → record of the tensor or object, for the values of the whole job and of one owner.
+
+    Args:
+        index: The columns.
+        owner: Value of the owner columns whose rows are included beside those of the whole job; None for none.
+    """
+
+    def __init__(self, index: CheckpointIndex, owner: int | None) -> None:
+        self.index = index
+        self._shape_starts = index.shape_starts().tolist()
+        self._box_starts = index.box_starts().tolist()
+        self.chunk_starts: list[int] = index.chunk_starts().tolist()
+        self.tensors: dict[str, int] = {}
+        self.objects: dict[str, int] = {}
+        for wanted in (0, owner):
+            if wanted is None:
+                continue
+            for row in np.flatnonzero(index.tensor_owner == wanted).tolist():
+                self.objects.pop(index.tensor_names[row], None)
+                self.tensors[index.tensor_names[row]] = row
+            for row in np.flatnonzero(index.object_owner == wanted).tolist():
+                self.tensors.pop(index.object_names[row], None)
+                self.objects[index.object_names[row]] = row
+        for name, row in zip(index.alias_names, index.alias_targets.tolist(), strict=True):
+            self.tensors[name] = row
+
+    def __len__(self) -> int:
+        return len(self.tensors) + len(self.objects)
+
+    def make(self, key: object) -> STORAGE_TYPES:
+        """The record of one FQN. Raises KeyError."""
+        if key in self.objects:
+            return BytesStorageMetadata()
+        return self._tensor(self.tensors[cast("str", key)])
+
+    def items(self) -> Iterator[tuple[str, STORAGE_TYPES]]:
+        """Every FQN with its record: tensors, then objects."""
+        for name, row in self.tensors.items():
+            yield name, self._tensor(row)
+        for name in self.objects:
+            yield name, BytesStorageMetadata()
+
+    def offsets(self, row: int) -> Boxes:
+        """Offsets of the chunks of one tensor row."""
+        return self._boxes(self.index.chunk_offsets, row)
+
+    def _boxes(self, numbers: np.ndarray[Any, np.dtype[np.int64]], row: int) -> Boxes:
+        count = self.chunk_starts[row + 1] - self.chunk_starts[row]
+        ndim = int(self.index.tensor_ndim[row])
+        if ndim == 0:
+            return [()] * count
+        flat = numbers[self._box_starts[row] : self._box_starts[row + 1]].tolist()
+        return list(zip(*[iter(flat)] * ndim, strict=True))
+
+    def _tensor(self, row: int) -> TensorStorageMetadata:
+        index = self.index
+        flags = TensorFlags.from_bits(int(index.tensor_flags[row]))
+        shape = index.tensor_shape[self._shape_starts[row] : self._shape_starts[row + 1]].tolist()
+        boxes = zip(self.offsets(row), self._boxes(index.chunk_sizes, row), strict=True)
+        return TensorStorageMetadata(
+            properties=TensorProperties(
+                dtype=dtype_of(index.dtypes[index.tensor_dtype[row]]),
+                layout=getattr(torch, flags.layout),
+                requires_grad=flags.requires_grad,
+                memory_format=_MEMORY_FORMATS[flags.memory_format],
+                pin_memory=flags.pin_memory,
+            ),
+            size=torch.Size(shape),
+            chunks=[ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes],
+        )
+
+
+class StorageRecords:
+    """`MetadataIndex` → `StorageInfo`, over the same index."""
+
+    def __init__(self, records: StateRecords) -> None:
+        self._records = records
+        self._index = records.index
+
+    def __len__(self) -> int:
+        starts = self._records.chunk_starts
+        chunks = 0
+        if self._index.chunk_items is not None:
+            chunks = sum(starts[row + 1] - starts[row] for row in self._records.tensors.values())
+        return chunks + (len(self._records.objects) if self._index.object_items is not None else 0)
+
+    def make(self, key: object) -> StorageInfo:
+        """Where one item is stored. Raises KeyError."""
+        if not isinstance(key, MetadataIndex):
+            raise KeyError(key)
+        if key.offset is None:
+            return self._object(self._records.objects[key.fqn])
+        row = self._records.tensors[key.fqn]
+        offsets = self._records.offsets(row)
+        wanted = tuple(key.offset)
+        hint = key.index
+        position = hint if hint is not None and 0 <= hint < len(offsets) and offsets[hint] == wanted else None
+        if position is None:
+            if wanted not in offsets:
+                raise KeyError(key)
+            position = offsets.index(wanted)
+        return self._chunk(self._records.chunk_starts[row] + position)
+
+    def items(self) -> Iterator[tuple[MetadataIndex, StorageInfo]]:
+        """Every item: chunks of tensors, then objects."""
+        if self._index.chunk_items is not None:
+            for name, row in self._records.tensors.items():
+                start = self._records.chunk_starts[row]
+                for position, offset in enumerate(self._records.offsets(row)):
+                    yield MetadataIndex(name, offset, position), self._chunk(start + position)
+        if self._index.object_items is not None:
+            for name, row in self._records.objects.items():
+                yield MetadataIndex(name), self._object(row)
+
+    @cached_property
+    def _chunk_running(self) -> list[int]:
+        return _running_starts(self._index, self._index.chunk_items)
+
+    @cached_property
+    def _object_running(self) -> list[int]:
+        return _running_starts(self._index, self._index.object_items)
+
+    def _chunk(self, row: int) -> StorageInfo:
+        if self._index.chunk_items is None:
+            raise KeyError(row)
+        return _storage_info(self._index, self._index.chunk_items, row, self._chunk_running[row])
+
+    def _object(self, row: int) -> StorageInfo:
+        if self._index.object_items is None:
+            raise KeyError(row)
+        return _storage_info(self._index, self._index.object_items, row, self._object_running[row])
+
+
+def _running_starts(index: CheckpointIndex, columns: ItemColumns | None) -> list[int]:
+    return [] if columns is None else index.running_starts(columns).tolist()
+
+
+def _storage_info(index: CheckpointIndex, columns: ItemColumns, row: int, running_start: int) -> StorageInfo:
+    item = index.stored_item(columns, row, running_start)
+    return StorageInfo(
+        relative_path=item.file,
+        offset=item.offset,
+        length=item.length,
+        transform_descriptors=list(item.chain) or None,
+        stored=item,
+    )

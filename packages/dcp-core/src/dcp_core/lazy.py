@@ -1,0 +1,107 @@
+"""A dict whose values are made when they are first looked up.
+
+It *is* a dict: it compares, copies, pickles and mutates like one. Looking up single keys makes only their values;
+whatever needs all of them, or changes the dict, makes all of them first. Nothing here knows what the values are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["LazyDict", "LazySource"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+K_co = TypeVar("K_co", covariant=True)
+V_co = TypeVar("V_co", covariant=True)
+_MISSING: Any = object()
+
+
+class LazySource(Protocol[K_co, V_co]):
+    """Where the values of a `LazyDict` come from; its contents never change."""
+
+    def __len__(self) -> int:
+        """Number of keys."""
+        ...
+
+    def make(self, key: object) -> V_co:
+        """The value of one key. Raises KeyError if there is none."""
+        ...
+
+    def items(self) -> Iterator[tuple[K_co, V_co]]:
+        """Every key with its value, in order, each key once."""
+        ...
+
+
+class LazyDict(dict[K, V]):
+    """A dict over a `LazySource`. Values keep their identity: a second look-up gives the same object.
+
+    Safe to read from several threads.
+    """
+
+    __slots__ = ("_lock", "_source")
+
+    def __init__(self, source: LazySource[K, V]) -> None:
+        super().__init__()
+        self._source: LazySource[K, V] | None = source
+        self._lock = threading.RLock()
+
+    def __missing__(self, key: K) -> V:
+        with self._lock:
+            if super().__contains__(key):
+                return super().__getitem__(key)
+            if self._source is None:
+                raise KeyError(key)
+            value = self._source.make(key)
+            super().__setitem__(key, value)
+            return value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of `key`, or `default` if there is none."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key, _MISSING) is not _MISSING
+
+    def __len__(self) -> int:
+        source = self._source
+        return super().__len__() if source is None else len(source)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[type[dict[K, V]], tuple[dict[K, V]]]:
+        return dict, (dict(self),)
+
+    def fill(self) -> None:
+        """Make every value that is not made yet; from here on this is an ordinary dict."""
+        with self._lock:
+            if self._source is None:
+                return
+            made = dict(super().items())
+            filled = {key: made.get(key, value) for key, value in self._source.items()}
+            super().clear()
+            super().update(filled)
+            self._source = None
+
+
+def _filled_first(name: str) -> Callable[..., Any]:
+    method = getattr(dict, name)
+
+    def call(self: LazyDict[Any, Any], *args: Any, **kwargs: Any) -> Any:
+        self.fill()
+        return method(self, *args, **kwargs)
+
+    call.__name__ = name
+    call.__doc__ = method.__doc__
+    return call
+
+
+for _name in (
+    *("__iter__", "__reversed__", "__eq__", "__ne__", "__repr__", "__or__", "__ror__", "__ior__"),
+    *("__setitem__", "__delitem__", "clear", "copy", "items", "keys", "values", "pop", "popitem"),
+    *("setdefault", "update"),
+):
+    setattr(LazyDict, _name, _filled_first(_name))

@@ -1,0 +1,245 @@
+"""`load` and `load_keys`: the call sequence of a checkpoint load, nothing else.
+
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict_loader` (signatures, order of calls).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from dcp_core.convert import as_metadata
+from dcp_core.coordination import Coordinator, make_coordinator
+from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
+from dcp_core.metadata import Metadata
+from dcp_core.plan import LoadPlan
+from dcp_core.protocols import CheckpointId, LoadPlanner, Stateful, StorageReader
+from dcp_core.report import LoadReport
+from dcp_core.storage_choice import resolve_reader
+
+__all__ = ["load", "load_keys", "load_state_dict"]
+
+_MAX_ATTEMPTS = 3
+
+
+def load(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: CheckpointId | None = None,
+    storage_reader: StorageReader | None = None,
+    planner: LoadPlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+) -> LoadReport:
+    """Load a checkpoint into a state dict, in place, whatever sharding it was saved with.
+
+    Args:
+        state_dict: The template: tensors are filled in their own memory, each rank's shards only; objects are
+            replaced. A `Stateful` value stands for its `state_dict()`, and gets it back through `load_state_dict`.
+        checkpoint_id: Where to load from: a folder, or a URI that an installed storage handles.
+        storage_reader: Used instead of the one that `checkpoint_id` would choose.
+        planner: Decides what is read into what; `DefaultLoadPlanner` if None.
+        process_group: The ranks that load together; None takes all.
+        no_dist: Load in this process alone, whatever process groups exist.
+
+    Returns:
+        What was loaded on this rank, what was not, and why.
+
+    Raises:
+        CheckpointException: Something failed on some rank of several; the same on every rank, with rank, phase and
+            traceback. Tensors that were read before may have changed; the message names them.
+        LoadMismatchError, CorruptCheckpointError, CheckpointNotFoundError: The error itself, in a job of one process.
+
+    Ranks: every rank of the group; collective.
+    Source: torch 2.13 `state_dict_loader.load` (returns None there).
+    """
+    coordinator = make_coordinator(process_group, no_dist=no_dist)
+    return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator)
+
+
+def load_state_dict(
+    state_dict: dict[str, Any],
+    storage_reader: StorageReader,
+    process_group: dist.ProcessGroup | None = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: LoadPlanner | None = None,
+) -> LoadReport:
+    """Deprecated form of `load`, with the coordinator's rank within the group as an argument."""
+    warnings.warn("load_state_dict is deprecated; use load", FutureWarning, stacklevel=2)
+    storage_reader.reset()
+    coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
+    return _load(state_dict, None, storage_reader, planner, coordinator)
+
+
+def load_keys(
+    keys: Iterable[str] | str | None = None,
+    *,
+    checkpoint_id: CheckpointId | None = None,
+    storage_reader: StorageReader | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    allow_globals: Iterable[Any] = (),
+    trust_objects: bool = False,
+) -> dict[str, Any]:
+    """Load a checkpoint, or part of it, without a template: whole CPU tensors in the nesting that was saved.
+
+    Args:
+        keys: Names to load: exact FQNs, or paths that lead to them (`"model"` takes all under it). None takes all.
+        checkpoint_id: See `load`.
+        storage_reader: See `load`.
+        process_group: See `load`. Every rank gets the whole tensors.
+        no_dist: See `load`.
+        allow_globals: See `DefaultLoadPlanner`.
+        trust_objects: See `DefaultLoadPlanner`.
+
+    Raises:
+        KeyError: A key leads to nothing in the checkpoint.
+
+    Ranks: every rank of the group; collective.
+    Source: torch 2.13 `state_dict_loader._load_state_dict_from_keys`.
+    """
+    planner = EmptyStateDictLoadPlanner(keys, allow_globals=tuple(allow_globals), trust_objects=trust_objects)
+    run = _Load({}, checkpoint_id, storage_reader, planner, make_coordinator(process_group, no_dist=no_dist))
+    with run.coordinator:
+        run.run()
+    return run.values
+
+
+class _ReplacedError(DcpError):
+    """The checkpoint was replaced by a newer one while it was read."""
+
+
+@dataclass(slots=True)
+class _Load:
+    """The state of one load on one rank."""
+
+    state_dict: dict[str, Any]
+    checkpoint_id: CheckpointId | None
+    reader: StorageReader | None
+    planner: LoadPlanner
+    coordinator: Coordinator
+    template: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    metadata: Metadata | None = None
+    plan: LoadPlan | None = None
+
+    def run(self) -> LoadReport:
+        place = self.checkpoint_id if self.checkpoint_id is not None else getattr(self.reader, "checkpoint_id", "")
+        self.coordinator.agree("load", os.fspath(place), describe="checkpoint ids")
+        self.coordinator.all_gather("state_dict", self.prepare)
+        for attempt in range(_MAX_ATTEMPTS):
+            self.plan = self.coordinator.reduce_scatter("plan", self.plan_locally, self.plan_globally)[0]
+            replaced = self.coordinator.all_gather("read", partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
+            if not any(replaced):
+                break
+        self.coordinator.all_gather("load_state_dict", self.apply)
+        return self.report()
+
+    def prepare(self) -> None:
+        self.reader = resolve_reader(self.reader, self.checkpoint_id)
+        for key, value in self.state_dict.items():
+            self.template[key] = value.state_dict() if isinstance(value, Stateful) else value
+
+    def plan_locally(self) -> tuple[LoadPlan, str | None]:
+        reader = self._reader()
+        self.metadata = _read_metadata(reader, self.coordinator.rank)
+        self.values = dict(self.template)
+        is_coordinator = self.coordinator.is_coordinator
+        self.planner.set_up_planner(self.values, self.metadata, is_coordinator)
+        if "kwargs" in inspect.signature(reader.set_up_storage_reader).parameters:
+            reader.set_up_storage_reader(
+                self.metadata, is_coordinator, rank=self.coordinator.rank, use_collectives=True
+            )
+        else:
+            reader.set_up_storage_reader(self.metadata, is_coordinator)
+        plan = reader.prepare_local_plan(self.planner.create_local_plan())
+        return plan, _save_id(self.metadata)
+
+    def plan_globally(self, found: list[tuple[LoadPlan, str | None]]) -> list[tuple[LoadPlan]]:
+        save_ids = {save_id for _, save_id in found}
+        if len(save_ids) > 1:
+            raise DcpError(
+                f"ranks see different checkpoints under one id (save ids {sorted(map(str, save_ids))}): it is being "
+                "replaced, or the ranks do not share their storage; load again"
+            )
+        plans = self.planner.create_global_plan([plan for plan, _ in found])
+        return [(plan,) for plan in self._reader().prepare_global_plan(plans)]
+
+    def read(self, *, last: bool) -> bool:
+        """Read this rank's items; True if the checkpoint was replaced meanwhile and must be planned anew."""
+        if self.plan is None or self.metadata is None:
+            raise DcpError("the load was not planned")
+        reader = self._reader()
+        try:
+            reader.read_data(self.planner.finish_plan(self.plan), self.planner).wait()
+        except CheckpointNotFoundError:
+            if last or _save_id(_read_metadata(reader, self.coordinator.rank)) == _save_id(self.metadata):
+                raise
+            return True
+        return False
+
+    def apply(self) -> None:
+        for key, value in self.state_dict.items():
+            if isinstance(value, Stateful):
+                value.load_state_dict(self.values[key])
+        for key, value in self.values.items():
+            if not isinstance(self.state_dict.get(key), Stateful):
+                self.state_dict[key] = value
+
+    def report(self) -> LoadReport:
+        local = getattr(self.planner, "local_load", None)
+        items = self.plan.items if self.plan is not None else []
+        stored = self.metadata.state_dict_metadata if self.metadata is not None else {}
+        used = {item.storage_index.fqn for item in items}
+        flat = getattr(self.planner, "state_dict", {})
+        return LoadReport(
+            loaded=tuple(sorted(local.matched if local is not None else {item.dest_index.fqn for item in items})),
+            missing=tuple(sorted(local.missing)) if local is not None else (),
+            unexpected=tuple(sorted(key for key in stored if key not in used and key not in flat)),
+            cast=dict(local.cast) if local is not None else {},
+            unverified=tuple(sorted(getattr(self.reader, "unverified_keys", ()))),
+            bytes_read=getattr(self.reader, "bytes_read", 0),
+            save_id=_save_id(self.metadata) if self.metadata is not None else None,
+        )
+
+    def _reader(self) -> StorageReader:
+        if self.reader is None:
+            raise DcpError("the load was not prepared")
+        return self.reader
+
+
+def _load(
+    state_dict: dict[str, Any],
+    checkpoint_id: CheckpointId | None,
+    reader: StorageReader | None,
+    planner: LoadPlanner | None,
+    coordinator: Coordinator,
+) -> LoadReport:
+    run = _Load(state_dict, checkpoint_id, reader, planner or DefaultLoadPlanner(), coordinator)
+    with coordinator:
+        return run.run()
+
+
+def _read_metadata(reader: StorageReader, rank: int) -> Metadata:
+    """The metadata, from rank-local metadata for readers in stock's style that find no other."""
+    try:
+        return as_metadata(reader.read_metadata())
+    except DcpError:
+        raise
+    except Exception:
+        if "kwargs" not in inspect.signature(reader.read_metadata).parameters:
+            raise
+        return as_metadata(reader.read_metadata(rank=rank))
+
+
+def _save_id(metadata: Metadata) -> str | None:
+    return metadata.storage_meta.save_id if metadata.storage_meta is not None else None

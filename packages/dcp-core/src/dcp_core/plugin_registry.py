@@ -1,0 +1,249 @@
+"""Finding plugins by entry point, and what they offer by name.
+
+Entry points are read when something is first asked for. Each is imported by itself: one that fails is kept as broken,
+and raises only when what is asked for is found nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pluggy
+
+from dcp_core.errors import DuplicatePluginError, PluginLoadError, PluginNotFoundError
+from dcp_core.hookspecs import ENTRY_POINT_GROUP, PROJECT_NAME, CheckpointEvent, HookSpecs, StorageBackendSpec
+from dcp_core.logs import LOGGER_NAME
+
+__all__ = ["PluginInfo", "PluginRegistry", "StorageBackend"]
+
+_TABLES = ("storage", "transforms", "savers", "state_adapters", "converters")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One plugin, working or broken.
+
+    Args:
+        name: Of the entry point.
+        distribution: Name and version of the distribution that it came with; None if registered by hand.
+        error: Why it is broken, as text; None if it works.
+        offers: Table (`storage`, `transforms`, …) → names that it offers there.
+    """
+
+    name: str
+    distribution: str | None = None
+    error: str | None = None
+    offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.distribution or 'a plugin registered by hand'} (entry point {self.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class StorageBackend:
+    """A storage found by scheme, with the plugin that offers it."""
+
+    spec: StorageBackendSpec
+    plugin: PluginInfo
+
+    def load_reader(self) -> Any:
+        """What makes a reader from a checkpoint id. Raises PluginLoadError."""
+        return _resolve(self.spec.reader, self.plugin)
+
+    def load_writer(self) -> Any:
+        """What makes a writer from a checkpoint id. Raises PluginLoadError."""
+        return _resolve(self.spec.writer, self.plugin)
+
+
+class PluginRegistry:
+    """All plugins of this process. Threads may share one.
+
+    Args:
+        group: Entry-point group to read.
+    """
+
+    def __init__(self, group: str = ENTRY_POINT_GROUP) -> None:
+        self._group = group
+        self._lock = threading.RLock()
+        self._manager = pluggy.PluginManager(PROJECT_NAME)
+        self._manager.add_hookspecs(HookSpecs)
+        self._plugins: list[PluginInfo] = []
+        self._offers: dict[str, dict[str, list[tuple[Any, PluginInfo]]]] = {table: {} for table in _TABLES}
+        self._discovered = False
+
+    def register(self, plugin: object, name: str) -> None:
+        """Add a plugin by hand, as if an entry point named it. Raises PluginLoadError if it is not valid."""
+        self.discover()
+        with self._lock:
+            info = self._add(PluginInfo(name), plugin)
+            if info.error is not None:
+                self._plugins.remove(info)
+                raise PluginLoadError(f"plugin {name!r} is not valid: {info.error}")
+
+    def unregister(self, name: str) -> None:
+        """Take away what `register` added under that name. Raises PluginNotFoundError."""
+        with self._lock:
+            info = next((info for info in self._plugins if info.name == name and info.distribution is None), None)
+            if info is None:
+                raise PluginNotFoundError(f"no plugin was registered by hand under the name {name!r}")
+            self._plugins.remove(info)
+            self._manager.unregister(name=_manager_name(info))
+            for names in self._offers.values():
+                for offered in names.values():
+                    offered[:] = [pair for pair in offered if pair[1] is not info]
+
+    def infos(self) -> tuple[PluginInfo, ...]:
+        """Every plugin, broken ones included, in the order of discovery."""
+        self.discover()
+        return tuple(self._plugins)
+
+    def names(self, table: str) -> tuple[str, ...]:
+        """What is offered in one table, sorted."""
+        self.discover()
+        return tuple(sorted(name for name, offered in self._offers[table].items() if offered))
+
+    def find(self, table: str, name: str, *, what: str, remedy: str) -> tuple[Any, PluginInfo]:
+        """What is offered under a name, and by whom.
+
+        Args:
+            table: `storage`, `transforms`, `savers`, `state_adapters` or `converters`.
+            name: Name in that table.
+            what: What is asked for, for messages.
+            remedy: What to do if there is none: what to install.
+
+        Raises:
+            PluginNotFoundError: Nobody offers it.
+            PluginLoadError: Nobody offers it, but there are broken plugins that may.
+            DuplicatePluginError: Two plugins offer it.
+        """
+        self.discover()
+        offered = self._offers[table].get(name, [])
+        if len(offered) > 1:
+            raise DuplicatePluginError(
+                f"{what} is offered by {' and by '.join(str(info) for _, info in offered)}; uninstall one of them"
+            )
+        if offered:
+            return offered[0]
+        broken = [info for info in self._plugins if info.error is not None]
+        if broken:
+            reasons = "; ".join(f"{info}: {info.error}" for info in broken)
+            raise PluginLoadError(f"no working plugin offers {what}. Broken plugins that may offer it: {reasons}")
+        known = ", ".join(self.names(table)) or "nothing"
+        raise PluginNotFoundError(f"no installed plugin offers {what} (installed: {known}); {remedy}")
+
+    def factory(self, table: str, name: str, *, what: str, remedy: str) -> Any:
+        """What is offered under a name, imported. Raises like `find`."""
+        path, info = self.find(table, name, what=what, remedy=remedy)
+        return _resolve(path, info)
+
+    def emit(self, event: CheckpointEvent) -> None:
+        """Tell every observer. What an observer raises is logged, and stops neither the others nor the caller."""
+        self.discover()
+        for implementation in self._manager.hook.dcp_on_event.get_hookimpls():
+            _tell(implementation, event)
+
+    def discover(self) -> None:
+        """Read the entry points, once."""
+        with self._lock:
+            if self._discovered:
+                return
+            # Set first: a plugin that asks for others while it is imported must not start this again.
+            self._discovered = True
+            found = [(_info(point), point) for point in importlib.metadata.entry_points(group=self._group)]
+            for info, point in sorted(found, key=lambda pair: (pair[0].distribution or "", pair[0].name)):
+                self._load(info, point)
+
+    def _load(self, info: PluginInfo, point: importlib.metadata.EntryPoint) -> None:
+        try:
+            plugin = point.load()
+        except Exception as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
+            self._plugins.append(replace(info, error=_text(error)))
+        else:
+            self._add(info, plugin)
+
+    def _add(self, info: PluginInfo, plugin: object) -> PluginInfo:
+        with self._lock:
+            name = _manager_name(info)
+            found: list[tuple[str, str, Any]] = []
+            try:
+                self._manager.register(plugin, name=name)
+                self._manager.check_pending()
+                found = list(self._offered(name))
+            except Exception as error:  # noqa: BLE001
+                if self._manager.has_plugin(name):
+                    self._manager.unregister(name=name)
+                info = replace(info, error=_text(error))
+            else:
+                tables = {table: tuple(key for where, key, _ in found if where == table) for table, _, _ in found}
+                info = replace(info, offers=tables)
+            self._plugins.append(info)
+            for table, key, value in found:
+                self._offers[table].setdefault(key, []).append((value, info))
+            return info
+
+    def _offered(self, name: str) -> Iterator[tuple[str, str, Any]]:
+        """Table, name and value of everything that one plugin offers. Raises what its hooks raise."""
+        for table in _TABLES:
+            for implementation in getattr(self._manager.hook, f"dcp_register_{table}").get_hookimpls():
+                if implementation.plugin_name == name:
+                    answer = implementation.function()
+                    yield from ((table, key, value) for key, value in _pairs(table, answer))
+
+
+def _tell(implementation: pluggy.HookImpl, event: CheckpointEvent) -> None:
+    try:
+        implementation.function(*[event] * len(implementation.argnames))
+    except Exception:  # an observer must never fail a save
+        logging.getLogger(LOGGER_NAME).warning(
+            "the observer of plugin %r failed", implementation.plugin_name, exc_info=True
+        )
+
+
+def _info(point: importlib.metadata.EntryPoint) -> PluginInfo:
+    distribution = point.dist
+    return PluginInfo(point.name, None if distribution is None else f"{distribution.name} {distribution.version}")
+
+
+def _manager_name(info: PluginInfo) -> str:
+    return f"{info.distribution or ''}:{info.name}"
+
+
+def _pairs(table: str, answer: Any) -> list[tuple[str, Any]]:
+    """What a hook returned, checked, as (name, value)."""
+    hook = f"dcp_register_{table}"
+    if table == "storage":
+        specs = list(answer)
+        if not all(isinstance(spec, StorageBackendSpec) for spec in specs):
+            raise TypeError(f"{hook} must return StorageBackendSpec records, not {specs!r}")
+        pairs = [(spec.scheme, spec) for spec in specs]
+    else:
+        if not isinstance(answer, Mapping) or not all(
+            isinstance(key, str) and isinstance(path, str) and path.count(":") == 1 for key, path in answer.items()
+        ):
+            raise TypeError(f"{hook} must return a mapping of name to 'module:attribute', not {answer!r}")
+        pairs = list(answer.items())
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError(f"{hook} returns one name twice: {[key for key, _ in pairs]}")
+    return pairs
+
+
+def _resolve(path: str, info: PluginInfo) -> Any:
+    """Import `module:attribute`; raises PluginLoadError that names the plugin."""
+    module, _, attribute = path.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for name in attribute.split("."):
+            value = getattr(value, name)
+    except Exception as error:
+        raise PluginLoadError(f"{info} names {path}, which cannot be imported: {_text(error)}") from error
+    return value
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,94 @@
+"""What installed plugins offer: storages, transforms, savers, adapters, converters, observers.
+
+The functions here ask one registry for the whole process. Importing this module reads no entry points.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dcp_core.hookspecs import CheckpointEvent
+from dcp_core.plugin_registry import PluginInfo, PluginRegistry, StorageBackend
+
+__all__ = [
+    "PluginInfo",
+    "StorageBackend",
+    "converter",
+    "emit",
+    "list",
+    "names",
+    "register",
+    "saver",
+    "state_adapter",
+    "storage_for",
+    "transform",
+    "unregister",
+]
+
+_registry = PluginRegistry()
+_OBJECT_STORES = ("s3", "gs", "gcs", "az", "abfs", "azure")
+
+
+def list() -> tuple[PluginInfo, ...]:  # noqa: A001 - reads as `plugins.list()`
+    """Every plugin of this process, broken ones included."""
+    return _registry.infos()
+
+
+def names(table: str) -> tuple[str, ...]:
+    """What is offered in one of `storage`, `transforms`, `savers`, `state_adapters`, `converters`; sorted."""
+    return _registry.names(table)
+
+
+def storage_for(uri: str) -> StorageBackend:
+    """The storage for a checkpoint id.
+
+    Args:
+        uri: `scheme://…`, or a path.
+
+    Raises:
+        PluginNotFoundError: No installed package handles the scheme; names the one to install.
+        PluginLoadError: None works, but one that is broken may.
+        DuplicatePluginError: Two do.
+    """
+    scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
+    package = "dcp-fs" if scheme == "file" else "dcp-object" if scheme in _OBJECT_STORES else "dcp-fsspec"
+    remedy = f"install one that does (pip install {package}), or pass a storage reader or writer"
+    spec, plugin = _registry.find("storage", scheme, what=f"a storage for {scheme}:// ids", remedy=remedy)
+    return StorageBackend(spec, plugin)
+
+
+def transform(descriptor: str) -> Any:
+    """The factory of a transform, by its descriptor (`stream.zstd/1`) or registry name. Raises like `storage_for`."""
+    name = descriptor.partition("/")[0]
+    remedy = "install the package that wrote the checkpoint (for zstd and float planes: pip install dcp-transforms)"
+    return _registry.factory("transforms", name, what=f"the transform {name!r}", remedy=remedy)
+
+
+def saver(name: str) -> Any:
+    """The factory of an asynchronous saver. Raises like `storage_for`."""
+    return _registry.factory("savers", name, what=f"the saver {name!r}", remedy="pip install dcp-async")
+
+
+def state_adapter(name: str) -> Any:
+    """An adapter between modules or optimizers and tensors. Raises like `storage_for`."""
+    return _registry.factory("state_adapters", name, what=f"the adapter {name!r}", remedy="pip install dcp-state")
+
+
+def converter(name: str) -> Any:
+    """The converter of a format. Raises like `storage_for`."""
+    return _registry.factory("converters", name, what=f"the converter {name!r}", remedy="pip install dcp-format")
+
+
+def emit(event: CheckpointEvent) -> None:
+    """Tell all observers of an event; never raises what an observer raises."""
+    _registry.emit(event)
+
+
+def register(plugin: object, *, name: str) -> None:
+    """Add a plugin without an entry point, for this process. Raises PluginLoadError if it is not valid."""
+    _registry.register(plugin, name)
+
+
+def unregister(name: str) -> None:
+    """Take away what `register` added. Raises PluginNotFoundError."""
+    _registry.unregister(name)

@@ -1,0 +1,217 @@
+"""`DefaultSavePlanner`: what of a state dict is written by which rank.
+
+Source: torch 2.13 `torch.distributed.checkpoint.default_planner` (options, extension points).
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcp_core.dedup import OnDivergence, dedup_save_plans, divergent_keys, report_divergence
+from dcp_core.flatten import empty_mappings, flatten
+from dcp_core.global_plan import check_coverage, create_default_global_save_plan, drop_aliases
+from dcp_core.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from dcp_core.objects import dump_object, report_unloadable
+from dcp_core.payloads import tensor_bytes
+from dcp_core.plan import BytesIOWriteData, SavePlan, WriteItem, WriteItemType
+from dcp_core.protocols import SavePlanner
+from dcp_core.shards import find_state_dict_object
+from dcp_core.values import LocalValue, find_ties, local_values
+
+__all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
+
+_SMALL_BYTES = 64 * 1024
+
+
+def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: bool) -> SavePlan:
+    """The items of a flat state dict that this rank could write, replicated ones included.
+
+    Args:
+        state_dict: FQN → tensor of any kind, or object.
+        is_coordinator: Not used: every rank proposes all that it holds.
+    """
+    del is_coordinator
+    return SavePlan([item for value in local_values(state_dict) for item in value.items])
+
+
+class DefaultSavePlanner(SavePlanner):
+    """Plans the save of nested state dicts with tensors of every kind; meant to be subclassed.
+
+    Args:
+        flatten_state_dict: Give each leaf of nested dicts and lists a name of its own.
+        flatten_sharded_tensors: Unwrap a ShardedTensor whose local shard is a ShardedTensor.
+        dedup_replicated_tensors: Ignored; replicas are always written once.
+        dedup_save_to_lowest_rank: Replicas are written by the lowest rank that has them, instead of spread.
+        enable_plan_caching: Reuse plans of earlier saves with the same contents.
+        strict_objects: Raise, instead of warning, for objects that would not load back.
+        on_divergence: What to do when ranks hold different small values under one name: `warn`, `error` or `ignore`.
+
+    Extension points: `lookup_object` (which value an item stands for) and `transform_object` (what is written of it);
+    a subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
+    """
+
+    mappings: dict[str, tuple[str | int, ...]]
+
+    def __init__(
+        self,
+        flatten_state_dict: bool = True,
+        flatten_sharded_tensors: bool = True,
+        dedup_replicated_tensors: bool | None = None,
+        dedup_save_to_lowest_rank: bool = False,
+        enable_plan_caching: bool = False,
+        *,
+        strict_objects: bool = False,
+        on_divergence: OnDivergence = "warn",
+    ) -> None:
+        if dedup_replicated_tensors is not None:
+            warnings.warn(
+                "dedup_replicated_tensors has no effect: replicas are always written once", UserWarning, stacklevel=2
+            )
+        if on_divergence not in ("warn", "error", "ignore"):
+            raise ValueError(f"on_divergence={on_divergence!r} is not known; choose 'warn', 'error' or 'ignore'")
+        self.flatten_state_dict = flatten_state_dict
+        self.flatten_sharded_tensors = flatten_sharded_tensors
+        self.dedup_save_to_lowest_rank = dedup_save_to_lowest_rank
+        self.enable_plan_caching = enable_plan_caching
+        self.strict_objects = strict_objects
+        self.on_divergence: OnDivergence = on_divergence
+        self.mappings = {}
+        self._empty: dict[str, tuple[str | int, ...]] = {}
+        self._dumped: dict[str, bytes] = {}
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Flatten the state dict and keep it for this save."""
+        self.storage_meta = storage_meta
+        self.is_coordinator = is_coordinator
+        self.mappings, self._empty = {}, {}
+        self._dumped = {}
+        if self.flatten_state_dict:
+            flat = flatten(state_dict)
+            state_dict, self.mappings, self._empty = flat.values, flat.paths, empty_mappings(flat)
+        self.state_dict = state_dict
+
+    def create_local_plan(self) -> SavePlan:
+        """Every item that this rank holds, with its ties and checksums of small replicated values.
+
+        Objects are turned into bytes here, so that one which cannot be saved fails before anything is written.
+
+        Raises:
+            UnsupportedValueError: A value cannot be saved; names its FQN and why.
+            UnloadableObjectError: An object would not load back, and `strict_objects` is set.
+        """
+        values = list(local_values(self.state_dict))
+        plain = self._writes_what_it_holds()
+        digests = self._digests(values)
+        items = [item for value in values for item in value.items]
+        if plain:
+            items = [self._dump(item, digests) if item.type is WriteItemType.BYTE_IO else item for item in items]
+        plan = SavePlan(
+            items,
+            planner_data={**self.mappings, **self._empty} if self.flatten_state_dict else None,
+            aliases=(find_ties(values) or None) if plain else None,
+            digests=digests,
+        )
+        self.plan = plan
+        return plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Each item to one rank, tied values once, and proof that every tensor is whole.
+
+        Raises:
+            PlanError: Ranks disagree about a value, or shards leave a hole or overlap.
+        """
+        divergent = divergent_keys(all_plans)
+        report_divergence(divergent, self.on_divergence)
+        plans, aliases = drop_aliases(all_plans)
+        plans = dedup_save_plans(plans, self.dedup_save_to_lowest_rank, pinned_to_lowest=divergent)
+        plans, metadata = create_default_global_save_plan(plans)
+        check_coverage(metadata.state_dict_metadata, complete=_holds_whole_job(all_plans))
+        for alias, target in aliases.items():
+            entry = metadata.state_dict_metadata[target]
+            if isinstance(entry, TensorStorageMetadata):
+                metadata.state_dict_metadata[alias] = TensorStorageMetadata(entry.properties, entry.size, entry.chunks)
+        metadata.aliases = aliases or None
+        if self.flatten_state_dict:
+            merged: dict[str, tuple[str | int, ...]] = {}
+            for plan in all_plans:
+                for fqn, path in (plan.planner_data or {}).items():
+                    merged.setdefault(fqn, path)
+            metadata.planner_data = merged
+            # Only the metadata needs the paths from here on; plans travel back without them.
+            plans = [replace(plan, planner_data=None) for plan in plans]
+        self.global_plan = plans
+        self.metadata = metadata
+        return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """The plan as the coordinator sent it."""
+        self.plan = new_plan
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """The value of an item, transformed. Called from writer threads."""
+        data: torch.Tensor | io.BytesIO = self.transform_object(write_item, self.lookup_object(write_item.index))
+        return data
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """The value that `index` names: the local tensor of that shard, or the object."""
+        return find_state_dict_object(self.state_dict, index)
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - stock's name
+        """What is written: a tensor as it is, an object as the bytes of `torch.save`."""
+        if write_item.type is not WriteItemType.BYTE_IO:
+            return object
+        fqn = write_item.index.fqn
+        data = self._dumped.pop(fqn, None)
+        if data is None:
+            data = dump_object(object, key=fqn)
+            report_unloadable(data, key=fqn, strict=self.strict_objects)
+        return io.BytesIO(data)
+
+    def _writes_what_it_holds(self) -> bool:
+        """Whether items are written as they lie in the state dict; a subclass may look up or make something else."""
+        own = DefaultSavePlanner
+        hooks = ("resolve_data", "lookup_object", "transform_object")
+        return all(getattr(type(self), name) is getattr(own, name) for name in hooks)
+
+    def _dump(self, item: WriteItem, digests: dict[str, int] | None) -> WriteItem:
+        """An object's item with its size; its bytes are kept for writing if they are few."""
+        fqn = item.index.fqn
+        data = dump_object(self.state_dict[fqn], key=fqn)
+        report_unloadable(data, key=fqn, strict=self.strict_objects)
+        if len(data) <= _SMALL_BYTES:
+            self._dumped[fqn] = data
+            if digests is not None:
+                digests[fqn] = zlib.crc32(data)
+        return replace(item, bytes_io_data=BytesIOWriteData(len(data)))
+
+    def _digests(self, values: list[LocalValue]) -> dict[str, int] | None:
+        """Checksums of small tensors that every rank should agree on; None where there is no other rank."""
+        alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+        if alone or self.on_divergence == "ignore":
+            return None
+        return {
+            value.fqn: zlib.crc32(tensor_bytes(value.held.shards[0].get().contiguous()))
+            for value in values
+            if value.held is not None and value.held.whole and _is_cheap(value.held.shards[0].get())
+        }
+
+
+def _is_cheap(tensor: torch.Tensor) -> bool:
+    """Whether the checksum of a tensor costs next to nothing: few bytes, and in this process's memory."""
+    plain = tensor.device.type == "cpu" and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    return plain and tensor.numel() * tensor.dtype.itemsize <= _SMALL_BYTES
+
+
+def _holds_whole_job(all_plans: list[SavePlan]) -> bool:
+    """Whether the plans come from all ranks, so that their shards must make up whole tensors."""
+    return len(all_plans) > 1 or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1

@@ -1,0 +1,189 @@
+"""`save`: the call sequence of a checkpoint save, nothing else.
+
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver` (signatures, order of calls).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from dcp_core.coordination import Coordinator, make_coordinator
+from dcp_core.metadata import Metadata
+from dcp_core.plan import SavePlan
+from dcp_core.protocols import CheckpointId, SavePlanner, Stateful, StorageWriter, WriteResult
+from dcp_core.save_planner import DefaultSavePlanner
+from dcp_core.storage_choice import resolve_writer
+
+__all__ = ["save", "save_state_dict"]
+
+_log = logging.getLogger(__name__)
+
+
+def save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: CheckpointId | None = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Metadata:
+    """Save a state dict; when it returns, the checkpoint exists and is durable, when it raises, it does not exist.
+
+    Args:
+        state_dict: Names → tensors of any kind, nested containers, objects; a `Stateful` value stands for its
+            `state_dict()`. Not changed.
+        checkpoint_id: Where to save: a folder, or a URI that an installed storage handles.
+        storage_writer: Used instead of the one that `checkpoint_id` would choose.
+        planner: Decides what is written by whom; `DefaultSavePlanner` if None. One planner serves one save at a time.
+        process_group: The ranks that save together; None takes all.
+        no_dist: Save from this process alone, whatever process groups exist.
+        use_collectives: False lets every rank plan alone: no deduplication, and an index per rank.
+
+    Returns:
+        The checkpoint's metadata.
+
+    Raises:
+        CheckpointException: Something failed on some rank of several; the same on every rank, with rank, phase and
+            traceback. A checkpoint that was there before is still there.
+        Exception: In a job of one process, the error itself.
+
+    Ranks: every rank of the group; collective.
+    Source: torch 2.13 `state_dict_saver.save`.
+    """
+    return _save(
+        state_dict,
+        checkpoint_id,
+        storage_writer,
+        planner,
+        make_coordinator(process_group, no_dist=no_dist),
+        use_collectives=use_collectives,
+    )
+
+
+def save_state_dict(
+    state_dict: dict[str, Any],
+    storage_writer: StorageWriter,
+    process_group: dist.ProcessGroup | None = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: SavePlanner | None = None,
+) -> Metadata:
+    """Deprecated form of `save`, with the coordinator's rank within the group as an argument."""
+    warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
+    storage_writer.reset()
+    coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
+    return _save(state_dict, None, storage_writer, planner, coordinator, use_collectives=True)
+
+
+@dataclass(slots=True)
+class _Save:
+    """The state of one save on one rank."""
+
+    state_dict: dict[str, Any]
+    checkpoint_id: CheckpointId | None
+    writer: StorageWriter | None
+    planner: SavePlanner
+    coordinator: Coordinator
+    use_collectives: bool
+    metadata: Metadata | None = field(default=None)
+
+    def plan_locally(self) -> SavePlan:
+        self.writer = resolve_writer(self.writer, self.checkpoint_id)
+        state_dict = {
+            key: value.state_dict() if isinstance(value, Stateful) else value for key, value in self.state_dict.items()
+        }
+        meta = self.writer.storage_meta()
+        is_coordinator = self.coordinator.is_coordinator
+        if "storage_meta" in inspect.signature(self.planner.set_up_planner).parameters:
+            self.planner.set_up_planner(state_dict=state_dict, storage_meta=meta, is_coordinator=is_coordinator)
+        else:
+            self.planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
+        self._set_up_writer()
+        return self.writer.prepare_local_plan(self.planner.create_local_plan())
+
+    def _set_up_writer(self) -> None:
+        set_up = self._writer().set_up_storage_writer
+        if "kwargs" not in inspect.signature(set_up).parameters:
+            set_up(self.coordinator.is_coordinator)
+            return
+        extra: dict[str, Any] = {"rank": self.coordinator.rank, "use_collectives": self.use_collectives}
+        if not self.use_collectives:
+            extra |= {"save_id": self.coordinator.save_nonce(), "world_size": self.coordinator.world_size}
+        set_up(self.coordinator.is_coordinator, **extra)
+
+    def plan_globally(self, all_plans: list[SavePlan]) -> list[SavePlan]:
+        plans, self.metadata = self.planner.create_global_plan(all_plans)
+        return self._writer().prepare_global_plan(plans)
+
+    def write(self, central_plan: SavePlan) -> list[WriteResult]:
+        written = self._writer().write_data(self.planner.finish_plan(central_plan), self.planner)
+        written.wait()
+        return written.value()
+
+    def publish(self, results: list[list[WriteResult]]) -> dict[str, Any]:
+        metadata = self._metadata()
+        self._writer().finish(metadata=metadata, results=results)
+        # As fields, not as a Metadata: that one pickles as stock's class, which is not what other ranks should get.
+        return dict(vars(metadata))
+
+    def save_alone(self) -> dict[str, Any]:
+        """A whole save of this rank's own items, without any other rank."""
+        (plan,) = self.plan_globally([self.plan_locally()])
+        return self.publish([self.write(plan)])
+
+    def abort(self, error: BaseException) -> None:
+        abort = getattr(self.writer, "abort", None)
+        if abort is None:
+            return
+        try:
+            abort(error)
+        except Exception:  # noqa: BLE001 - the error of the save itself matters more
+            _log.exception("rank %d: clearing up a failed save failed too", self.coordinator.rank)
+
+    def _writer(self) -> StorageWriter:
+        if self.writer is None:
+            raise RuntimeError("the save was not planned")
+        return self.writer
+
+    def _metadata(self) -> Metadata:
+        if self.metadata is None:
+            raise RuntimeError("the save was not planned")
+        return self.metadata
+
+
+def _save(
+    state_dict: dict[str, Any],
+    checkpoint_id: CheckpointId | None,
+    writer: StorageWriter | None,
+    planner: SavePlanner | None,
+    coordinator: Coordinator,
+    *,
+    use_collectives: bool,
+) -> Metadata:
+    run = _Save(state_dict, checkpoint_id, writer, planner or DefaultSavePlanner(), coordinator, use_collectives)
+    with coordinator:
+        try:
+            coordinator.agree("save", _intent(run), describe="checkpoint ids and planners")
+            if not use_collectives:
+                return Metadata(**coordinator.all_gather("save", run.save_alone)[coordinator.rank])
+            central_plan = coordinator.reduce_scatter("plan", run.plan_locally, run.plan_globally)
+            fields = coordinator.all_reduce("write", lambda: run.write(central_plan), run.publish)
+        except BaseException as error:
+            run.abort(error)
+            raise
+    return run.metadata if run.metadata is not None else Metadata(**fields)
+
+
+def _intent(run: _Save) -> tuple[str, str, bool]:
+    """What must be equal on all ranks for a save to make sense."""
+    place = run.checkpoint_id if run.checkpoint_id is not None else getattr(run.writer, "checkpoint_id", "")
+    return os.fspath(place), type(run.planner).__qualname__, run.use_collectives

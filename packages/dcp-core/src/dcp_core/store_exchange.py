@@ -1,0 +1,121 @@
+"""Phases over a process group's store: no collective, any number of operations at once, any backend.
+
+Keys under the group's own prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` lie `nonce`, `closed`,
+and for each phase under `<number>/`: `up/<rank>` an outcome, `arrived` how many there are, `ready` when all are or one
+failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes what it wrote or alone reads, the
+coordinator what all have read, and the last rank to close the rest.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+
+from dcp_core.errors import CoordinatorLostError
+from dcp_core.outcomes import Failure, Outcome, Step, Verdict, failure_of
+from dcp_core.phases import Answer, PhasedCoordinator
+from dcp_core.store_round import Seat, StoreRound, shared_keys
+from dcp_core.store_wire import KeyValueStore, StoreWire
+
+__all__ = ["StoreCoordinator"]
+
+_LINGER_SECONDS = 5.0
+_LINGER_AFTER_FAILURE_SECONDS = 1.0
+
+
+class StoreCoordinator(PhasedCoordinator):
+    """Ranks that meet at a store. Several may be in flight on one group, in threads or processes of each rank.
+
+    Constructing one draws the operation's sequence number, so do it in the order in which all ranks start operations,
+    before any user code runs. It waits for no rank.
+
+    Args:
+        store: A connection of this coordinator's own (`Store.clone()`).
+        rank: This rank within the group.
+        world_size: The number of ranks in the group.
+        coordinator_rank: The rank that runs each `reduce_fn`.
+        sequence: The operation's number, where it was drawn elsewhere (by `draw`).
+        timeout_seconds: How long a rank waits for others in one phase, counted from its own arrival.
+        hosts_store: This process may be the one that serves the store: `close` then waits (seconds at most) until
+            every rank has heard how the last phase ended, lest a process that ends at once takes the news with it.
+        release: Called by `close` when the connection is in order and may be used again.
+    """
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        rank: int,
+        world_size: int,
+        *,
+        coordinator_rank: int = 0,
+        sequence: int | None = None,
+        timeout_seconds: float = 1800.0,
+        hosts_store: bool = False,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(rank, world_size, coordinator_rank)
+        self.sequence = self.draw(store, rank) if sequence is None else sequence
+        self._wire = StoreWire(store, f"dcp/{self.sequence}/", world_size)
+        self._seat = Seat(rank, world_size, coordinator_rank, timeout_seconds)
+        self._hosts_store = hosts_store
+        self._release = release
+        # Until the next phase is complete, some rank may still have to read the verdict of the one before.
+        self._unread: deque[list[str]] = deque(maxlen=2)
+        self._lost = False
+        self._closed = False
+
+    @staticmethod
+    def draw(store: KeyValueStore, rank: int) -> int:
+        """The next operation's sequence number on this rank."""
+        return StoreWire(store, "dcp/", 1).add(f"drawn/{rank}")
+
+    def save_nonce(self) -> str:
+        """See `Coordinator`. Waits for no rank."""
+        return self._wire.claim("nonce", secrets.token_hex(8))
+
+    def _exchange(
+        self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
+    ) -> tuple[Verdict, bytes | None]:
+        phase = StoreRound(self._wire, step, self._seat)
+        try:
+            verdict, answer = phase.run(outcome, conclude)
+            if verdict.ok and self.is_coordinator:
+                while self._unread:
+                    self._wire.delete(self._unread.popleft())
+        except CoordinatorLostError:
+            self._lost = True
+            raise
+        except BaseException as error:
+            self._withdraw(step, failure_of(self.rank, error), phase)
+            raise
+        finally:
+            self._unread.append(phase.shared)
+        return verdict, answer
+
+    def _withdraw(self, step: Step, failure: Failure, phase: StoreRound | None = None) -> None:
+        try:
+            (phase or StoreRound(self._wire, step, self._seat)).leave(failure)
+        except CoordinatorLostError:
+            self._lost = True
+
+    def close(self) -> None:
+        """See `Coordinator`. Never raises because of the store; may wait some seconds, see `hosts_store`."""
+        if self._closed or self._lost:
+            return
+        self._closed = True
+        try:
+            self._close()
+        except CoordinatorLostError:
+            return
+        if self._release is not None:
+            self._release()
+
+    def _close(self) -> None:
+        if self._wire.add("closed") == self.world_size:
+            unread = [key for keys in self._unread for key in keys]
+            self._wire.delete([*unread, *shared_keys(self._steps), "nonce", "closed"])
+        elif self._steps and (self._hosts_store or self.is_coordinator):
+            patience_seconds = _LINGER_AFTER_FAILURE_SECONDS if self._ended else _LINGER_SECONDS
+            self._wire.wait(lambda: not self._wire.has("closed"), time.monotonic() + patience_seconds)

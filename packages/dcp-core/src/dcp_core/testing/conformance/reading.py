@@ -1,0 +1,83 @@
+"""Tests of loading: what is not there, reading no more than needed, and loading while others save."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dcp_core.errors import CheckpointNotFoundError
+from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
+from dcp_core.testing.conformance.states import blank, same, state
+
+__all__ = ["ReadingTests"]
+
+_SAVES = 12
+_SLACK_BYTES = 256 << 10
+"""For the index and the like."""
+
+
+class ReadingTests(StorageFixtures):
+    """Loads of one process."""
+
+    def test_a_missing_checkpoint_is_named(self, door: Door, raw: RawFolder) -> None:
+        folder = door.checkpoint_id.rstrip("/").rpartition("/")[2]
+        with pytest.raises(CheckpointNotFoundError, match=folder):
+            door.load(blank(state(1.0)))
+        assert raw.names() == []
+
+    def test_only_the_wanted_values_are_read(
+        self, storage: Door, raw: RawFolder, bytes_given: Callable[[], int] | None
+    ) -> None:
+        storage.save({f"value{number}": torch.full((1 << 18,), float(number)) for number in range(8)})
+        wanted_bytes = 2 << 20
+        assert sum(len(raw.get(name)) for name in raw.names()) >= 4 * wanted_bytes
+        before = bytes_given() if bytes_given is not None else 0
+        template = {f"value{number}": torch.zeros(1 << 18) for number in (2, 5)}
+        report = storage.load(template)
+        given = bytes_given() - before if bytes_given is not None else report.bytes_read
+        assert same(template, {f"value{number}": torch.full((1 << 18,), float(number)) for number in (2, 5)})
+        assert report.unexpected == tuple(f"value{number}" for number in (0, 1, 3, 4, 6, 7))
+        assert wanted_bytes <= report.bytes_read <= wanted_bytes + _SLACK_BYTES
+        assert wanted_bytes <= given <= wanted_bytes + _SLACK_BYTES
+
+    def test_readers_see_one_whole_checkpoint_while_it_is_replaced(self, storage: Door) -> None:
+        storage.save(state(0.0))
+        done = threading.Event()
+        seen: list[float] = []
+        problems: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                while not done.is_set():
+                    template = blank(state(0.0))
+                    storage.load(template)
+                    value = float(template["small"])
+                    assert same(template, state(value))
+                    seen.append(value)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+                problems.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for number in range(1, _SAVES):
+                loads = len(seen)
+                storage.save(state(float(number)))
+                # A load begins anew when its checkpoint is replaced, but not for ever.
+                deadline = time.monotonic() + 60
+                while len(seen) == loads and reader.is_alive() and time.monotonic() < deadline:
+                    time.sleep(0.001)
+        finally:
+            done.set()
+            reader.join()
+        if problems:
+            raise problems[0]
+        assert seen == sorted(seen)
+        assert len(set(seen)) >= _SAVES // 2
+        template = blank(state(0.0))
+        storage.load(template)
+        assert same(template, state(float(_SAVES - 1)))

@@ -1,0 +1,44 @@
+"""`StorageConformance`: every test of a storage, as one class to derive from."""
+
+from __future__ import annotations
+
+from dcp_core.testing.conformance.damage import DamageTests
+from dcp_core.testing.conformance.on_ranks import RankTests
+from dcp_core.testing.conformance.reading import ReadingTests
+from dcp_core.testing.conformance.resaving import ResavingTests
+from dcp_core.testing.conformance.round_trips import RoundTripTests
+
+__all__ = ["StorageConformance"]
+
+
+class StorageConformance(RoundTripTests, ReadingTests, ResavingTests, DamageTests, RankTests):
+    """Derive a test class, and say which reader and writer to judge and how to get at their bytes past them.
+
+    ```python
+    class TestMyStorage(StorageConformance):
+        @pytest.fixture
+        def checkpoint_id(self, tmp_path):
+            return f"mine://{tmp_path}/checkpoint"
+
+        @pytest.fixture
+        def raw(self, tmp_path):
+            return LocalFolder(tmp_path / "checkpoint")
+
+        def make_writer(self, checkpoint_id):
+            return MyWriter(checkpoint_id)
+
+        def make_reader(self, checkpoint_id):
+            return MyReader(checkpoint_id)
+    ```
+
+    A fixture `ranks` gives real ranks; in a `conftest.py`:
+
+    ```python
+    @pytest.fixture(scope="session")
+    def ranks():
+        with dcp_core.testing.ranks.RankPool(2) as pool:
+            yield pool
+    ```
+
+    The class is sent to the ranks by its name, so it must stand at the top of its module.
+    """

@@ -1,0 +1,84 @@
+"""Against torch's own splitting, which needs no process group."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from dcp_core.mesh_boxes import LocalBox, ShardedDim, local_boxes
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[ShardedDim | None, ...]]:
+    ndim = draw(st.integers(1, 3))
+    shape = tuple(draw(st.lists(st.integers(0, 13), min_size=ndim, max_size=ndim)))
+    mesh = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    dims = st.integers(0, ndim - 1)
+    placement = st.none() | st.builds(ShardedDim, dims, st.just(1)) | st.builds(ShardedDim, dims, st.integers(2, 4))
+    return shape, mesh, tuple(draw(placement) for _ in mesh)
+
+
+def torch_local(
+    whole: torch.Tensor, mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[ShardedDim | None, ...]
+) -> torch.Tensor:
+    local = whole
+    for size, position, placement in zip(mesh, coordinate, placements, strict=True):
+        if placement is not None:
+            plain = placement.split_factor == 1
+            torchs = (
+                Shard(placement.dim) if plain else _StridedShard(placement.dim, split_factor=placement.split_factor)
+            )
+            local = torchs._split_tensor(local, size, with_padding=False, contiguous=True)[0][position]
+    return local
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts())
+def test_boxes_hold_what_torch_puts_there(
+    layout: tuple[tuple[int, ...], tuple[int, ...], tuple[ShardedDim | None, ...]],
+) -> None:
+    shape, mesh, placements = layout
+    whole = torch.arange(math.prod(shape)).reshape(shape)
+    for coordinate in itertools.product(*map(range, mesh)):
+        expected = torch_local(whole, mesh, coordinate, placements)
+        local_shape, boxes = local_boxes(shape, mesh, coordinate, placements)
+        assert local_shape == tuple(expected.shape)
+        found = torch.full(local_shape, -1)
+        for box in boxes:
+            source, target = whole, found
+            for dim, size in enumerate(box.sizes):
+                source = source.narrow(dim, box.offsets[dim], size)
+                target = target.narrow(dim, box.local_offsets[dim], size)
+            target.copy_(source)
+        assert torch.equal(found, expected)
+        assert sum(math.prod(box.sizes) for box in boxes) == expected.numel()
+
+
+def test_neighbouring_runs_are_one_box() -> None:
+    # FSDP over tensor parallelism: cut for the second mesh dimension first, so that each rank holds one run.
+    placements = (ShardedDim(0, 2), ShardedDim(0))
+    found = {xy: local_boxes((8, 3), (2, 2), xy, placements)[1] for xy in itertools.product(range(2), range(2))}
+    assert {xy: [box.offsets[0] for box in boxes] for xy, boxes in found.items()} == {
+        (0, 0): [0],
+        (0, 1): [4],
+        (1, 0): [2],
+        (1, 1): [6],
+    }
+
+
+def test_rows_that_are_no_run_are_several_boxes() -> None:
+    assert local_boxes((8,), (2,), (1,), (ShardedDim(0, 2),)) == (
+        (4,),
+        (LocalBox((2,), (2,), (0,)), LocalBox((6,), (2,), (2,))),
+    )
+
+
+def test_nothing_left_for_the_last_ranks() -> None:
+    assert local_boxes((3, 2), (4,), (3,), (ShardedDim(0),)) == ((0, 2), ())
+    assert local_boxes((3, 0), (2,), (0,), (None,)) == ((3, 0), ())

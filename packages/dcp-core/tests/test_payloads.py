@@ -1,0 +1,84 @@
+"""Tensors as bytes, and boxes of row-major chunks as byte ranges."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_core.payloads import PayloadError, box_span, bytes_payload, tensor_bytes, tensor_payload, view_box
+from dcp_manifest.items import Framing
+
+
+def test_contiguous_tensors_are_not_copied() -> None:
+    tensor = torch.arange(6.0).reshape(2, 3)
+    payload = tensor_payload("x", tensor)
+    tensor[0, 0] = 7.0
+    assert torch.frombuffer(payload.data, dtype=torch.float32)[0] == 7.0
+    assert (payload.framing, payload.dtype, payload.sizes) == (Framing.RAW, "float32", (2, 3))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.arange(6.0).reshape(2, 3).t(), torch.arange(4) + 1j, torch.tensor(2.5), torch.arange(3.0).expand(2, 3)],
+    ids=["transposed", "complex", "scalar", "expanded"],
+)
+def test_payload_is_row_major(tensor: torch.Tensor) -> None:
+    payload = tensor_payload("x", tensor)
+    assert bytes(payload.data) == tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_conjugate_views_are_resolved() -> None:
+    tensor = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    assert torch.equal(torch.frombuffer(tensor_payload("x", tensor).data, dtype=torch.complex64), tensor.resolve_conj())
+
+
+def test_empty_tensor_has_no_bytes() -> None:
+    assert len(tensor_payload("x", torch.empty(0, 4)).data) == 0
+
+
+def test_plain_subclasses_are_saved_as_tensors() -> None:
+    class Marked(torch.Tensor):
+        pass
+
+    assert tensor_payload("x", torch.ones(2).as_subclass(Marked)).framing is Framing.RAW
+
+
+def test_quantized_and_self_describing_tensors_are_archives() -> None:
+    payload = tensor_payload("x", torch.ones(2), self_describing=True)
+    assert payload.framing is Framing.TORCH_ZIP
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [(torch.ones(2, device="meta"), "meta"), (torch.ones(2, 2).to_sparse(), "sparse")],
+    ids=["meta", "sparse"],
+)
+def test_tensors_without_plain_memory_are_refused(tensor: torch.Tensor, words: str) -> None:
+    with pytest.raises(PayloadError, match=words) as caught:
+        tensor_payload("layer.weight", tensor)
+    assert "layer.weight" in str(caught.value)
+
+
+def test_objects_keep_their_bytes() -> None:
+    assert bytes_payload(b"abc").data == b"abc"
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
+    sizes = draw(st.lists(st.integers(1, 5), max_size=4))
+    offsets = [draw(st.integers(0, size)) for size in sizes]
+    lengths = [draw(st.integers(0, size - offset)) for size, offset in zip(sizes, offsets, strict=True)]
+    return sizes, offsets, lengths
+
+
+@given(boxes())
+def test_box_spans_agree_with_slicing(box: tuple[list[int], list[int], list[int]]) -> None:
+    sizes, offsets, lengths = box
+    chunk = torch.arange(math.prod(sizes), dtype=torch.int32).reshape(sizes)
+    wanted = chunk[tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))]
+    span = box_span(sizes, offsets, lengths, 4)
+    data = tensor_bytes(chunk)[span.start : span.stop]
+    assert torch.equal(view_box(data, torch.int32, lengths, span.strides), wanted)
+    assert span.contiguous == (len(data) == wanted.numel() * 4)

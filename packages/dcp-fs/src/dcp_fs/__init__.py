@@ -1,0 +1,19 @@
+"""Checkpoints in local or mounted folders: `FileSystemWriter`, `FileSystemReader`.
+
+Planning and coordination live in `dcp_core`, bytes and durability in `dcp_io`; this package joins them.
+"""
+
+from dcp_fs.filesystem import FileSystem, FileSystemBase
+from dcp_fs.layout import Layout, SerializationFormat, Verify
+from dcp_fs.reader import FileSystemReader
+from dcp_fs.writer import FileSystemWriter
+
+__all__ = [
+    "FileSystem",
+    "FileSystemBase",
+    "FileSystemReader",
+    "FileSystemWriter",
+    "Layout",
+    "SerializationFormat",
+    "Verify",
+]

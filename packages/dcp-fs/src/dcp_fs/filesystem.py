@@ -1,0 +1,105 @@
+"""Stock's small file-system interface, for code that was written against it.
+
+Our own writer and reader go through `dcp_io.LocalStore` and need none of this.
+
+Source: torch 2.13 `torch.distributed.checkpoint.filesystem.{FileSystemBase,FileSystem}`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from dcp_fs.paths import is_local_id
+
+__all__ = ["FileSystem", "FileSystemBase"]
+
+AnyPath = str | os.PathLike[str]
+
+
+class FileSystemBase(ABC):
+    """Operations on paths of one kind of file system."""
+
+    @contextmanager
+    @abstractmethod
+    def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
+        """A stream on `path`, closed at the end of the block."""
+        raise NotImplementedError
+        yield
+
+    @abstractmethod
+    def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
+        """`suffix` below `path`."""
+
+    @abstractmethod
+    def rename(self, path: AnyPath, new_path: AnyPath) -> None:
+        """Give a file another name, replacing what has it."""
+
+    @abstractmethod
+    def init_path(self, path: AnyPath) -> AnyPath:
+        """`path` in this file system's own type."""
+
+    @abstractmethod
+    def mkdir(self, path: AnyPath) -> None:
+        """Make a folder and those above it; it may be there already."""
+
+    @classmethod
+    @abstractmethod
+    def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
+        """Whether an id names a place in this kind of file system."""
+
+    @abstractmethod
+    def exists(self, path: AnyPath) -> bool:
+        """Whether there is a file or folder."""
+
+    @abstractmethod
+    def rm_file(self, path: AnyPath) -> None:
+        """Remove a file."""
+
+
+class FileSystem(FileSystemBase):
+    """The local file system."""
+
+    @contextmanager
+    def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
+        """An unadorned binary stream on a file."""
+        with Path(path).open(mode) as stream:
+            yield cast(io.IOBase, stream)
+
+    def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
+        """`path / suffix`."""
+        return Path(path) / suffix
+
+    def rename(self, path: AnyPath, new_path: AnyPath) -> None:
+        """Atomic within one file system."""
+        os.replace(path, new_path)
+
+    def init_path(self, path: AnyPath) -> AnyPath:
+        """A `Path`."""
+        return Path(path)
+
+    def mkdir(self, path: AnyPath) -> None:
+        """Make a folder and those above it."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
+        """Whether the id names a local folder that can be written."""
+        return is_local_id(checkpoint_id)
+
+    def exists(self, path: AnyPath) -> bool:
+        """Whether there is a file or folder."""
+        return Path(path).exists()
+
+    def rm_file(self, path: AnyPath) -> None:
+        """Remove a file."""
+        Path(path).unlink()
+
+    def ls(self, path: AnyPath) -> list[str]:
+        """Paths of what a folder holds, sorted."""
+        return [str(entry) for entry in sorted(Path(path).iterdir())]

@@ -1,0 +1,18 @@
+"""Registers the local folder as the storage of plain paths and `file://` URIs. Imports nothing heavy."""
+
+from dcp_core.hookspecs import StorageBackendSpec, hookimpl
+
+__all__ = ["dcp_register_storage"]
+
+
+@hookimpl
+def dcp_register_storage() -> list[StorageBackendSpec]:
+    """The storage of local and mounted folders."""
+    return [
+        StorageBackendSpec(
+            scheme="file",
+            reader="dcp_fs:FileSystemReader",
+            writer="dcp_fs:FileSystemWriter",
+            guarantees=("atomic publish", "durable", "verified reads", "ranged reads"),
+        )
+    ]

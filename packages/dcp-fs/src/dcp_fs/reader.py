@@ -1,0 +1,59 @@
+"""`FileSystemReader`: checkpoints from a local (or mounted) folder, ours and stock's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dcp_core import ByteStorageReader
+from dcp_fs.layout import Verify, default_thread_count
+from dcp_fs.paths import is_local_id, local_path
+from dcp_io import LocalStore, StoreBackend
+
+__all__ = ["FileSystemReader"]
+
+_VERIFY = ("blocks", "full", "before", True, False)
+
+
+class FileSystemReader(ByteStorageReader):
+    """Loads from a folder, checking every byte that a value depends on.
+
+    Args:
+        path: The checkpoint's folder.
+        _extension_registry: Where stream transforms are looked up; None takes the installed ones.
+        verify: `blocks` or True (the default): check the CRC blocks that are read. `full`: check whole items, which
+            matters for slices of items that stock wrote. `before`: check everything before the first value changes.
+            False: check nothing.
+        thread_count: Reader threads; None takes the cores that this process may use, at most 8.
+
+    Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemReader` (the first two parameters).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        _extension_registry: Any | None = None,
+        *,
+        verify: Verify = "blocks",
+        thread_count: int | None = None,
+    ) -> None:
+        if verify not in _VERIFY:
+            raise ValueError(f"verify={verify!r} is not known; choose one of {', '.join(map(repr, _VERIFY))}")
+        if _extension_registry is not None:
+            raise ValueError("_extension_registry needs stream transforms, which this version does not have yet")
+        self.verify: Verify = "blocks" if verify is True else verify
+        self.thread_count = thread_count or default_thread_count()
+        super().__init__(path)
+
+    @property
+    def path(self) -> os.PathLike[str]:
+        """The folder."""
+        return local_path(self.checkpoint_id)
+
+    def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        return StoreBackend(LocalStore(local_path(checkpoint_id)), threads=self.thread_count, verify=self.verify)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether `checkpoint_id` names a local folder."""
+        return is_local_id(checkpoint_id)

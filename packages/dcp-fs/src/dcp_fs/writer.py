@@ -1,0 +1,95 @@
+"""`FileSystemWriter`: checkpoints in a local (or mounted) folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from dcp_core import BlockingAsyncStager, ByteStorageWriter
+from dcp_fs.layout import Layout, SerializationFormat, check_choice, default_thread_count
+from dcp_fs.paths import is_local_id, local_path
+from dcp_io import LocalStore, StoreBackend
+
+__all__ = ["FileSystemWriter"]
+
+STALE_AFTER_SECONDS = 3600.0
+
+
+class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
+    """Saves to a folder; the old checkpoint in it stays loadable until the new one is published in one step.
+
+    Args:
+        path: The folder; made if missing.
+        single_file_per_rank: One file per writer thread (True) or one per item (False).
+        sync_files: Flush data to the disk before the checkpoint is published. Without it a crash of the machine may
+            lose a checkpoint that `save` reported as done; a crash of the process never does.
+        thread_count: Writer threads of this rank; None takes the cores that this process may use, at most 8.
+        per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing.
+        cache_staged_state_dict: See `BlockingAsyncStager`.
+        overwrite: Whether a checkpoint that is already there may be replaced.
+        _extensions: Stream transforms, in the order of writing.
+        serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
+        layout: `torch` (readable by stock) or `raw` (smaller, faster).
+        interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
+        stale_after_seconds: After this long without a sign of life a save of another host counts as dead, and its
+            leftovers are removed.
+
+    Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemWriter` (parameters up to
+    `serialization_format`; `thread_count` is 1 there).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int | None = None,
+        per_thread_copy_ahead: int = 10_000_000,
+        cache_staged_state_dict: bool = False,
+        overwrite: bool = True,
+        _extensions: Sequence[Any] | None = None,
+        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
+        *,
+        layout: Layout = "torch",
+        interop: bool = True,
+        stale_after_seconds: float = STALE_AFTER_SECONDS,
+    ) -> None:
+        check_choice("layout", layout, Layout)
+        if _extensions:
+            raise ValueError("_extensions needs stream transforms, which this version does not have yet")
+        if serialization_format is not SerializationFormat.TORCH_SAVE:
+            raise ValueError(
+                f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
+                "again; use layout='raw' for plain bytes"
+            )
+        if thread_count is not None and thread_count < 1:
+            raise ValueError(f"thread_count={thread_count} must be at least 1")
+        self.single_file_per_rank = single_file_per_rank
+        self.sync_files = sync_files
+        self.thread_count = thread_count or default_thread_count()
+        self.per_thread_copy_ahead = per_thread_copy_ahead
+        self.layout = layout
+        self.stale_after_seconds = stale_after_seconds
+        BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
+        ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop)
+
+    @property
+    def path(self) -> os.PathLike[str]:
+        """The folder."""
+        return local_path(self.checkpoint_id)
+
+    def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        return StoreBackend(
+            LocalStore(local_path(checkpoint_id)),
+            layout=self.layout,
+            threads=self.thread_count,
+            single_file=self.single_file_per_rank,
+            sync=self.sync_files,
+            stale_after_seconds=self.stale_after_seconds,
+        )
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether `checkpoint_id` names a local folder that can be written."""
+        return is_local_id(checkpoint_id)

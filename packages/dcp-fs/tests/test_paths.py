@@ -1,0 +1,26 @@
+"""Which ids mean a local folder."""
+
+from pathlib import Path
+
+import pytest
+
+from dcp_fs.paths import is_local_id, local_path
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_id", "local"),
+    [
+        (Path("anywhere"), True),
+        ("relative/folder", True),
+        ("file:///tmp/x", True),
+        ("s3://bucket/key", False),
+        ("memory://x", False),
+        ("https://host/x", False),
+    ],
+)
+def test_local_ids(checkpoint_id: str | Path, local: bool) -> None:
+    assert is_local_id(checkpoint_id) == local
+
+
+def test_uris_lose_their_scheme() -> None:
+    assert local_path("file:///a/b") == Path("/a/b")

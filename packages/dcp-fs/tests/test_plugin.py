@@ -1,0 +1,19 @@
+"""The storage that this package registers."""
+
+import sys
+
+from dcp_core import plugins
+from dcp_fs import FileSystemReader, FileSystemWriter, plugin
+
+
+def test_registers_local_folders() -> None:
+    (spec,) = plugin.dcp_register_storage()
+    assert spec.scheme == "file"
+    backend = plugins.storage_for("some/folder")
+    assert backend.load_writer() is FileSystemWriter
+    assert backend.load_reader() is FileSystemReader
+
+
+def test_is_found_by_entry_point() -> None:
+    assert any("dcp-fs" in str(info) for info in plugins.list())
+    assert "dcp_fs.plugin" in sys.modules

@@ -1,0 +1,61 @@
+"""Bytes of checkpoints: stores, parallel verified reading and writing, torch-zip framing, durable publishing.
+
+No tensors and no torch here. A new kind of storage implements `Store`; `StoreBackend` does everything else over it.
+"""
+
+from dcp_io.backend import StoreBackend
+from dcp_io.crc import RunningCrc, combine, crc32, running_crcs
+from dcp_io.current import Current, read_current
+from dcp_io.errors import CheckpointExistsError, CheckpointReplacedError, SaveInProgressError, SaveLostError
+from dcp_io.local import LocalStore
+from dcp_io.ranges import align_to_blocks, box_runs, merge_ranges, split_range
+from dcp_io.read_engine import read_items
+from dcp_io.read_plan import Verify
+from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
+from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
+from dcp_io.verify import Problem, VerifyReport, verify_checkpoint
+from dcp_io.write_engine import DATA_SUFFIX, Layout, write_items
+from dcp_io.zip_check import ZipRecord, is_zip, verify_zip, zip_records
+from dcp_io.zip_payload import Frame, tensor_frame
+
+__all__ = [
+    "DATA_SUFFIX",
+    "STALE_AFTER_SECONDS",
+    "TEMPORARY_SUFFIX",
+    "CheckpointExistsError",
+    "CheckpointReplacedError",
+    "Current",
+    "Entry",
+    "Frame",
+    "Layout",
+    "LocalStore",
+    "Problem",
+    "RunningCrc",
+    "SaveInProgressError",
+    "SaveLostError",
+    "SaveSession",
+    "Sink",
+    "Source",
+    "Store",
+    "StoreBackend",
+    "Verify",
+    "VerifyReport",
+    "ZipRecord",
+    "align_to_blocks",
+    "box_runs",
+    "check_name",
+    "combine",
+    "crc32",
+    "is_zip",
+    "merge_ranges",
+    "new_save_id",
+    "read_current",
+    "read_items",
+    "running_crcs",
+    "split_range",
+    "tensor_frame",
+    "verify_checkpoint",
+    "verify_zip",
+    "write_items",
+    "zip_records",
+]

@@ -1,0 +1,302 @@
+"""`LocalStore`: a folder of the local (or a mounted) file system as a store. POSIX only."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+
+from dcp_io.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
+from dcp_io.vectors import read_fully, write_fully
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
+
+__all__ = ["LocalStore"]
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a pipe that lies where a file should be would wait for ever.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MODE = 0o666
+# What file systems without synchronous folders answer.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
+
+
+class LocalStore(Store):
+    """A folder of the file system.
+
+    Guarantees: as `Store`. A published object appears by `os.replace` of a flushed temporary file; new files are made
+    exclusively and never through a symbolic link; with `sync`, file and folder are fsynced.
+
+    Args:
+        path: The folder; need not exist before `make`. Links on the way to it are followed, links in it are not
+            followed out of it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.path.abspath(os.fspath(path))
+
+    @property
+    def url(self) -> str:
+        """The folder's absolute path."""
+        return self._path
+
+    @property
+    def path(self) -> str:
+        """The folder's absolute path."""
+        return self._path
+
+    def make(self) -> None:
+        """Make the folder and its parents; each new one is durable in its parent."""
+        _make_folder(self._path)
+
+    def create(self, name: str) -> Sink:
+        """Begin a new file (folders within the name are made)."""
+        path = self._inside(name)
+        if "/" in name:
+            _make_folder(os.path.dirname(path))
+        return _LocalSink(name, path)
+
+    def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
+        """Replace the file by way of a temporary one beside it."""
+        path = self._inside(name)
+        folder, base = os.path.split(path)
+        temporary = os.path.join(folder, f".{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+        sink = _LocalSink(name, temporary)
+        try:
+            sink.write([data])
+            sink.close(sync=sync)
+            with _naming(path):
+                os.replace(temporary, path)
+        except BaseException:
+            sink.abort()
+            raise
+        if sync:
+            _sync_folder(folder)
+
+    def touch(self, name: str) -> None:
+        """Set the file's times to now, on the clock of the file system's host."""
+        with self._finding(name):
+            os.utime(self._readable(name))
+
+    def read(self, name: str) -> bytes:
+        """All bytes of the file."""
+        source = self.open(name)
+        try:
+            data = bytearray(source.size())
+            source.read_into(0, [memoryview(data)])
+            return bytes(data)
+        finally:
+            source.close()
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from the file."""
+        source = self.open(name)
+        try:
+            source.read_into(offset, [buffer])
+        finally:
+            source.close()
+
+    def open(self, name: str) -> Source:
+        """The file, opened."""
+        with self._finding(name):
+            return _LocalSource(self, name, self._readable(name))
+
+    def size(self, name: str) -> int:
+        """Bytes of the file."""
+        with self._finding(name):
+            return os.stat(self._readable(name), follow_symlinks=False).st_size
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file (or anything else) of that name."""
+        return os.path.lexists(self._inside(name))
+
+    def list(self) -> list[Entry]:
+        """The files in the folder."""
+        entries: list[Entry] = []
+        try:
+            with os.scandir(self._path) as found:
+                for item in found:
+                    with contextlib.suppress(FileNotFoundError):  # removed while we look
+                        if not item.is_dir():
+                            status = item.stat(follow_symlinks=False)
+                            entries.append(Entry(item.name, status.st_size, status.st_mtime_ns / 1e9))
+        except FileNotFoundError:
+            return []
+        return entries
+
+    def delete(self, name: str) -> None:
+        """Unlink the file, or the link if it is one."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._inside(name))
+
+    def sync_folder(self) -> None:
+        """Fsync the folder."""
+        _sync_folder(self._path)
+
+    def _inside(self, name: str) -> str:
+        """The path of a name whose parent folders do not lead out of the store."""
+        path = os.path.join(self._path, check_name(name))
+        if "/" in name:
+            self._check_inside(os.path.dirname(path), name)
+        return path
+
+    def _readable(self, name: str) -> str:
+        """The path to read: links are resolved as long as they stay in the store."""
+        path = self._inside(name)
+        if os.path.islink(path):
+            self._check_inside(path, name)
+            return os.path.realpath(path)
+        return path
+
+    def _check_inside(self, path: str, name: str) -> None:
+        root, real = os.path.realpath(self._path), os.path.realpath(path)
+        if os.path.commonpath([root, real]) != root:
+            raise UnsafeCheckpointError(
+                f"{name!r} in {self._path} leads out of that folder, to {real}; the checkpoint may be hostile: "
+                "do not load it, or copy its files into one folder"
+            )
+
+    @contextlib.contextmanager
+    def _finding(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(error, CheckpointNotFoundError):
+                raise
+            raise CheckpointNotFoundError(
+                f"{os.path.join(self._path, name)} is missing; the checkpoint is incomplete or was removed"
+            ) from error
+
+
+class _LocalSink(Sink):
+    """A file under construction; the position is ours, the descriptor's own is never used."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self._name = name
+        self._path = path
+        self._position = 0
+        with _naming(path):
+            self._fd = os.open(path, _CREATE, _MODE)
+        self._exists = True
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+        return self._name
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._position
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Write at the end of the file."""
+        with _naming(self._path):
+            self._position += write_fully(self._fd, buffers, self._position)
+
+    def close(self, *, sync: bool) -> None:
+        """Close the file, after fsync if asked."""
+        if self._fd < 0:
+            return
+        with _naming(self._path):
+            try:
+                if sync:
+                    os.fsync(self._fd)
+            finally:
+                self._release()
+            if sync and "/" in self._name:
+                _sync_folder(os.path.dirname(self._path))
+
+    def abort(self) -> None:
+        """Close and unlink the file."""
+        with contextlib.suppress(OSError):
+            self._release()
+        if self._exists:
+            self._exists = False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def _release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _LocalSource(Source):
+    """An open file."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, store: LocalStore, name: str, path: str) -> None:
+        super().__init__(store, name)
+        self._fd = -1
+        try:
+            fd = os.open(path, _READ)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UnsafeCheckpointError(f"{path} became a link while it was opened; do not load it") from error
+            raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
+        self._fd = fd
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._fd).st_size
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers from the file."""
+        wanted = sum(map(len, buffers))
+        with _naming(self._name):
+            read = read_fully(self._fd, buffers, offset)
+        if read < wanted:
+            raise CorruptCheckpointError(
+                f"the file ends at byte {offset + read}, but {wanted} bytes are wanted from there on: it is truncated",
+                file=self._name,
+                offset=offset,
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Add the file's path to an OSError of a call that knows only its descriptor."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), path) from error
+
+
+def _make_folder(path: str) -> None:
+    missing: list[str] = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder)
+        except FileExistsError:  # another rank was faster, or it is not a folder
+            if not os.path.isdir(folder):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
+        with contextlib.suppress(PermissionError):  # a parent that may be passed but not read cannot be synced
+            _sync_folder(os.path.dirname(folder))
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+    finally:
+        os.close(fd)

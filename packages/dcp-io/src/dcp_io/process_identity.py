@@ -1,0 +1,90 @@
+"""Which process wrote a save marker, and whether that process is provably gone."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from dataclasses import asdict, dataclass
+
+__all__ = ["ProcessIdentity", "is_gone", "this_process"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process, told apart from any other that has, had or will have its number."""
+
+    host: str
+    boot_id: str
+    """Of the running kernel; empty where the system does not tell."""
+    pid_namespace: str
+    """In which `pid` counts; empty where the system does not tell."""
+    pid: int
+    start_ticks: int
+    """When the process began, in the system's ticks since boot; 0 where the system does not tell."""
+
+    def to_dict(self) -> dict[str, str | int]:
+        """As plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, object]) -> ProcessIdentity:
+        """From what `to_dict` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        texts = [values["host"], values["boot_id"], values["pid_namespace"]]
+        numbers = [values["pid"], values["start_ticks"]]
+        if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int) for n in numbers):
+            raise TypeError("not a process identity")
+        host, boot_id, namespace = map(str, texts)
+        return cls(host, boot_id, namespace, int(str(numbers[0])), int(str(numbers[1])))
+
+
+def this_process() -> ProcessIdentity:
+    """The identity of the running process."""
+    return _identity(os.getpid())
+
+
+def is_gone(process: ProcessIdentity) -> bool:
+    """Whether the process is certainly not running any more.
+
+    False whenever that cannot be known from here: another host, another boot or another pid namespace.
+    """
+    here = this_process()
+    if (process.host, process.boot_id, process.pid_namespace) != (here.host, here.boot_id, here.pid_namespace):
+        return False
+    if process.pid <= 0:
+        return False
+    try:
+        os.kill(process.pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        return False
+    state, ticks = _state_and_start(process.pid)
+    if state in ("Z", "X"):
+        return True
+    return bool(ticks and process.start_ticks and ticks != process.start_ticks)
+
+
+@functools.lru_cache(maxsize=1)
+def _identity(pid: int) -> ProcessIdentity:
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot_id = file.read().strip()
+    except OSError:
+        boot_id = ""
+    return ProcessIdentity(socket.gethostname(), boot_id, namespace, pid, _state_and_start(pid)[1])
+
+
+def _state_and_start(pid: int) -> tuple[str, int]:
+    """State letter and start ticks of a process; ("", 0) where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name, second of the fields, is in parentheses and may hold anything.
+            fields = file.read().rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return "", 0

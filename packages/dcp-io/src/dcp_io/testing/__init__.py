@@ -1,0 +1,14 @@
+"""The conformance suite for implementations of `dcp_io.Store`, to be run by whoever writes one. Needs pytest.
+
+A storage is complete when `StoreConformance` passes; what checkpoints promise over it is judged by
+`dcp_core.testing.conformance`.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite("dcp_io.testing.objects", "dcp_io.testing.listing", "dcp_io.testing.publishing")
+
+from dcp_io.testing.folder import RawFolder, StoreFixtures  # noqa: E402 - asserts are rewritten on import
+from dcp_io.testing.suite import StoreConformance  # noqa: E402
+
+__all__ = ["RawFolder", "StoreConformance", "StoreFixtures"]

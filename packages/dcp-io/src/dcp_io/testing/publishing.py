@@ -1,0 +1,134 @@
+"""Tests of replacing an object in one step, and of its time stamps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from dcp_io.store import Store
+from dcp_io.testing.folder import RawFolder, StoreFixtures, write_object
+from dcp_io.testing.objects import run_together
+
+__all__ = ["PublishingTests"]
+
+_ROUNDS = 25
+_BYTES = 1 << 20
+_CLOCK_SECONDS = 0.05
+
+
+class PublishingTests(StoreFixtures):
+    """`publish`, `touch` and times."""
+
+    @pytest.mark.parametrize("sync", [True, False])
+    @pytest.mark.parametrize("data", [b"", b"new", memoryview(b"-new-")[1:4], bytearray(b"new" * 100_000)])
+    def test_publish_makes_and_replaces(self, store: Store, twin: Store, raw: RawFolder, data: Any, sync: bool) -> None:
+        for old in (None, b"", b"longer than the new one" * 20_000):
+            if old is not None:
+                raw.put("x", old)
+            store.publish("x", data, tag="a-save", sync=sync)
+            assert twin.read("x") == bytes(data) == raw.get("x")
+            assert raw.names() == ["x"]
+
+    def test_readers_see_the_old_object_or_the_new_one(self, place: Any, store: Store, twin: Store) -> None:
+        store.publish("x", bytes(_BYTES))
+        done = threading.Event()
+        seen: list[int] = []
+
+        def read() -> None:
+            while not done.is_set():
+                data = twin.read("x")
+                assert data == data[:1] * _BYTES
+                assert twin.size("x") == _BYTES
+                assert twin.exists("x")
+                assert [entry.bytes for entry in twin.list() if entry.name == "x"] == [_BYTES]
+                seen.append(data[0])
+
+        def publish() -> None:
+            writer = self.open_store(place, "checkpoint")
+            try:
+                for number in range(1, _ROUNDS):
+                    reads = len(seen)
+                    writer.publish("x", bytes([number]) * _BYTES)
+                    deadline = time.monotonic() + 30
+                    while len(seen) == reads and time.monotonic() < deadline:
+                        time.sleep(0.001)
+            finally:
+                done.set()
+
+        run_together([read, publish])
+        assert seen == sorted(seen)
+        assert len(set(seen)) >= _ROUNDS // 2
+
+    def test_of_many_publishers_the_last_wins_whole(self, place: Any, store: Store, raw: RawFolder) -> None:
+        def publish(number: int) -> None:
+            writer = self.open_store(place, "checkpoint")
+            for _ in range(5):
+                writer.publish("x", bytes([number]) * 100_000, tag=str(number))
+
+        run_together([lambda number=number: publish(number) for number in range(6)])  # type: ignore[misc]
+        data = store.read("x")
+        assert data == data[:1] * 100_000
+        assert raw.names() == ["x"]
+
+    def test_an_object_that_was_read_is_read_anew(self, store: Store, twin: Store) -> None:
+        store.publish("x", b"old")
+        assert (twin.read("x"), twin.size("x"), twin.open("x").size()) == (b"old", 3, 3)
+        store.publish("x", b"newer")
+        assert (twin.read("x"), twin.size("x"), twin.open("x").size()) == (b"newer", 5, 5)
+        buffer = bytearray(2)
+        twin.read_into("x", 3, memoryview(buffer))
+        assert buffer == b"er"
+
+    def test_times_follow_one_clock(self, store: Store) -> None:
+        write_object(store, "a", b"")
+        time.sleep(_CLOCK_SECONDS)
+        store.publish("b", b"")
+        time.sleep(_CLOCK_SECONDS)
+        write_object(store, "c", b"1")
+        times = {entry.name: entry.mtime for entry in store.list()}
+        assert times["a"] < times["b"] < times["c"] < times["a"] + 60
+        time.sleep(_CLOCK_SECONDS)
+        store.publish("a", b"")
+        assert {entry.name: entry.mtime for entry in store.list()}["a"] > times["c"]
+
+    def test_touch_renews_the_time_and_nothing_else(self, store: Store, twin: Store, raw: RawFolder) -> None:
+        store.publish("x", b"data")
+        store.publish("y", b"")
+        before = {entry.name: entry.mtime for entry in twin.list()}
+        time.sleep(_CLOCK_SECONDS)
+        store.touch("x")
+        after = {entry.name: entry.mtime for entry in twin.list()}
+        assert after["x"] > max(before.values())
+        assert after["y"] == before["y"]
+        assert raw.get("x") == b"data"
+        assert sorted(raw.names()) == ["x", "y"]
+
+    def test_touch_never_undoes_a_deletion_or_a_change(self, place: Any, store: Store) -> None:
+        done = threading.Event()
+
+        def touch() -> None:
+            other = self.open_store(place, "checkpoint")
+            while not done.is_set():
+                for name in ("x", "y"):
+                    try:
+                        other.touch(name)
+                    except FileNotFoundError:
+                        continue
+
+        def change() -> None:
+            try:
+                for number in range(_ROUNDS):
+                    data = str(number).encode()
+                    store.publish("x", data)
+                    store.publish("y", data)
+                    store.delete("x")
+                    time.sleep(0.005)
+                    assert not store.exists("x")
+                    assert store.read("y") == data
+            finally:
+                done.set()
+
+        run_together([touch, touch, change])

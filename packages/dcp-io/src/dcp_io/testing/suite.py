@@ -1,0 +1,27 @@
+"""`StoreConformance`: every test of a store, as one class to derive from."""
+
+from __future__ import annotations
+
+from dcp_io.testing.listing import ListingTests
+from dcp_io.testing.objects import ObjectTests
+from dcp_io.testing.publishing import PublishingTests
+
+__all__ = ["StoreConformance"]
+
+
+class StoreConformance(ObjectTests, PublishingTests, ListingTests):
+    """Derive a test class, and say how to open a store and how to get at its objects past it.
+
+    ```python
+    class TestMyStore(StoreConformance):
+        @pytest.fixture
+        def place(self, tmp_path):
+            return tmp_path
+
+        def open_store(self, place, folder):
+            return MyStore(place / folder)
+
+        def open_raw(self, place, folder):
+            return MyRawFolder(place / folder)
+    ```
+    """

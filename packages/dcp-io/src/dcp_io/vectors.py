@@ -1,0 +1,73 @@
+"""Whole transfers between buffers and an open file, whatever one system call is willing to move."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+
+__all__ = ["read_fully", "write_fully"]
+
+Buffer = bytes | bytearray | memoryview
+
+# One call moves at most 1,024 pieces and 2 GiB - 4 KiB, and may always move less.
+PIECE_LIMIT = 1024
+CALL_LIMIT_BYTES = (2 << 30) - 4096
+
+
+def write_fully(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+    """Write every byte of the buffers at `offset` of a file; the number of bytes.
+
+    Raises:
+        OSError: The system refused, or accepted nothing.
+    """
+    written = 0
+    for batch in _batches(buffers):
+        while batch:
+            moved = os.pwritev(fd, batch, offset + written)
+            if moved == 0:
+                raise OSError(errno.EIO, "the system wrote nothing and gave no reason")
+            written += moved
+            batch = _rest(batch, moved)
+    return written
+
+
+def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fill the buffers from `offset` of a file; the number of bytes, less than asked only at the file's end."""
+    read = 0
+    for batch in _batches(buffers):
+        while batch:
+            moved = os.preadv(fd, batch, offset + read)
+            if moved == 0:
+                return read
+            read += moved
+            batch = _rest(batch, moved)
+    return read
+
+
+def _batches(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """The buffers in order, cut so that each batch fits one call."""
+    batch: list[Buffer] = []
+    room = CALL_LIMIT_BYTES
+    for buffer in buffers:
+        size = len(buffer)
+        start = 0
+        while start < size:
+            part = buffer if start == 0 and size <= room else memoryview(buffer)[start : start + room]
+            batch.append(part)
+            start += len(part)
+            room -= len(part)
+            if room == 0 or len(batch) == PIECE_LIMIT:
+                yield batch
+                batch, room = [], CALL_LIMIT_BYTES
+    if batch:
+        yield batch
+
+
+def _rest(batch: list[Buffer], moved: int) -> list[Buffer]:
+    """What is left of a batch of which `moved` bytes are done."""
+    for position, buffer in enumerate(batch):
+        if moved < len(buffer):
+            return [memoryview(buffer)[moved:], *batch[position + 1 :]] if moved else batch[position:]
+        moved -= len(buffer)
+    return []

@@ -1,0 +1,154 @@
+"""Checking a whole checkpoint at rest: its index, every data file, and that chunks cover tensors. Changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dcp_io.coverage import coverage_problems
+from dcp_io.current import rank_index_name, read_current
+from dcp_io.store import Store
+from dcp_io.verify_file import FileReport, IndexedItem, Problem, verify_file
+from dcp_io.workers import StopSignal, run_together
+from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.discover import is_index_name
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.manifest import read_index
+from dcp_manifest.verify import verify
+
+__all__ = ["Problem", "VerifyReport", "verify_checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a check of a whole checkpoint found."""
+
+    problems: tuple[Problem, ...]
+    """Everything that is not as it was written; empty for a sound checkpoint."""
+    items: int
+    """Items that the index names."""
+    bytes: int
+    """Bytes that were read from data files."""
+    unverified_keys: frozenset[str] = frozenset()
+    """Keys of items that carry no CRC: nothing can be said of their bytes."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+
+def verify_checkpoint(store: Store, *, threads: int = 1) -> VerifyReport:
+    """Read everything that the newest checkpoint in the store consists of, and report every damage.
+
+    Checked: all parts of the index, whether chunks cover their tensors, every item's CRCs (the archive's own for what
+    stock wrote), archive frames byte by byte, zero gaps, exact ends of files, missing files, overlapping items.
+
+    Args:
+        store: The checkpoint's folder.
+        threads: Files that are read at the same time, at least 1.
+
+    Raises:
+        OSError: The storage failed.
+
+    Ranks: one; not collective.
+    """
+    if threads < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    problems = list(_index_problems(store))
+    current = read_current(store)
+    if current.index is None:
+        if not problems:
+            message = str(current.damage) if current.damage else f"there is no checkpoint in {store.url}"
+            problems.append(Problem(message, file=getattr(current.damage, "file", None)))
+        return VerifyReport(tuple(problems), 0, 0)
+    index = current.index
+    problems += [Problem(message, key=name) for name, message in coverage_problems(index)]
+    files = _items_by_file([index] if index.info is None else _rank_indexes(store, index.info.save_id) or [index])
+    reports = _verify_files(store, files, threads, exact=index.info is not None)
+    for report in reports:
+        problems += report.problems
+    return VerifyReport(
+        problems=tuple(problems),
+        items=sum(len(items) for items in files.values()),
+        bytes=sum(report.bytes for report in reports),
+        unverified_keys=frozenset().union(*(report.unverified_keys for report in reports)),
+    )
+
+
+def _verify_files(store: Store, files: dict[str, list[IndexedItem]], threads: int, *, exact: bool) -> list[FileReport]:
+    """The report of each file, in the order of their names."""
+    names = iter(sorted(files))
+    found: dict[str, FileReport] = {}
+    lock = threading.Lock()
+
+    def work(stop: StopSignal) -> None:
+        while True:
+            stop.check()
+            with lock:
+                name = next(names, None)
+            if name is None:
+                return
+            found[name] = verify_file(store, name, files[name], exact=exact)
+
+    if files:
+        run_together([work] * min(threads, len(files)))
+    return [found[name] for name in sorted(found)]
+
+
+def _index_problems(store: Store) -> Iterator[Problem]:
+    for entry in sorted(store.list(), key=lambda entry: entry.name):
+        if not is_index_name(entry.name):
+            continue
+        try:
+            data = store.read(entry.name)
+        except CheckpointNotFoundError:
+            continue
+        for problem in verify(data, file=entry.name):
+            yield Problem(problem.message, file=entry.name, offset=problem.offset)
+
+
+def _rank_indexes(store: Store, save_id: str) -> list[CheckpointIndex]:
+    """The indexes of the ranks of a save without a coordinator: merged, they lack the replicas that ranks wrote."""
+    found: dict[int, CheckpointIndex] = {}
+    for entry in store.list():
+        if rank_index_name(entry.name) is None:
+            continue
+        with contextlib.suppress(DcpError):
+            index = read_index(store.read(entry.name), file=entry.name)
+            if index.info is not None and index.info.save_id == save_id and index.info.rank is not None:
+                found[index.info.rank] = index
+    return list(found.values())
+
+
+def _items_by_file(indexes: list[CheckpointIndex]) -> dict[str, list[IndexedItem]]:
+    files: dict[str, list[IndexedItem]] = defaultdict(list)
+    for index in indexes:
+        for one in (*_chunks(index), *_objects(index)):
+            files[one.item.file].append(one)
+    return files
+
+
+def _chunks(index: CheckpointIndex) -> Iterator[IndexedItem]:
+    if index.chunk_items is None:
+        return
+    running = index.running_starts(index.chunk_items).tolist()
+    chunk_starts, box_starts = index.chunk_starts().tolist(), index.box_starts().tolist()
+    for tensor, name in enumerate(index.tensor_names):
+        ndim = int(index.tensor_ndim[tensor])
+        dtype = index.dtypes[index.tensor_dtype[tensor]]
+        for number, row in enumerate(range(chunk_starts[tensor], chunk_starts[tensor + 1])):
+            box = box_starts[tensor] + number * ndim
+            sizes = tuple(index.chunk_sizes[box : box + ndim].tolist())
+            yield IndexedItem(name, index.stored_item(index.chunk_items, row, running[row]), dtype, sizes)
+
+
+def _objects(index: CheckpointIndex) -> Iterator[IndexedItem]:
+    if index.object_items is None:
+        return
+    running = index.running_starts(index.object_items).tolist()
+    for row, name in enumerate(index.object_names):
+        yield IndexedItem(name, index.stored_item(index.object_items, row, running[row]))

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dcp_io import LocalStore, StoreBackend, read_items
+from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo
+from dcp_manifest.dtypes import ITEM_BYTES
+from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.manifest import encode
+from dcp_manifest.requests import Payload, ReadRequest, WriteRequest
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = LocalStore(tmp_path / "checkpoint")
+    store.make()
+    return store
+
+
+def raw_request(key: str, data: bytes, dtype: str = "uint8", sizes: tuple[int, ...] | None = None) -> WriteRequest:
+    """A request for the bytes of one tensor, one-dimensional unless `sizes` says otherwise."""
+    sizes = (len(data) // ITEM_BYTES[dtype],) if sizes is None else sizes
+    payload = Payload(memoryview(data), Framing.RAW, dtype, sizes)
+    return WriteRequest(key, len(data), lambda: payload)
+
+
+def object_request(key: str, data: bytes, framing: Framing = Framing.OBJECT) -> WriteRequest:
+    return WriteRequest(key, len(data), lambda: Payload(data, framing))
+
+
+def item_columns(items: list[StoredItem], files: tuple[str, ...]) -> ItemColumns:
+    def column(values, dtype):
+        return np.array(list(values), dtype)
+
+    running = [item.running_crcs for item in items if item.running_crcs is not None and len(item.running_crcs)]
+    return ItemColumns(
+        file=column((files.index(item.file) for item in items), np.uint32),
+        offset=column((item.offset for item in items), np.uint64),
+        length=column((item.length for item in items), np.uint64),
+        lead=column((item.lead for item in items), np.uint32),
+        stored_bytes=column((item.stored_bytes for item in items), np.uint64),
+        framing=column((item.framing for item in items), np.uint8),
+        chain=column((0 for _ in items), np.uint8),
+        checked=column((item.crc32 is not None for item in items), np.uint8),
+        crc32=column((item.crc32 or 0 for item in items), np.uint32),
+        running_crcs=np.concatenate(running) if running else np.zeros(0, np.uint32),
+    )
+
+
+def make_index(
+    tensors: Mapping[str, tuple[str, tuple[int, ...], StoredItem]],
+    objects: Mapping[str, StoredItem] | None = None,
+    info: ManifestInfo | None = None,
+) -> CheckpointIndex:
+    """An index of whole tensors (dtype, sizes, item) and objects."""
+    objects = objects or {}
+    chunk_items = [item for _, _, item in tensors.values()]
+    files = tuple(sorted({item.file for item in [*chunk_items, *objects.values()]}))
+    dtypes = tuple(sorted({dtype for dtype, _, _ in tensors.values()}))
+    numbers = [n for _, sizes, _ in tensors.values() for n in sizes]
+    return CheckpointIndex(
+        dtypes=dtypes,
+        files=files,
+        tensor_names=list(tensors),
+        tensor_dtype=np.array([dtypes.index(dtype) for dtype, _, _ in tensors.values()], np.uint8),
+        tensor_flags=np.zeros(len(tensors), np.uint8),
+        tensor_ndim=np.array([len(sizes) for _, sizes, _ in tensors.values()], np.uint8),
+        tensor_owner=np.zeros(len(tensors), np.uint32),
+        tensor_shape=np.array(numbers, np.int64),
+        tensor_chunks=np.ones(len(tensors), np.int64),
+        chunk_offsets=np.zeros(len(numbers), np.int64),
+        chunk_sizes=np.array(numbers, np.int64),
+        chunk_items=item_columns(chunk_items, files),
+        object_names=list(objects),
+        object_owner=np.zeros(len(objects), np.uint32),
+        object_items=item_columns(list(objects.values()), files),
+        info=info or ManifestInfo(save_id="0" * 16, world_size=1, writer="test"),
+    )
+
+
+def save_all(
+    store: LocalStore,
+    values: list[Mapping[str, bytes]],
+    *,
+    rank_local_id: str | None = None,
+    **options: object,
+) -> str:
+    """One whole save of several ranks, one after another in this process; `values[rank]` maps keys to bytes."""
+    backends = [StoreBackend(store, **options) for _ in values]
+    if rank_local_id is None:
+        save_id = backends[0].begin_save(overwrite=True)
+        for backend in backends[1:]:
+            backend.join_save(save_id)
+    else:
+        save_id = rank_local_id
+        for rank, backend in enumerate(backends):
+            backend.begin_rank_local_save(save_id, rank, overwrite=True)
+    tensors = {}
+    for rank, (backend, mine) in enumerate(zip(backends, values, strict=True)):
+        requests = [raw_request(key, data) for key, data in mine.items()]
+        items = backend.write(requests, prefix=f"__{rank}_", save_id=save_id)
+        found = {key: ("uint8", (len(mine[key]),), item) for key, item in zip(mine, items, strict=True)}
+        tensors.update(found)
+        if rank_local_id is not None:
+            info = ManifestInfo(save_id, len(values), "test", generation=backend.generation, rank=rank)
+            index = make_index(found, info=info)
+            backend.publish(f"__{rank}.{save_id}.metadata", encode(index))
+            backend.publish(f"__{rank}.metadata", encode(index))
+            backend.finish_save(index.files)
+    if rank_local_id is None:
+        info = ManifestInfo(save_id, len(values), "test", generation=backends[0].generation)
+        index = make_index(tensors, info=info)
+        backends[0].publish(".metadata", encode(index))
+        for backend in backends:
+            backend.finish_save(index.files)
+    return save_id
+
+
+def load_all(store: LocalStore, **options: object) -> dict[str, bytes]:
+    """Every tensor of the current checkpoint, verified."""
+    backend = StoreBackend(store, **options)
+    index = backend.read_index()
+    values: dict[str, bytes] = {}
+    requests = []
+    for row, name in enumerate(index.tensor_names):
+        item = index.stored_item(index.chunk_items, row)
+
+        def done(data: memoryview, name: str = name) -> None:
+            values[name] = bytes(data)
+
+        requests.append(ReadRequest(name, item, 0, item.stored_bytes, None, done))
+    backend.read(requests)
+    return values
+
+
+@pytest.fixture
+def helpers():
+    return SimpleNamespace(
+        raw_request=raw_request,
+        object_request=object_request,
+        make_index=make_index,
+        save_all=save_all,
+        load_all=load_all,
+        read_back=read_back,
+        names=lambda store: sorted(entry.name for entry in store.list()),
+    )
+
+
+def read_back(store: LocalStore, items: Mapping[str, StoredItem], **options: object) -> dict[str, bytes]:
+    """The stored bytes of items, verified."""
+    values: dict[str, bytes] = {}
+    requests = [
+        ReadRequest(key, item, 0, item.stored_bytes, None, lambda data, key=key: values.update({key: bytes(data)}))
+        for key, item in items.items()
+    ]
+    read_items(store, requests, **options)
+    return values
+
+
+class PatchedOs:
+    """Stands in for the module `os` of the package under test: chosen functions are replaced, the rest is real."""
+
+    def __init__(self, **replaced: Callable[..., object]) -> None:
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+
+@pytest.fixture
+def patch_os(monkeypatch):
+    """Replace functions of `os` as the package's modules see it."""
+
+    def patch(**replaced: Callable[..., object]) -> None:
+        patched = PatchedOs(**replaced)
+        for module in ("dcp_io.local", "dcp_io.vectors"):
+            monkeypatch.setattr(f"{module}.os", patched)
+
+    return patch

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+
+import pytest
+
+from dcp_io import LocalStore
+from dcp_io.store import Sink
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
+
+BAD_NAMES = ["", "/etc/passwd", "..", "../x", "a/../../x", "a//b", "./a", "a/", "a\\b", "a\0b"]
+
+
+def write(store: LocalStore, name: str, data: bytes, *, sync: bool = False) -> Sink:
+    sink = store.create(name)
+    sink.write([data])
+    sink.close(sync=sync)
+    return sink
+
+
+def test_round_trip(store):
+    sink = store.create("x")
+    assert sink.tell() == 0
+    sink.write([b"ab", memoryview(b"cd"), b"", bytearray(b"e")])
+    assert sink.tell() == 5
+    sink.write([b"f"])
+    sink.close(sync=True)
+    sink.close(sync=True)
+    assert store.read("x") == b"abcdef"
+    assert store.size("x") == 6
+    buffer = bytearray(3)
+    store.read_into("x", 2, memoryview(buffer))
+    assert buffer == b"cde"
+    source = store.open("x")
+    parts = [bytearray(1), bytearray(2)]
+    source.read_into(1, [memoryview(part) for part in parts])
+    assert parts == [b"b", b"cd"]
+    source.close()
+    source.close()
+
+
+def test_an_empty_object(store):
+    write(store, "x", b"", sync=True)
+    assert store.read("x") == b""
+    assert [(entry.name, entry.bytes) for entry in store.list()] == [("x", 0)]
+
+
+def test_create_never_replaces(store):
+    write(store, "x", b"old")
+    with pytest.raises(FileExistsError) as caught:
+        store.create("x")
+    assert caught.value.filename == os.path.join(store.path, "x")
+    assert store.read("x") == b"old"
+
+
+def test_create_does_not_follow_a_link(store, tmp_path):
+    os.symlink(tmp_path / "target", os.path.join(store.path, "x"))
+    with pytest.raises(FileExistsError):
+        store.create("x")
+    assert not (tmp_path / "target").exists()
+
+
+def test_abort_removes_even_a_closed_object(store):
+    sink = store.create("x")
+    sink.write([b"1"])
+    sink.abort()
+    sink.abort()
+    assert store.list() == []
+    write(store, "x", b"2").abort()
+    assert store.list() == []
+
+
+def test_folders_within_names(store):
+    write(store, "a/b/x", b"1", sync=True)
+    assert store.read("a/b/x") == b"1"
+    assert store.list() == []
+    store.publish("a/y", b"2")
+    assert store.read("a/y") == b"2"
+    store.delete("a/b/x")
+    store.delete("a/nowhere/x")
+    assert not store.exists("a/b/x")
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("method", ["create", "read", "size", "exists", "delete", "touch", "open"])
+def test_names_outside_are_refused(store, name, method):
+    with pytest.raises(UnsafeCheckpointError):
+        getattr(store, method)(name)
+    with pytest.raises(UnsafeCheckpointError):
+        store.publish(name, b"")
+
+
+def test_links_that_lead_outside_are_refused(store, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"s")
+    os.symlink(outside, os.path.join(store.path, "folder"))
+    os.symlink(outside / "secret", os.path.join(store.path, "file"))
+    for call in (
+        lambda: store.read("folder/secret"),
+        lambda: store.read("file"),
+        lambda: store.read_into("file", 0, memoryview(bytearray(1))),
+        lambda: store.create("folder/new"),
+        lambda: store.publish("folder/new", b""),
+        lambda: store.delete("folder/secret"),
+        lambda: store.touch("file"),
+    ):
+        with pytest.raises(UnsafeCheckpointError, match="outside"):
+            call()
+    assert os.listdir(outside) == ["secret"]
+    store.delete("file")
+    assert (outside / "secret").exists()
+
+
+def test_links_that_stay_inside_are_read(store):
+    write(store, "x", b"1")
+    os.symlink("x", os.path.join(store.path, "link"))
+    assert store.read("link") == b"1"
+    assert store.size("link") == 1
+
+
+def test_the_folder_itself_may_be_a_link(store, tmp_path):
+    write(store, "a/x", b"1")
+    os.symlink(store.path, tmp_path / "alias")
+    assert LocalStore(tmp_path / "alias").read("a/x") == b"1"
+
+
+def test_a_pipe_does_not_block_a_reader(store):
+    os.mkfifo(os.path.join(store.path, "x"))
+    with pytest.raises(UnsafeCheckpointError, match="not a file"):
+        store.read("x")
+
+
+@pytest.mark.parametrize("method", ["read", "size", "open", "touch"])
+def test_missing_objects_are_named(store, method):
+    with pytest.raises(CheckpointNotFoundError, match="checkpoint/x is missing"):
+        getattr(store, method)("x")
+    assert not store.exists("x")
+
+
+def test_reading_past_the_end_names_file_and_offset(store):
+    write(store, "x", b"abc")
+    with pytest.raises(CorruptCheckpointError, match="ends at byte 3") as caught:
+        store.read_into("x", 1, memoryview(bytearray(3)))
+    assert (caught.value.file, caught.value.offset) == ("x", 1)
+
+
+def test_make_makes_parents_and_may_be_repeated(tmp_path):
+    store = LocalStore(tmp_path / "a" / "b" / "c")
+    assert store.list() == []
+    store.make()
+    store.make()
+    assert os.path.isdir(store.path)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError):
+        LocalStore(tmp_path / "file" / "x").make()
+    with pytest.raises(NotADirectoryError):
+        LocalStore(tmp_path / "file").make()
+
+
+def test_many_may_make_one_folder(tmp_path):
+    threads = [threading.Thread(target=LocalStore(tmp_path / "a" / "b").make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert os.path.isdir(tmp_path / "a" / "b")
+
+
+def test_publish_replaces_and_leaves_nothing_else(store):
+    store.publish("x", b"one", tag="id")
+    store.publish("x", b"two", tag="id")
+    assert store.read("x") == b"two"
+    assert [entry.name for entry in store.list()] == ["x"]
+
+
+def test_published_temporaries_carry_the_tag(store, patch_os):
+    seen = []
+
+    def replace(source, target):
+        seen.append(os.path.basename(source))
+        raise OSError(errno.EIO, "broken")
+
+    patch_os(replace=replace)
+    with pytest.raises(OSError, match="Input/output"):
+        store.publish(".metadata", b"x", tag="abc123")
+    assert ".abc123." in seen[0]
+    assert seen[0].endswith(".tmp")
+    assert store.list() == []
+
+
+def test_modes_follow_the_umask(store):
+    old = os.umask(0o027)
+    try:
+        write(store, "x", b"")
+        store.publish("y", b"")
+    finally:
+        os.umask(old)
+    for name in ("x", "y"):
+        assert stat.S_IMODE(os.stat(os.path.join(store.path, name)).st_mode) == 0o640
+
+
+def test_touch_renews_the_time(store):
+    write(store, "x", b"")
+    os.utime(os.path.join(store.path, "x"), (1, 1))
+    assert store.list()[0].mtime == 1
+    store.touch("x")
+    assert store.list()[0].mtime > 1e9
+
+
+def test_errors_name_the_file(store, patch_os):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    patch_os(pwritev=full, fsync=full)
+    sink = store.create("x")
+    with pytest.raises(OSError, match="No space left") as caught:
+        sink.write([b"abc"])
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, os.path.join(store.path, "x"))
+    with pytest.raises(OSError, match="No space left") as caught:
+        sink.close(sync=True)
+    assert caught.value.filename == os.path.join(store.path, "x")
+    sink.abort()
+    assert store.list() == []
+
+
+def test_syncing_is_ordered(store, patch_os):
+    """File bytes before the name, the name before anybody is told."""
+    log = []
+    paths = {}
+
+    def opened(path, flags, mode=0o777):
+        fd = os.open(path, flags, mode)
+        paths[fd] = os.path.basename(path)
+        return fd
+
+    patch_os(
+        open=opened,
+        pwritev=lambda fd, buffers, offset: log.append(("write", paths[fd])) or os.pwritev(fd, buffers, offset),
+        fsync=lambda fd: log.append(("fsync", paths[fd])) or os.fsync(fd),
+        replace=lambda a, b: log.append(("replace", os.path.basename(b))) or os.replace(a, b),
+    )
+    store.publish("x", b"1", tag="t")
+    temporary = log[0][1]
+    assert log == [("write", temporary), ("fsync", temporary), ("replace", "x"), ("fsync", "checkpoint")]
+    log.clear()
+    store.publish("x", b"1", tag="t", sync=False)
+    assert [kind for kind, _ in log] == ["write", "replace"]
+
+
+def test_file_systems_without_folder_sync_are_accepted(store, patch_os):
+    def refuse(number):
+        def fsync(fd):
+            raise OSError(number, os.strerror(number))
+
+        return fsync
+
+    patch_os(fsync=refuse(errno.EINVAL))
+    store.sync_folder()
+    patch_os(fsync=refuse(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
+        store.sync_folder()

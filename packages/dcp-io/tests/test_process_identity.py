@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
+
+
+def test_this_process_is_there():
+    me = this_process()
+    assert me.pid == os.getpid()
+    assert not is_gone(me)
+    assert ProcessIdentity.from_dict(me.to_dict()) == me
+
+
+def test_a_child_is_there_until_it_ends_even_unreaped():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        there = dataclasses.replace(this_process(), pid=child.pid, start_ticks=0)
+        assert not is_gone(there)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert is_gone(there)
+    finally:
+        child.kill()
+        child.stdin.close()
+        child.wait()
+    assert is_gone(there)
+
+
+def test_a_reused_number_is_another_process():
+    me = this_process()
+    assert is_gone(dataclasses.replace(me, start_ticks=me.start_ticks - 1))
+
+
+@pytest.mark.parametrize("field", ["host", "boot_id", "pid_namespace"])
+def test_nothing_is_known_of_other_machines(field):
+    elsewhere = dataclasses.replace(this_process(), pid=2**22 + 1, **{field: "elsewhere"})
+    assert not is_gone(elsewhere)
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_numbers_that_mean_groups_are_never_asked(pid):
+    assert not is_gone(dataclasses.replace(this_process(), pid=pid))
+
+
+def test_a_number_too_large_for_the_system_is_gone():
+    assert is_gone(dataclasses.replace(this_process(), pid=1 << 80))
+
+
+@pytest.mark.parametrize("change", [{"pid": "1"}, {"host": 3}, {"start_ticks": None}])
+def test_damaged_identities_are_refused(change):
+    with pytest.raises(TypeError):
+        ProcessIdentity.from_dict({**this_process().to_dict(), **change})

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_io.crc import running_crcs
+from dcp_io.ranges import align_to_blocks, box_runs, merge_ranges, split_range
+from dcp_manifest.items import Framing, StoredItem, block_bytes
+
+RANGE = st.tuples(st.integers(0, 200), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+@given(st.lists(RANGE, max_size=12), st.integers(0, 20), st.integers(1, 80))
+def test_merged_groups_cover_every_range_once_and_never_overlap(ranges, gap, limit):
+    groups = merge_ranges(ranges, gap_bytes=gap, limit_bytes=limit)
+    members = [member for _, positions in groups for member in positions]
+    assert sorted(members) == list(range(len(ranges)))
+    for (start, stop), positions in groups:
+        assert start == min(ranges[member][0] for member in positions)
+        assert stop == max(ranges[member][1] for member in positions)
+    for (_, stop), (start, _) in zip((group for group, _ in groups), (group for group, _ in groups[1:]), strict=False):
+        assert stop <= start
+
+
+@given(st.lists(RANGE, min_size=1, max_size=12), st.integers(0, 20))
+def test_no_group_bridges_more_than_the_gap(ranges, gap):
+    for (start, stop), positions in merge_ranges(ranges, gap_bytes=gap, limit_bytes=1000):
+        wanted = np.zeros(stop - start + 1, bool)
+        for member in positions:
+            wanted[ranges[member][0] - start : ranges[member][1] - start] = True
+        run = longest = 0
+        for filled in wanted[: stop - start]:
+            run = 0 if filled else run + 1
+            longest = max(longest, run)
+        assert longest <= gap
+
+
+@pytest.mark.parametrize(
+    ("ranges", "gap", "limit", "expected"),
+    [
+        ([], 0, 10, []),
+        ([(0, 4), (4, 8)], 0, 8, [(0, 8)]),
+        ([(0, 4), (4, 8)], 0, 7, [(0, 4), (4, 8)]),
+        ([(0, 6), (4, 8)], 0, 7, [(0, 8)]),
+        ([(8, 9), (0, 4)], 4, 10, [(0, 9)]),
+        ([(8, 9), (0, 4)], 3, 10, [(0, 4), (8, 9)]),
+    ],
+)
+def test_merge_table(ranges, gap, limit, expected):
+    assert [group for group, _ in merge_ranges(ranges, gap_bytes=gap, limit_bytes=limit)] == expected
+
+
+@given(st.integers(1, 400_000), st.data())
+def test_aligned_ranges_hold_what_was_asked_and_lie_on_recorded_crcs(size, data):
+    value, running = running_crcs([bytes(size)])
+    item = StoredItem("f", 0, size, 0, size, Framing.RAW, value, running)
+    start = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(start, size))
+    first, last = align_to_blocks(item, start, stop)
+    block = block_bytes(size)
+    if start == stop:
+        assert (first, last) == (start, stop)
+        return
+    assert first <= start
+    assert stop <= last <= size
+    assert first % block == 0
+    assert last % block == 0 or last == size
+    assert start - first < block
+    assert last - stop < block
+
+
+def test_an_item_without_running_crcs_is_only_checked_as_a_whole():
+    item = StoredItem("f", 0, 10, 0, 10, Framing.RAW, 1, None)
+    assert align_to_blocks(item, 3, 4) == (0, 10)
+
+
+@given(st.integers(0, 100), st.integers(0, 300), st.integers(1, 50), st.integers(1, 20))
+def test_split_pieces_join_up_on_aligned_borders(start, length, step, align):
+    pieces = list(split_range(start, start + length, step_bytes=step, align_bytes=align))
+    assert [n for a, b in pieces for n in range(a, b)] == list(range(start, start + length))
+    assert all(border % align == 0 for _, border in pieces[:-1])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.integers(0, 5)), max_size=4), st.sampled_from([1, 2, 8])
+)
+def test_box_runs_are_the_boxs_elements_in_order(dims, item_bytes):
+    sizes = [size for size, _, _ in dims]
+    offsets = [min(offset, size) for size, offset, _ in dims]
+    lengths = [min(length, size - offset) for (size, _, length), offset in zip(dims, offsets, strict=True)]
+    flat = np.arange(int(np.prod(sizes)) * item_bytes).reshape(*sizes, item_bytes)
+    box = flat[tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))]
+    runs = box_runs(sizes, offsets, lengths, item_bytes)
+    assert [n for a, b in runs for n in range(a, b)] == box.reshape(-1).tolist()
+    if lengths == sizes and box.size:
+        assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "offsets", "lengths"), [((2,), (1,), (2,)), ((2,), (-1,), (1,)), ((2,), (0, 0), (1, 1))]
+)
+def test_a_box_outside_of_its_chunk_is_refused(sizes, offsets, lengths):
+    with pytest.raises(ValueError, match="box"):
+        box_runs(sizes, offsets, lengths, 1)

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import io
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dcp_io import read_plan, write_engine
+from dcp_io.read_engine import read_items
+from dcp_io.write_engine import write_items
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.items import Framing, StoredItem, block_bytes
+from dcp_manifest.requests import ReadRequest
+
+RNG = np.random.default_rng(1)
+SIZES = [0, 1, 63, 70_000, 300_000, 1_500_000]
+
+
+@pytest.fixture
+def written(store, helpers, monkeypatch):
+    """Values by key, and their items in two files of the torch layout."""
+    monkeypatch.setattr(write_engine, "FILE_MIN_BYTES", 1)
+    data = {f"t{n}": RNG.bytes(size) for n, size in enumerate(SIZES)}
+    requests = [helpers.raw_request(key, value) for key, value in data.items()]
+    items = write_items(store, requests, prefix="__0_", save_id="abc", threads=2, sync=False)
+    return data, dict(zip(data, items, strict=True))
+
+
+class Target:
+    """Collects what a request delivers."""
+
+    def __init__(self, key, item, start, stop, *, direct):
+        self.memory = bytearray(stop - start) if direct else None
+        self.seen = []
+        into = memoryview(self.memory) if direct else None
+        self.request = ReadRequest(key, item, start, stop, into, lambda data: self.seen.append(bytes(data)))
+
+    def check(self, expected):
+        assert self.seen == [expected]
+        if self.memory is not None:
+            assert self.memory == expected
+
+
+VERIFY = ["blocks", "full", "before", True, False]
+
+
+@pytest.mark.parametrize("verify", VERIFY)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("direct", [True, False])
+def test_whole_items(store, written, verify, threads, direct):
+    data, items = written
+    targets = [Target(key, item, 0, item.stored_bytes, direct=direct) for key, item in items.items()]
+    changed = set()
+    stats = read_items(
+        store, [target.request for target in targets], threads=threads, verify=verify, changed_keys=changed
+    )
+    for target, expected in zip(targets, data.values(), strict=True):
+        target.check(expected)
+    assert changed == set(data)
+    assert stats.unverified_keys == (set(data) - {"t0"} if verify is False else set())
+    passes = 2 if verify == "before" else 1
+    assert passes * sum(SIZES) <= stats.bytes_read <= passes * (sum(SIZES) + 20_000)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    cuts=st.lists(
+        st.tuples(st.sampled_from(range(len(SIZES))), st.floats(0, 1), st.floats(0, 1), st.booleans()), max_size=8
+    ),
+    verify=st.sampled_from(VERIFY),
+    threads=st.integers(1, 3),
+    direct_min=st.sampled_from([1, 100_000]),
+    step=st.sampled_from([1, 200_000]),
+    gap=st.sampled_from([0, 1000]),
+)
+def test_any_ranges(store, written, monkeypatch, cuts, verify, threads, direct_min, step, gap):
+    data, items = written
+    with monkeypatch.context() as patch:
+        patch.setattr(read_plan, "DIRECT_MIN_BYTES", direct_min)
+        patch.setattr(read_plan, "STEP_BYTES", step)
+        patch.setattr(read_plan, "GAP_BYTES", gap)
+        targets = []
+        for number, one, two, direct in cuts:
+            start, stop = sorted((int(one * SIZES[number]), int(two * SIZES[number])))
+            targets.append((Target(f"t{number}", items[f"t{number}"], start, stop, direct=direct), start, stop))
+        read_items(store, [target.request for target, _, _ in targets], threads=threads, verify=verify)
+    for target, start, stop in targets:
+        target.check(data[target.request.key][start:stop])
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("verify", ["blocks", "full"])
+def test_bytes_read_are_those_of_the_touched_blocks(store, written, direct, verify):
+    _, items = written
+    item = items["t5"]
+    block = block_bytes(item.stored_bytes)
+    target = Target("t5", item, block + 1, 8 * block - 1, direct=direct)
+    stats = read_items(store, [target.request], verify=verify)
+    assert stats.bytes_read == (7 * block if verify == "blocks" else item.stored_bytes)
+    target = Target("t5", item, block + 1, 8 * block - 1, direct=direct)
+    assert read_items(store, [target.request], verify=False).bytes_read == 7 * block - 2
+
+
+def test_overlapping_requests_read_each_byte_once(store, written):
+    data, items = written
+    item = items["t5"]
+    targets = [Target("t5", item, n * 1000, n * 1000 + 500_000, direct=False) for n in range(20)]
+    stats = read_items(store, [target.request for target in targets], threads=2)
+    for n, target in enumerate(targets):
+        target.check(data["t5"][n * 1000 : n * 1000 + 500_000])
+    assert stats.bytes_read <= 519_000 + 2 * block_bytes(item.stored_bytes)
+
+
+def test_neighbours_share_a_read(store, helpers):
+    requests = [helpers.raw_request(f"s{n}", RNG.bytes(4), "float32", ()) for n in range(2000)]
+    items = write_items(store, requests, prefix="__0_", save_id="abc", sync=False)
+    calls = []
+
+    class Counting(type(store)):
+        def open(self, name):
+            source = super().open(name)
+            real = source.read_into
+
+            class Wrapped:
+                size = source.size
+                close = source.close
+
+                def read_into(self, offset, buffers):
+                    calls.append(offset)
+                    real(offset, buffers)
+
+            return Wrapped()
+
+    counting = Counting(store.path)
+    assert len(helpers.read_back(counting, {f"s{n}": item for n, item in enumerate(items)})) == 2000
+    assert len(calls) == 1
+
+
+def flip(store, file, offset, bit=0):
+    path = os.path.join(store.path, file)
+    with open(path, "r+b") as handle:
+        handle.seek(offset)
+        byte = handle.read(1)[0]
+        handle.seek(offset)
+        handle.write(bytes([byte ^ 1 << bit]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), direct=st.booleans(), data=st.data())
+def test_a_flipped_bit_in_what_is_read_is_refused(store, written, place, bit, direct, data):
+    values, items = written
+    item = items["t5"]
+    at = int(place * item.stored_bytes)
+    start = data.draw(st.integers(0, at))
+    stop = data.draw(st.integers(at + 1, item.stored_bytes))
+    flip(store, item.file, item.offset + item.lead + at, bit)
+    try:
+        target = Target("t5", item, start, stop, direct=direct)
+        with pytest.raises(CorruptCheckpointError, match="differ from what was written") as caught:
+            read_items(store, [target.request], threads=2)
+    finally:
+        flip(store, item.file, item.offset + item.lead + at, bit)
+    assert (caught.value.file, caught.value.key) == (item.file, "t5")
+    named = caught.value.offset - item.offset - item.lead
+    assert named <= at < named + block_bytes(item.stored_bytes)
+    assert target.seen == []
+    del values
+
+
+def test_a_flip_elsewhere_is_harmless(store, written):
+    data, items = written
+    item = items["t5"]
+    flip(store, item.file, item.offset + 3)
+    flip(store, item.file, item.offset + item.length - 1)
+    flip(store, item.file, item.offset + item.lead)
+    block = block_bytes(item.stored_bytes)
+    target = Target("t5", item, block, 3 * block, direct=True)
+    read_items(store, [target.request])
+    target.check(data["t5"][block : 3 * block])
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_truncation_at_any_length_is_refused(store, written, direct):
+    _, items = written
+    for key in ("t2", "t5"):
+        item = items[key]
+        whole = store.read(item.file)
+        end = item.offset + item.lead + item.stored_bytes
+        for length in {0, 1, item.offset, item.offset + item.lead, end - 1}:
+            os.truncate(os.path.join(store.path, item.file), length)
+            target = Target(key, item, 0, item.stored_bytes, direct=direct)
+            with pytest.raises(CorruptCheckpointError, match="truncated") as caught:
+                read_items(store, [target.request])
+            assert (caught.value.file, caught.value.key) == (item.file, key)
+            with open(os.path.join(store.path, item.file), "wb") as handle:
+                handle.write(whole)
+
+
+def test_a_missing_file_is_named_with_a_key(store, written):
+    _, items = written
+    store.delete(items["t3"].file)
+    with pytest.raises(CheckpointNotFoundError, match=rf"{items['t3'].file} is missing.*'t3' is stored in it"):
+        read_items(store, [Target("t3", items["t3"], 0, 10, direct=False).request])
+
+
+def test_swapped_files_are_refused(store, written):
+    _, items = written
+    one, two = sorted({item.file for item in items.values()})
+    paths = [os.path.join(store.path, name) for name in (one, two)]
+    os.rename(paths[0], paths[0] + "x")
+    os.rename(paths[1], paths[0])
+    os.rename(paths[0] + "x", paths[1])
+    for key in ("t1", "t2", "t3", "t4", "t5"):
+        target = Target(key, items[key], 0, items[key].stored_bytes, direct=False)
+        with pytest.raises(CorruptCheckpointError) as caught:
+            read_items(store, [target.request])
+        assert caught.value.key == key
+
+
+def test_before_changes_nothing_on_failure(store, written):
+    data, items = written
+    item = items["t5"]
+    flip(store, item.file, item.offset + item.lead + item.stored_bytes - 1)
+    targets = [Target(key, item, 0, item.stored_bytes, direct=True) for key, item in items.items()]
+    changed = set()
+    with pytest.raises(CorruptCheckpointError):
+        read_items(store, [target.request for target in targets], verify="before", changed_keys=changed)
+    assert changed == set()
+    assert all(not any(target.memory) and not target.seen for target in targets)
+    with pytest.raises(CorruptCheckpointError):
+        read_items(store, [target.request for target in targets], verify="blocks", changed_keys=changed)
+    assert "t5" in changed
+    for target in targets:
+        assert target.request.key in changed or not any(target.memory)
+    del data
+
+
+def test_an_error_of_done_is_raised_and_stops_the_rest(store, written, monkeypatch):
+    monkeypatch.setattr(read_plan, "SHARED_LIMIT_BYTES", 0)
+    _, items = written
+    item = items["t5"]
+    seen = []
+
+    def bad(data):
+        seen.append(len(data))
+        raise KeyError("mine")
+
+    requests = [ReadRequest("t5", item, n * 1000, n * 1000 + 10, None, bad) for n in range(50)]
+    with pytest.raises(KeyError, match="mine"):
+        read_items(store, requests, threads=3)
+    assert len(seen) <= 3
+
+
+def test_few_files_are_open_at_a_time(store, helpers):
+    requests = [helpers.raw_request(f"t{n}", b"x") for n in range(100)]
+    items = write_items(store, requests, prefix="__0_", save_id="abc", single_file=False, sync=False)
+    before = len(os.listdir("/proc/self/fd"))
+    most = []
+    requests = [
+        ReadRequest("t", item, 0, 1, None, lambda data: most.append(len(os.listdir("/proc/self/fd")))) for item in items
+    ]
+    read_items(store, requests, threads=2)
+    assert max(most) <= before + 4
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"start": -1}, ValueError, "not in its stored range"),
+        ({"start": 5, "stop": 4}, ValueError, "not in its stored range"),
+        ({"stop": 1 << 40}, ValueError, "not in its stored range"),
+        ({"into": memoryview(bytearray(3))}, ValueError, "destination"),
+    ],
+)
+def test_contradictory_requests_are_refused(store, written, change, error, message):
+    _, items = written
+    values = {"key": "t3", "item": items["t3"], "start": 0, "stop": 10, **change}
+    with pytest.raises(error, match=message):
+        read_items(store, [ReadRequest(**values)])
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        StoredItem("x", -5, 10, 0, 10, Framing.RAW, 1),
+        StoredItem("x", 0, 5, 0, 10, Framing.RAW, 1),
+        StoredItem("x", 0, 15, -1, 10, Framing.RAW, 1),
+        StoredItem("x", 0, 15, 6, 10, Framing.RAW, 1),
+        StoredItem("x", 0, 10, 0, 10, Framing.RAW, 1, np.zeros(3, np.uint32)),
+        StoredItem("x", 1 << 60, 1 << 50, 0, 1 << 50, Framing.TORCH_ZIP),
+    ],
+)
+def test_impossible_places_are_refused_before_anything_is_allocated(store, item):
+    store.publish("x", bytes(100))
+    with pytest.raises(CorruptCheckpointError) as caught:
+        read_items(store, [ReadRequest("k", item, 0, item.stored_bytes)])
+    assert caught.value.key == "k"
+
+
+def archive_item(store, data, framing=Framing.TORCH_ZIP, **options):
+    store.publish("x", bytes(7) + data)
+    return StoredItem("x", 7, len(data), 0, len(data), framing, **options)
+
+
+@pytest.fixture
+def stock_archive():
+    torch = pytest.importorskip("torch", reason="torch writes the archive")
+    buffer = io.BytesIO()
+    torch.save(torch.arange(5000), buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("framing", [Framing.TORCH_ZIP, Framing.OBJECT])
+def test_archives_of_others_are_checked_by_their_own_crcs(store, stock_archive, framing):
+    item = archive_item(store, stock_archive, framing)
+    whole = Target("k", item, 0, item.stored_bytes, direct=False)
+    assert read_items(store, [whole.request]).unverified_keys == set()
+    whole.check(stock_archive)
+    flip(store, "x", 7 + len(stock_archive) // 2)
+    with pytest.raises(CorruptCheckpointError, match="archive is damaged"):
+        read_items(store, [Target("k", item, 0, item.stored_bytes, direct=True).request])
+    part = Target("k", item, 5, 9, direct=False)
+    assert read_items(store, [part.request]).unverified_keys == {"k"}
+    part.check(stock_archive[5:9])
+    with pytest.raises(CorruptCheckpointError, match="archive is damaged"):
+        read_items(store, [Target("k", item, 5, 9, direct=False).request], verify="full")
+
+
+def test_what_carries_no_crc_is_reported(store):
+    data = b"an object that is no archive"
+    item = archive_item(store, data, Framing.OBJECT)
+    target = Target("k", item, 0, len(data), direct=False)
+    assert read_items(store, [target.request]).unverified_keys == {"k"}
+    target.check(data)
+    encoded = archive_item(store, data, Framing.TORCH_ZIP, chain=("stream.zstd/1",))
+    assert read_items(store, [Target("k", encoded, 0, len(data), direct=False).request]).unverified_keys == {"k"}
+    tensor = archive_item(store, data, Framing.TORCH_ZIP)
+    with pytest.raises(CorruptCheckpointError, match="archive is damaged"):
+        read_items(store, [Target("k", tensor, 0, len(data), direct=False).request])
+
+
+def test_one_crc_without_running_ones_covers_the_whole_item(store, written):
+    data, items = written
+    whole = items["t5"]
+    item = StoredItem(whole.file, whole.offset, whole.length, whole.lead, whole.stored_bytes, Framing.RAW, whole.crc32)
+    target = Target("t5", item, 500_000, 900_000, direct=True)
+    assert read_items(store, [target.request]).bytes_read == item.stored_bytes
+    target.check(data["t5"][500_000:900_000])
+    flip(store, item.file, item.offset + item.lead)
+    with pytest.raises(CorruptCheckpointError):
+        read_items(store, [Target("t5", item, 500_000, 900_000, direct=False).request])
+
+
+def test_threads_must_be_positive(store):
+    with pytest.raises(ValueError, match="threads=0"):
+        read_items(store, [], threads=0)
+    assert read_items(store, []).bytes_read == 0
+
+
+def test_done_is_called_once_even_when_pieces_finish_at_once(store, written, monkeypatch):
+    monkeypatch.setattr(read_plan, "STEP_BYTES", 1)
+    data, items = written
+    lock = threading.Lock()
+    for _ in range(20):
+        calls = []
+
+        def done(view, calls=calls):
+            with lock:
+                calls.append(bytes(view) == data["t5"])
+
+        into = memoryview(bytearray(len(data["t5"])))
+        read_items(store, [ReadRequest("t5", items["t5"], 0, len(into), into, done)], threads=4)
+        assert calls == [True]

@@ -1,0 +1,435 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import gc
+import json
+import os
+import threading
+import time
+
+import pytest
+
+from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveLostError, SaveSession, saves
+from dcp_io.markers import Marker, find_markers
+from dcp_io.process_identity import this_process
+from dcp_manifest.columns import ManifestInfo
+from dcp_manifest.manifest import encode
+
+OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
+
+
+def merged(values):
+    return {key: data for mine in values for key, data in mine.items()}
+
+
+@pytest.fixture
+def plant(store):
+    """Write a marker as another process would have left it."""
+
+    def plant(save_id, *, host=None, gone=False, phase="saving", rank=None, replaced=(), age=0.0):
+        process = this_process()
+        if host is not None:
+            process = dataclasses.replace(process, host=host)
+        if gone:
+            process = dataclasses.replace(process, start_ticks=1)
+        marker = Marker(save_id, rank, process, phase, 0, tuple(replaced))
+        store.publish(marker.name, marker.to_bytes())
+        if age:
+            then = time.time() - age
+            os.utime(os.path.join(store.path, marker.name), (then, then))
+        return marker.name
+
+    return plant
+
+
+def test_a_save_leaves_its_files_and_nothing_else(store, helpers):
+    helpers.save_all(store, OLD)
+    save_id = helpers.save_all(store, NEW)
+    assert helpers.names(store) == [".metadata", f"__0_0.{save_id}.distcp", f"__1_0.{save_id}.distcp"]
+    assert helpers.load_all(store) == merged(NEW)
+
+
+def test_the_folder_is_made(tmp_path):
+    store = LocalStore(tmp_path / "a" / "b")
+    session = SaveSession.begin(store)
+    assert [entry.name for entry in store.list()] == [f".dcp-save-{session.save_id}"]
+    session.abort()
+    assert store.list() == []
+
+
+def test_generations_grow(store, helpers):
+    assert SaveSession(store, "x", None, stale_after_seconds=1).generation == 1
+    for expected in (1, 2, 3):
+        session = SaveSession.begin(store)
+        assert session.generation == expected
+        info = ManifestInfo(session.save_id, 1, "test", generation=session.generation)
+        session.publish(".metadata", encode(helpers.make_index({}, info=info)))
+        session.finish(())
+
+
+def test_a_second_live_save_is_refused_and_leaves_the_first_alone(store, helpers):
+    first = SaveSession.begin(store)
+    with pytest.raises(SaveInProgressError, match=rf"process {os.getpid()} on .*remove .dcp-save-{first.save_id}"):
+        SaveSession.begin(store)
+    assert [found.marker.save_id for found in find_markers(store, store.list())] == [first.save_id]
+    first.abort()
+    SaveSession.begin(store).abort()
+    assert store.list() == []
+
+
+def test_of_many_that_start_at_once_one_wins(store):
+    for _ in range(5):
+        won, lost = [], []
+        barrier = threading.Barrier(6)
+
+        def begin(won=won, lost=lost, barrier=barrier):
+            barrier.wait()
+            try:
+                won.append(SaveSession.begin(store, sync=False))
+            except SaveInProgressError as error:
+                lost.append(error)
+
+        threads = [threading.Thread(target=begin) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(won), len(lost)) == (1, 5)
+        assert [found.marker.save_id for found in find_markers(store, store.list())] == [won[0].save_id]
+        won[0].abort()
+
+
+def test_a_later_starter_is_waited_for(store, plant):
+    """Its marker says that it is starting after us: it will see ours and give way."""
+    name = plant("zzz", phase="starting", host="elsewhere", age=-30.0)
+    threading.Timer(0.3, store.delete, [name]).start()
+    started = time.monotonic()
+    SaveSession.begin(store).abort()
+    assert time.monotonic() - started >= 0.2
+
+
+def test_an_earlier_starter_wins(store, plant, monkeypatch):
+    monkeypatch.setattr(saves.time, "sleep", lambda seconds: pytest.fail("waited for a save that never gives way"))
+    plant("aaa", phase="starting", host="elsewhere", age=5.0)
+    with pytest.raises(SaveInProgressError, match="elsewhere"):
+        SaveSession.begin(store)
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [{"host": "elsewhere"}, {"host": "elsewhere", "age": 3000.0}, {"rank": 3, "host": "elsewhere"}],
+)
+def test_a_save_that_may_be_alive_elsewhere_is_respected(store, plant, monkeypatch, marker):
+    monkeypatch.setattr(saves.time, "sleep", lambda seconds: pytest.fail("waited for a save that never gives way"))
+    name = plant("other", **marker)
+    store.publish("__0_0.other.distcp", b"")
+    with pytest.raises(SaveInProgressError, match="stale_after_seconds=3600"):
+        SaveSession.begin(store)
+    assert store.exists(name)
+    assert store.exists("__0_0.other.distcp")
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [{"gone": True}, {"host": "elsewhere", "age": 4000.0}, {"host": "elsewhere", "phase": "ended"}, {}],
+    ids=["process gone", "silent for long", "ended", "forgotten by this process"],
+)
+def test_dead_saves_are_cleaned_up(store, helpers, plant, marker):
+    helpers.save_all(store, OLD)
+    before = helpers.names(store)
+    plant("dead", replaced=before, **marker)
+    for name in ("__0_0.dead.distcp", "__7_3.dead.distcp", "..metadata.dead.12345678.tmp"):
+        store.publish(name, b"junk")
+    info = ManifestInfo("dead", 2, "test", generation=9, rank=0)
+    store.publish("__0.dead.metadata", encode(helpers.make_index({}, info=info)))
+    store.publish("__0_0.deadly.distcp", b"of nobody that we know")
+    SaveSession.begin(store).abort()
+    assert helpers.names(store) == sorted([*before, "__0_0.deadly.distcp"])
+    assert helpers.load_all(store) == merged(OLD)
+
+
+def test_a_damaged_marker_is_believed_until_it_is_old(store):
+    store.publish(".dcp-save-odd", b"")
+    with pytest.raises(SaveInProgressError, match="unknown process"):
+        SaveSession.begin(store)
+    os.utime(os.path.join(store.path, ".dcp-save-odd"), (1, 1))
+    SaveSession.begin(store).abort()
+    assert store.list() == []
+
+
+def test_what_a_killed_finish_left_is_removed(store, helpers, plant):
+    helpers.save_all(store, OLD)
+    old = helpers.names(store)
+    store.publish("keep", b"not ours")
+    save_id = helpers.save_all(store, NEW)
+    for name in old:
+        if name != ".metadata":
+            store.publish(name, b"left over")
+    marker = plant(save_id, gone=True, replaced=[*old, f"__0_0.{save_id}.distcp", ".metadata"])
+    SaveSession.begin(store).abort()
+    assert not store.exists(marker)
+    assert helpers.names(store) == sorted([".metadata", f"__0_0.{save_id}.distcp", f"__1_0.{save_id}.distcp", "keep"])
+    assert helpers.load_all(store) == merged(NEW)
+
+
+def test_a_save_elsewhere_that_has_published_blocks_nobody(store, helpers, plant):
+    save_id = helpers.save_all(store, OLD)
+    plant(save_id, host="elsewhere")
+    helpers.save_all(store, NEW)
+    assert helpers.load_all(store) == merged(NEW)
+
+
+def test_files_that_the_new_index_takes_over_are_kept(store, helpers):
+    helpers.save_all(store, OLD)
+    old = [name for name in helpers.names(store) if name != ".metadata"]
+    session = SaveSession.begin(store)
+    info = ManifestInfo(session.save_id, 2, "test", generation=session.generation)
+    session.publish(".metadata", encode(helpers.make_index({}, info=info)))
+    session.finish(old[:1])
+    assert helpers.names(store) == [".metadata", old[0]]
+
+
+@pytest.mark.parametrize("damaged", [".metadata", "__0.metadata", "__0.one.metadata"])
+@pytest.mark.parametrize("rank_local_id", [None, "two"])
+def test_a_save_over_damage_is_newer_than_all_that_is_there(store, helpers, damaged, rank_local_id):
+    for _ in range(3):
+        helpers.save_all(store, OLD)
+    index = store.read(".metadata")
+    helpers.save_all(store, [{"x": b"9"}], rank_local_id="one")
+    store.publish(".metadata", index)
+    store.publish(damaged, b"damaged")
+    helpers.save_all(store, [{"a": b"5"}], rank_local_id=rank_local_id)
+    assert helpers.load_all(store) == {"a": b"5"}
+    helpers.save_all(store, NEW)
+    assert helpers.load_all(store) == merged(NEW)
+
+
+def test_overwrite_false_refuses_any_checkpoint(store, helpers):
+    SaveSession.begin(store, overwrite=False).abort()
+    helpers.save_all(store, OLD)
+    before = helpers.names(store)
+    with pytest.raises(CheckpointExistsError, match="overwrite=False"):
+        SaveSession.begin(store, overwrite=False)
+    store.publish(".metadata", b"damaged")
+    with pytest.raises(CheckpointExistsError):
+        SaveSession.begin(store, overwrite=False)
+    assert helpers.names(store) == before
+
+
+def test_overwrite_false_does_not_mind_a_dead_save(store, plant):
+    plant("dead", gone=True)
+    store.publish("__0_0.dead.distcp", b"junk")
+    SaveSession.begin(store, overwrite=False).abort()
+    assert store.list() == []
+
+
+def test_a_damaged_checkpoint_can_be_replaced_but_nothing_is_guessed_about_it(store, helpers, plant):
+    helpers.save_all(store, OLD)
+    files = [name for name in helpers.names(store) if name != ".metadata"]
+    store.publish(".metadata", b"damaged")
+    plant("dead", gone=True)
+    store.publish("__0_0.dead.distcp", b"may belong to the damaged checkpoint")
+    helpers.save_all(store, NEW)
+    assert helpers.load_all(store) == merged(NEW)
+    assert {*files, "__0_0.dead.distcp"} < set(helpers.names(store))
+    helpers.save_all(store, NEW)
+    assert "__0_0.dead.distcp" not in helpers.names(store)
+
+
+def test_abort_removes_all_of_the_save_and_nothing_else(store, helpers):
+    helpers.save_all(store, OLD)
+    before = helpers.names(store)
+    session = SaveSession.begin(store)
+    for rank in (0, 5):
+        store.publish(f"__{rank}_0.{session.save_id}.distcp", b"x")
+    session.abort()
+    session.abort()
+    assert helpers.names(store) == before
+    assert helpers.load_all(store) == merged(OLD)
+
+
+def test_abort_after_publishing_keeps_the_checkpoint(store, helpers):
+    session = SaveSession.begin(store)
+    store.publish(f"__0_0.{session.save_id}.distcp", b"x")
+    info = ManifestInfo(session.save_id, 1, "test")
+    session.publish(".metadata", encode(helpers.make_index({}, info=info)))
+    session.abort()
+    assert store.exists(f"__0_0.{session.save_id}.distcp")
+    (found,) = find_markers(store, store.list())
+    assert found.marker.phase == "ended"
+    SaveSession.begin(store).abort()
+    assert find_markers(store, store.list()) == []
+
+
+def test_abort_when_publishing_failed_halfway(store, helpers, patch_os):
+    """The error came after the replacement: nobody may remove what is published now."""
+    session = SaveSession.begin(store)
+    name = f"__0_0.{session.save_id}.distcp"
+    store.publish(name, b"x")
+    folder_syncs = []
+
+    def fsync(fd):
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            folder_syncs.append(fd)
+            raise OSError(errno.EIO, "broken")
+        os.fsync(fd)
+
+    patch_os(fsync=fsync)
+    with pytest.raises(OSError, match="Input/output"):
+        session.publish(".metadata", encode(helpers.make_index({}, info=ManifestInfo(session.save_id, 1, "test"))))
+    assert folder_syncs
+    session.abort()
+    assert store.exists(name)
+
+
+def test_a_save_that_lost_its_marker_does_not_publish(store, helpers):
+    session = SaveSession.begin(store)
+    store.delete(f".dcp-save-{session.save_id}")
+    with pytest.raises(SaveLostError, match="another save took it"):
+        session.publish(".metadata", b"x")
+    assert not store.exists(".metadata")
+    session.abort()
+    assert store.list() == []
+
+
+def test_markers_are_renewed_and_never_come_back(store):
+    session = SaveSession.begin(store, stale_after_seconds=0.5)
+    path = os.path.join(store.path, f".dcp-save-{session.save_id}")
+    os.utime(path, (1, 1))
+    deadline = time.monotonic() + 5
+    while os.stat(path).st_mtime == 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    session.abort()
+    time.sleep(0.3)
+    assert store.list() == []
+
+
+def test_a_renewal_that_misses_the_marker_is_noticed(store):
+    session = SaveSession.begin(store, stale_after_seconds=0.5)
+    store.delete(f".dcp-save-{session.save_id}")
+    deadline = time.monotonic() + 5
+    while not session._renewal.lost:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    session.abort()
+
+
+def test_a_session_that_is_dropped_without_an_end_blocks_nobody(store, helpers):
+    session = SaveSession.begin(store, stale_after_seconds=0.5)
+    name = f"__0_0.{session.save_id}.distcp"
+    store.publish(name, b"x")
+    del session
+    gc.collect()
+    helpers.save_all(store, NEW)
+    assert helpers.load_all(store) == merged(NEW)
+    assert not store.exists(name)
+
+
+def test_finish_does_not_raise_and_the_next_save_makes_up_for_it(store, helpers, patch_os, caplog):
+    helpers.save_all(store, OLD)
+    old = [name for name in helpers.names(store) if name != ".metadata"]
+
+    def unlink(path):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    patch_os(unlink=unlink)
+    helpers.save_all(store, NEW)
+    assert "could not remove" in caplog.text
+    patch_os()
+    assert helpers.load_all(store) == merged(NEW)
+    assert set(old) < set(helpers.names(store))
+    SaveSession.begin(store).abort()
+    assert not set(old) & set(helpers.names(store))
+    assert find_markers(store, store.list()) == []
+
+
+def test_a_hostile_index_cannot_make_cleanup_leave_the_folder(store, helpers, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"x")
+    session = SaveSession.begin(store)
+    marker = f".dcp-save-{session.save_id}"
+    values = json.loads(store.read(marker))
+    session.abort()
+    values.update(replaced=["../victim", str(victim), ".metadata"], save_id="done")
+    values["process"]["start_ticks"] = 1
+    store.publish(".metadata", encode(helpers.make_index({}, info=ManifestInfo("done", 1, "test"))))
+    store.publish(".dcp-save-done", json.dumps(values).encode())
+    SaveSession.begin(store).abort()
+    assert victim.exists()
+    assert store.exists(".metadata")
+
+
+class TestWithoutCoordinator:
+    """Every rank begins, publishes and finishes by itself."""
+
+    def test_nothing_old_goes_before_all_ranks_have_published(self, store, helpers):
+        helpers.save_all(store, OLD)
+        before = set(helpers.names(store))
+        sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in range(2)]
+        data = [
+            encode(helpers.make_index({}, info=ManifestInfo("new", 2, "test", generation=2, rank=rank)))
+            for rank in range(2)
+        ]
+        assert [session.generation for session in sessions] == [2, 2]
+        sessions[0].publish("__0.new.metadata", data[0])
+        sessions[0].publish("__0.metadata", data[0])
+        sessions[0].finish(())
+        assert before < set(helpers.names(store))
+        assert helpers.load_all(store) == merged(OLD)
+        sessions[1].publish("__1.new.metadata", data[1])
+        sessions[1].publish("__1.metadata", data[1])
+        sessions[1].finish(())
+        assert helpers.names(store) == ["__0.metadata", "__0.new.metadata", "__1.metadata", "__1.new.metadata"]
+
+    def test_ranks_of_one_save_do_not_refuse_each_other_but_other_saves(self, store):
+        sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in range(3)]
+        for options in ({}, {"save_id": "other", "rank": 0}):
+            with pytest.raises(SaveInProgressError):
+                SaveSession.begin(store, **options)
+        for session in sessions:
+            session.abort()
+        assert store.list() == []
+
+    def test_an_id_is_used_once(self, store, helpers):
+        helpers.save_all(store, OLD, rank_local_id="one")
+        with pytest.raises(CheckpointExistsError, match="rank 1: save id 'one' was used before"):
+            SaveSession.begin(store, save_id="one", rank=1)
+        live = SaveSession.begin(store, save_id="two", rank=0)
+        with pytest.raises(CheckpointExistsError, match="'two' was used before"):
+            SaveSession.begin(store, save_id="two", rank=0)
+        assert store.exists(".dcp-save-two.r0")
+        live.abort()
+
+    def test_abort_removes_only_what_this_rank_wrote(self, store):
+        sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in (1, 11)]
+        for rank in (1, 11):
+            store.publish(f"__{rank}_0.new.distcp", b"x")
+        sessions[0].abort()
+        assert store.exists("__11_0.new.distcp")
+        assert not store.exists("__1_0.new.distcp")
+        sessions[1].abort()
+        assert store.list() == []
+
+    def test_abort_after_publishing_leaves_it_to_the_next_save(self, store, helpers):
+        helpers.save_all(store, OLD)
+        session = SaveSession.begin(store, save_id="new", rank=0)
+        store.publish("__0_0.new.distcp", b"x")
+        data = encode(helpers.make_index({}, info=ManifestInfo("new", 2, "test", generation=2, rank=0)))
+        session.publish("__0.new.metadata", data)
+        session.abort()
+        assert store.exists("__0_0.new.distcp")
+        assert helpers.load_all(store) == merged(OLD)
+        helpers.save_all(store, NEW)
+        assert not store.exists("__0_0.new.distcp")
+        assert not store.exists("__0.new.metadata")
+
+    def test_fewer_ranks_replace_more(self, store, helpers):
+        helpers.save_all(store, [{"a": b"1"}, {"b": b"2"}, {"c": b"3"}], rank_local_id="one")
+        helpers.save_all(store, [{"a": b"4"}], rank_local_id="two")
+        assert helpers.load_all(store) == {"a": b"4"}
+        assert helpers.names(store) == ["__0.metadata", "__0.two.metadata", "__0_0.two.distcp"]
+        helpers.save_all(store, NEW)
+        assert helpers.load_all(store) == merged(NEW)
+        assert all(name == ".metadata" or name.endswith(".distcp") for name in helpers.names(store))

@@ -1,0 +1,78 @@
+"""The index of a checkpoint as columns: read, written and verified without torch, and checkpoints found in folders."""
+
+from __future__ import annotations
+
+from dcp_manifest.columns import CheckpointIndex, IntKey, ItemColumns, ManifestInfo, PathElement, TensorFlags
+from dcp_manifest.discover import (
+    DATA_SUFFIX,
+    METADATA_NAME,
+    CheckpointEntry,
+    choose_index,
+    find_checkpoints,
+    index_of,
+    latest_valid,
+    needed_bytes,
+)
+from dcp_manifest.dtypes import ITEM_BYTES, TYPED_STORAGES
+from dcp_manifest.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    DcpError,
+    InvalidIndexError,
+    UnsafeCheckpointError,
+    UnsupportedFormatError,
+)
+from dcp_manifest.items import Framing, StoredItem, block_bytes, border_count, border_counts
+from dcp_manifest.manifest import decode, encode, read_index
+from dcp_manifest.manifest_file import ManifestFile
+from dcp_manifest.merge import merge_rank_indexes
+from dcp_manifest.requests import Payload, ReadRequest, ReadStats, WriteRequest
+from dcp_manifest.stock_read import read_stock
+from dcp_manifest.stock_write import is_stock_readable, stock_head
+from dcp_manifest.stub import stub_head
+from dcp_manifest.verify import Problem, verify
+
+__all__ = [
+    "DATA_SUFFIX",
+    "ITEM_BYTES",
+    "METADATA_NAME",
+    "TYPED_STORAGES",
+    "CheckpointEntry",
+    "CheckpointIndex",
+    "CheckpointNotFoundError",
+    "CorruptCheckpointError",
+    "DcpError",
+    "Framing",
+    "IntKey",
+    "InvalidIndexError",
+    "ItemColumns",
+    "ManifestFile",
+    "ManifestInfo",
+    "PathElement",
+    "Payload",
+    "Problem",
+    "ReadRequest",
+    "ReadStats",
+    "StoredItem",
+    "TensorFlags",
+    "UnsafeCheckpointError",
+    "UnsupportedFormatError",
+    "WriteRequest",
+    "block_bytes",
+    "border_count",
+    "border_counts",
+    "choose_index",
+    "decode",
+    "encode",
+    "find_checkpoints",
+    "index_of",
+    "is_stock_readable",
+    "latest_valid",
+    "merge_rank_indexes",
+    "needed_bytes",
+    "read_index",
+    "read_stock",
+    "stock_head",
+    "stub_head",
+    "verify",
+]

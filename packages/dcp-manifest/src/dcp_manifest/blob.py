@@ -1,0 +1,209 @@
+"""The manifest's container: named columns of unsigned numbers in a safetensors blob, with a CRC per 64 KiB.
+
+What the columns mean is not known here. `pack` makes the blob, `parse_header` finds the columns in one; who has the
+whole blob reads through `WholeBlob`, who wants little of it through `lazy_blob.LazyBlob`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from dcp_manifest.errors import CorruptCheckpointError
+
+__all__ = [
+    "BLOCK_BYTES",
+    "BLOCK_CRCS",
+    "PREFIX_BYTES",
+    "Blob",
+    "Column",
+    "Header",
+    "WholeBlob",
+    "first_blocks",
+    "header_length",
+    "index_crc32",
+    "narrow",
+    "pack",
+    "parse_header",
+]
+
+BLOCK_BYTES = 64 * 1024
+BLOCK_CRCS = "block_crcs"
+"""The column with the CRC32 of each 64 KiB of every other column, columns in the order of their names."""
+PREFIX_BYTES = 8
+"""A safetensors blob begins with the length of its header as a little-endian u64."""
+METADATA_KEY = "dcp-manifest"
+"""The one entry of the safetensors metadata: a JSON object. One, because the order of several is not stable."""
+
+Unsigned = npt.NDArray[np.unsignedinteger[Any]]
+_WIDTHS: tuple[type[np.unsignedinteger[Any]], ...] = (np.uint8, np.uint16, np.uint32, np.uint64)
+_DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Where the numbers of one column lie."""
+
+    dtype: str
+    """numpy's name, little-endian."""
+    start: int
+    """First byte in the data part, which follows the header."""
+    stop: int
+    count: int
+    """Numbers stored: 1 for a column whose rows are all equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of a blob says."""
+
+    metadata: Mapping[str, Any]
+    columns: Mapping[str, Column]
+    data_start: int
+    """Of the data part in the blob, bytes."""
+    data_bytes: int
+
+
+class Blob(Protocol):
+    """A blob from which parts of columns can be read."""
+
+    file: str
+
+    @property
+    def header(self) -> Header:
+        """Its header."""
+        ...
+
+    def read(self, name: str, start: int, stop: int) -> Unsigned:
+        """Numbers [start, stop) as they are stored, proven to be whole."""
+        ...
+
+
+class WholeBlob:
+    """A blob that lies in memory, and whose CRC was checked.
+
+    Args:
+        data: The blob.
+        file: Where it is from, for messages.
+
+    Raises:
+        CorruptCheckpointError: It has no valid header.
+    """
+
+    def __init__(self, data: memoryview, *, file: str) -> None:
+        self.file = file
+        self.data = data
+        header_bytes = header_length(data[:PREFIX_BYTES], size=len(data), file=file)
+        self.header = parse_header(
+            bytes(data[PREFIX_BYTES : PREFIX_BYTES + header_bytes]),
+            data_bytes=len(data) - PREFIX_BYTES - header_bytes,
+            file=file,
+        )
+
+    def raw(self, name: str) -> memoryview:
+        """The bytes of a whole column."""
+        column = self.header.columns[name]
+        return self.data[self.header.data_start + column.start : self.header.data_start + column.stop]
+
+    def read(self, name: str, start: int, stop: int) -> Unsigned:
+        """Numbers [start, stop) as they are stored."""
+        numbers: Unsigned = np.frombuffer(self.raw(name), self.header.columns[name].dtype)[start:stop]
+        return numbers
+
+
+def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Unsigned:
+    """Non-negative numbers in the narrowest unsigned type that holds them; one number if all are equal.
+
+    Args:
+        values: One-dimensional.
+        collapse: Whether a column of equal numbers may be stored as one.
+    """
+    if len(values) == 0:
+        return np.zeros(0, np.uint8)
+    top = int(values.max())
+    if collapse and len(values) > 1 and top == int(values.min()):
+        values = values[:1]
+    width = next(width for width in _WIDTHS if top <= np.iinfo(width).max)
+    return values.astype(width)
+
+
+def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> bytes:
+    """The blob: `columns` as they are, their block CRCs, and `metadata` as JSON. Equal input gives equal bytes."""
+    ordered = {name: np.ascontiguousarray(columns[name]) for name in sorted(columns)}
+    crcs = [
+        zlib.crc32(raw[start : start + BLOCK_BYTES])
+        for raw in (memoryview(column.view(np.uint8)) for column in ordered.values())  # type: ignore[arg-type]
+        for start in range(0, len(raw), BLOCK_BYTES)
+    ]
+    ordered[BLOCK_CRCS] = np.array(crcs, np.uint32)
+    text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"))
+    blob: bytes = save(ordered, {METADATA_KEY: text})
+    return blob
+
+
+def first_blocks(header: Header) -> tuple[dict[str, int], int]:
+    """For each column the row of its first block's CRC in `block_crcs`, and how many rows there must be."""
+    first: dict[str, int] = {}
+    total = 0
+    for name in sorted(header.columns):
+        if name != BLOCK_CRCS:
+            column = header.columns[name]
+            first[name] = total
+            total += -(-(column.stop - column.start) // BLOCK_BYTES)
+    return first, total
+
+
+def index_crc32(blob: memoryview, header: Header) -> int:
+    """CRC32 of the header with its length prefix, then of the block CRCs: what proves parts of a blob needs these."""
+    crc = zlib.crc32(blob[: header.data_start])
+    column = header.columns.get(BLOCK_CRCS)
+    if column is not None:
+        crc = zlib.crc32(blob[header.data_start + column.start : header.data_start + column.stop], crc)
+    return crc
+
+
+def header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
+    """The length of the header, from the blob's first bytes. Raises CorruptCheckpointError if it does not fit."""
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < PREFIX_BYTES or length > size - PREFIX_BYTES:
+        raise CorruptCheckpointError(f"the manifest of {size} bytes has no room for its header", file=file)
+    return length
+
+
+def parse_header(text: bytes, *, data_bytes: int, file: str) -> Header:
+    """The header of a blob, every number in it checked.
+
+    Args:
+        text: JSON.
+        data_bytes: Length of the part behind it.
+        file: Where it is from, for messages.
+
+    Raises:
+        CorruptCheckpointError: It is not a header of a manifest.
+    """
+    try:
+        entries = json.loads(text)
+        metadata = json.loads(entries.pop("__metadata__")[METADATA_KEY])
+        columns = {name: _column(entry, data_bytes) for name, entry in entries.items() if entry["dtype"] in _DTYPES}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpointError(f"the manifest's header is damaged: {error!r}", file=file) from error
+    if not isinstance(metadata, dict):
+        raise CorruptCheckpointError("the manifest's metadata is not a JSON object", file=file)
+    return Header(metadata, columns, PREFIX_BYTES + len(text), data_bytes)
+
+
+def _column(entry: Mapping[str, Any], data_bytes: int) -> Column:
+    (count,), (start, stop) = entry["shape"], entry["data_offsets"]
+    dtype = _DTYPES[entry["dtype"]]
+    if not all(type(number) is int for number in (count, start, stop)) or not 0 <= start <= stop <= data_bytes:
+        raise ValueError(f"a column lies at {start}–{stop} of {data_bytes} bytes")
+    if count * np.dtype(dtype).itemsize != stop - start:
+        raise ValueError(f"a column of {count} numbers has {stop - start} bytes")
+    return Column(dtype, start, stop, count)

@@ -1,0 +1,68 @@
+"""Chunks' boxes, flat as an index holds them ↔ one column per dimension as a manifest stores them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BoxLayout", "starts"]
+
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+def starts(counts: npt.NDArray[np.integer[Any]]) -> I64:
+    """Where each of several runs begins when they lie one after another; one more than there are runs."""
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=sums[1:])
+    return sums
+
+
+class BoxLayout:
+    """Where the numbers of dimension d lie among the flat numbers of ragged boxes.
+
+    Args:
+        ndim: Of each box.
+    """
+
+    def __init__(self, ndim: npt.NDArray[np.integer[Any]]) -> None:
+        self.boxes = len(ndim)
+        self.dims = int(ndim.max()) if len(ndim) else 0
+        self.numbers = int(ndim.sum(dtype=np.int64))
+        self._uniform = self.numbers == self.dims * self.boxes
+        self._ndim = ndim
+        self._starts = None if self._uniform else starts(ndim)
+
+    def rows(self, dim: int) -> Bool | slice:
+        """The boxes that have dimension `dim`."""
+        return slice(None) if self._uniform else self._ndim > dim
+
+    def places(self, dim: int) -> I64 | slice:
+        """Where the numbers of dimension `dim` lie in the flat numbers, box by box."""
+        if self._starts is None:
+            return slice(dim, None, self.dims)
+        return self._starts[:-1][self._ndim > dim] + dim
+
+    def volumes(self, sizes: I64) -> I64:
+        """Number of elements of each box.
+
+        Args:
+            sizes: The flat, non-negative sizes.
+
+        Raises:
+            ValueError: A box has 2⁶² elements or more.
+        """
+        products = np.ones(self.boxes, np.int64)
+        estimates = np.ones(self.boxes)
+        for dim in range(self.dims):
+            rows, numbers = self.rows(dim), sizes[self.places(dim)]
+            products[rows] *= numbers
+            estimates[rows] *= np.maximum(numbers, 1)
+            if len(estimates) and estimates.max() >= 2.0**62:
+                raise ValueError("a chunk has more elements than any memory")
+        return products
+
+    def __repr__(self) -> str:
+        return f"BoxLayout({self.boxes} boxes, {self.numbers} numbers)"

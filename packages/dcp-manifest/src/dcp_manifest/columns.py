@@ -1,0 +1,177 @@
+"""A checkpoint's index in memory, as columns.
+
+`CheckpointIndex` is the neutral form that every reader and writer of indexes shares: our manifest, stock's pickle and
+the planners' records are turned into it and made from it. Nothing here reads or writes bytes, and nothing needs torch.
+
+Tables: tensors (T rows), chunks (C rows, grouped by tensor in table order), objects (O rows), aliases (A rows). Ragged
+columns (shapes, offsets, sizes) are flat; how many numbers a row has follows from the tensor's `ndim`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_manifest.items import Framing, StoredItem, border_count, border_counts
+
+__all__ = ["CheckpointIndex", "IntKey", "ItemColumns", "ManifestInfo", "PathElement", "TensorFlags"]
+
+PathElement = str | int
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
+
+
+class IntKey(str):
+    """A dict key that was an `int`: stock sees its decimal string, we can restore the number with `int(key)`."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFlags:
+    """Properties of a tensor beside its dtype, as stock records them."""
+
+    requires_grad: bool = False
+    pin_memory: bool = False
+    memory_format: int = 0
+    """0 contiguous, 1 channels_last, 2 preserve."""
+    layout: str = "strided"
+
+    # bit 0 requires_grad, bit 1 pin_memory, bits 2-3 memory format, bits 4-7 layout
+    def to_bits(self) -> int:
+        """The flags as one byte."""
+        return self.requires_grad | self.pin_memory << 1 | self.memory_format << 2 | _LAYOUTS.index(self.layout) << 4
+
+    @classmethod
+    def from_bits(cls, bits: int) -> TensorFlags:
+        """The flags that `to_bits` gave. Raises ValueError for a value that it cannot give."""
+        layout = bits >> 4
+        memory_format = bits >> 2 & 3
+        if not 0 <= bits < 256 or layout >= len(_LAYOUTS) or memory_format > 2:
+            raise ValueError(f"tensor flags {bits:#x} are not valid")
+        return cls(bool(bits & 1), bool(bits & 2), memory_format, _LAYOUTS[layout])
+
+
+_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged")
+
+
+@dataclass(slots=True)
+class ItemColumns:
+    """`StoredItem`s as columns, one row per item; `file` and `chain` index the tables of the `CheckpointIndex`."""
+
+    file: U32
+    offset: npt.NDArray[np.uint64]
+    """Start of the item in its file, bytes."""
+    length: npt.NDArray[np.uint64]
+    lead: U32
+    stored_bytes: npt.NDArray[np.uint64]
+    framing: U8
+    chain: U8
+    """0: no transform; n: `chains[n - 1]`."""
+    checked: U8
+    """1 if the row has a CRC (and running CRCs), 0 if the writer left none."""
+    crc32: U32
+    running_crcs: U32
+    """Of all checked rows, one after another; a row has `border_count(stored_bytes)` of them."""
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestInfo:
+    """What a manifest says of the checkpoint as a whole."""
+
+    save_id: str
+    world_size: int
+    writer: str
+    """Program and version that wrote it, e.g. `dcp-core/0.1.0`."""
+    generation: int = 1
+    """Grows by one with each save under one id: of two indexes in a folder the higher one is the newer checkpoint."""
+    rank: int | None = None
+    """The rank that wrote a rank-local index (`use_collectives=False`); None for a whole checkpoint."""
+    created_ns: int = 0
+    """Wall-clock time of the save's start, nanoseconds since the epoch. For display only."""
+    user: tuple[tuple[str, str], ...] = ()
+    """Free metadata of the user."""
+
+
+@dataclass(slots=True)
+class CheckpointIndex:
+    """Everything that a checkpoint's index says, as columns.
+
+    `chunk_items` and `object_items` are None while nothing is stored yet. `info` is None for what stock wrote.
+    `owner` is 0 for a value of the whole job and r + 1 for a value that belongs to rank r alone; (name, owner) is
+    unique. `paths` maps a name to its place in the nested state dict; None when it was saved flat.
+    """
+
+    dtypes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    """Relative paths of data files, `/` between parts."""
+    chains: tuple[tuple[str, ...], ...] = ()
+    tensor_names: list[str] = field(default_factory=list)
+    tensor_dtype: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    tensor_flags: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    tensor_ndim: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    tensor_owner: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    tensor_shape: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    tensor_chunks: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Number of chunks of each tensor."""
+    chunk_offsets: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    chunk_sizes: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    chunk_items: ItemColumns | None = None
+    object_names: list[str] = field(default_factory=list)
+    object_owner: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    object_items: ItemColumns | None = None
+    alias_names: list[str] = field(default_factory=list)
+    alias_targets: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    """Rows of the tensor table."""
+    paths: dict[str, tuple[PathElement, ...]] | None = None
+    info: ManifestInfo | None = None
+
+    def stored_item(self, columns: ItemColumns, row: int, running_start: int | None = None) -> StoredItem:
+        """Row `row` of `columns` as a record; `running_start` is where its running CRCs begin, if already known."""
+        chain = int(columns.chain[row])
+        crc32: int | None = None
+        running: npt.NDArray[np.uint32] | None = None
+        if columns.checked[row]:
+            crc32 = int(columns.crc32[row])
+            start = self.running_starts(columns)[row] if running_start is None else running_start
+            running = columns.running_crcs[start : start + border_count(int(columns.stored_bytes[row]))]
+        return StoredItem(
+            file=self.files[columns.file[row]],
+            offset=int(columns.offset[row]),
+            length=int(columns.length[row]),
+            lead=int(columns.lead[row]),
+            stored_bytes=int(columns.stored_bytes[row]),
+            framing=Framing(int(columns.framing[row])),
+            crc32=crc32,
+            running_crcs=running,
+            chain=self.chains[chain - 1] if chain else (),
+        )
+
+    @staticmethod
+    def running_starts(columns: ItemColumns) -> I64:
+        """Start of each row's running CRCs in `columns.running_crcs` (length rows + 1)."""
+        counts = border_counts(columns.stored_bytes) * (columns.checked != 0)
+        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        return starts
+
+    def chunk_starts(self) -> I64:
+        """First chunk row of each tensor (length T + 1)."""
+        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.tensor_chunks)])
+        return starts
+
+    def box_starts(self) -> I64:
+        """Start of each tensor's numbers in `chunk_offsets` and `chunk_sizes` (length T + 1)."""
+        numbers = self.tensor_chunks * self.tensor_ndim.astype(np.int64)
+        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(numbers)])
+        return starts
+
+    def shape_starts(self) -> I64:
+        """Start of each tensor's numbers in `tensor_shape` (length T + 1)."""
+        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.tensor_ndim.astype(np.int64))])
+        return starts

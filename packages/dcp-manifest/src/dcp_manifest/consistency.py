@@ -1,0 +1,151 @@
+"""Whether an index contradicts itself. Both sides ask: what is written, and what was read."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_manifest.box_columns import BoxLayout, starts
+from dcp_manifest.columns import CheckpointIndex, ItemColumns, TensorFlags
+from dcp_manifest.dtypes import ITEM_BYTES
+from dcp_manifest.items import Framing, border_counts
+
+__all__ = ["MAX_NDIM", "MAX_NUMBERS_PER_BYTE", "check_index", "derived_bytes"]
+
+MAX_NDIM = 64
+MAX_NUMBERS_PER_BYTE = 16
+"""So many numbers may a column stand for, per byte of its manifest; a table may have one row per byte. It bounds what a
+crafted manifest takes in memory."""
+_MAX_POSITION = 1 << 62
+
+
+def check_index(index: CheckpointIndex) -> None:
+    """Make sure that the columns of an index fit each other, and that every number in them means something.
+
+    Guarantees afterwards: each chunk with elements lies inside its tensor, every table row that is referred to exists,
+    names are unique, stored ranges lie inside their items, and raw items have the bytes that dtype and sizes ask for.
+    Not checked: whether chunks cover their tensor, and whether files exist.
+
+    Raises:
+        ValueError: The first contradiction, in a sentence.
+    """
+    _check_tensors(index)
+    _check_boxes(index)
+    _check_names(index)
+    if index.chunk_items is not None:
+        _check_items(index, index.chunk_items, "chunk", int(index.tensor_chunks.sum()))
+        _check_raw_bytes(index, index.chunk_items)
+    if index.object_items is not None:
+        _check_items(index, index.object_items, "object", len(index.object_names))
+        if (index.object_items.framing == Framing.RAW).any():
+            raise ValueError("an object is stored as raw elements")
+
+
+def derived_bytes(index: CheckpointIndex) -> npt.NDArray[np.int64]:
+    """Bytes of each chunk as raw elements; -1 where the dtype is not known.
+
+    Raises:
+        ValueError: It is more than any memory.
+    """
+    item_bytes = np.array([ITEM_BYTES.get(dtype, -1) for dtype in index.dtypes] or [0], np.int64)
+    per_chunk = np.repeat(item_bytes[index.tensor_dtype], index.tensor_chunks)
+    layout = BoxLayout(np.repeat(index.tensor_ndim, index.tensor_chunks))
+    volumes = layout.volumes(index.chunk_sizes)
+    if len(volumes) and int(volumes.max()) > _MAX_POSITION // 16:
+        raise ValueError("a chunk has more bytes than any memory")
+    known: npt.NDArray[np.int64] = np.where(per_chunk > 0, volumes * per_chunk, -1)
+    return known
+
+
+def _require(fact: bool | np.bool_, sentence: str) -> None:
+    if not fact:
+        raise ValueError(sentence)
+
+
+def _check_tensors(index: CheckpointIndex) -> None:
+    count = len(index.tensor_names)
+    columns = (index.tensor_dtype, index.tensor_flags, index.tensor_ndim, index.tensor_owner, index.tensor_chunks)
+    _require(all(len(column) == count for column in columns), f"a tensor column does not have {count} rows")
+    _require(not count or int(index.tensor_ndim.max()) <= MAX_NDIM, f"a tensor has more than {MAX_NDIM} dimensions")
+    _require(len(index.tensor_shape) == int(index.tensor_ndim.sum()), "shapes do not fit the tensors' dimensions")
+    _require(not count or int(index.tensor_chunks.min()) >= 0, "a tensor has a negative number of chunks")
+    _require(not (index.tensor_shape < 0).any(), "a tensor has a negative size")
+    _require(not count or int(index.tensor_dtype.max()) < len(index.dtypes), "a tensor's dtype is not in the table")
+    for bits in np.unique(index.tensor_flags).tolist():
+        TensorFlags.from_bits(bits)
+
+
+def _check_boxes(index: CheckpointIndex) -> None:
+    layout = BoxLayout(np.repeat(index.tensor_ndim, index.tensor_chunks))
+    offsets, sizes = index.chunk_offsets, index.chunk_sizes
+    _require(len(offsets) == len(sizes) == layout.numbers, "the chunks' boxes do not fit the tensors' dimensions")
+    _require(not (offsets < 0).any() and not (sizes < 0).any(), "a chunk has a negative offset or size")
+    outside = np.zeros(layout.boxes, np.bool_)
+    empty = np.zeros(layout.boxes, np.bool_)
+    shapes = starts(index.tensor_ndim)
+    for dim in range(layout.dims):
+        rows, places = layout.rows(dim), layout.places(dim)
+        deep = index.tensor_ndim > dim
+        limits = np.repeat(index.tensor_shape[shapes[:-1][deep] + dim], index.tensor_chunks[deep])
+        # Subtracting cannot overflow, adding could.
+        outside[rows] |= sizes[places] > limits - offsets[places]
+        empty[rows] |= sizes[places] == 0
+    # Empty shards are recorded at or beyond the end, depending on the writer.
+    bad = outside & ~empty
+    if bad.any():
+        tensor = int(np.searchsorted(starts(index.tensor_chunks), int(np.argmax(bad)), "right")) - 1
+        raise ValueError(f"a chunk of {index.tensor_names[tensor]!r} reaches beyond the tensor")
+
+
+def _check_names(index: CheckpointIndex) -> None:
+    _require(len(index.object_owner) == len(index.object_names), "the objects' owners do not fit their names")
+    _require(len(index.alias_targets) == len(index.alias_names), "the aliases' targets do not fit their names")
+    if len(index.alias_targets) and int(index.alias_targets.max()) >= len(index.tensor_names):
+        raise ValueError("an alias names a tensor that is not in the table")
+    if not index.tensor_owner.any() and not index.object_owner.any():
+        names: list[object] = [*index.tensor_names, *index.object_names]
+    else:
+        names = [
+            *zip(index.tensor_names, index.tensor_owner.tolist(), strict=True),
+            *zip(index.object_names, index.object_owner.tolist(), strict=True),
+        ]
+    _require(len(set(names)) == len(names), "two values have the same name")
+    plain = {*index.tensor_names, *index.object_names} if index.alias_names else set()
+    _require(len(set(index.alias_names)) == len(index.alias_names), "two aliases have the same name")
+    _require(plain.isdisjoint(index.alias_names), "an alias has the name of a value")
+
+
+def _check_items(index: CheckpointIndex, items: ItemColumns, what: str, count: int) -> None:
+    columns = (items.file, items.offset, items.length, items.lead, items.stored_bytes, items.framing, items.chain)
+    fits = all(len(column) == count for column in (*columns, items.checked, items.crc32))
+    _require(fits, f"a column of {what} items does not have {count} rows")
+    if count == 0:
+        _require(len(items.running_crcs) == 0, f"there are running CRCs of no {what}")
+        return
+    _require(int(items.file.max()) < len(index.files), f"the file of a {what} is not in the table")
+    _require(int(items.chain.max()) <= len(index.chains), f"the transforms of a {what} are not in the table")
+    _require(int(items.framing.max()) <= max(Framing), f"the framing of a {what} is not known")
+    _require(int(items.checked.max()) <= 1, f"a {what} is neither checked nor unchecked")
+    numbers = (items.offset, items.length, items.stored_bytes)
+    _require(all(int(column.max()) < _MAX_POSITION for column in numbers), f"a {what} lies beyond any file's end")
+    fits = bool((items.lead + items.stored_bytes <= items.length).all())
+    _require(fits, f"the stored range of a {what} reaches beyond its item")
+    running = int((border_counts(items.stored_bytes) * (items.checked != 0)).sum())
+    _require(
+        len(items.running_crcs) == running, f"the {what}s have {len(items.running_crcs)} running CRCs, not {running}"
+    )
+
+
+def _check_raw_bytes(index: CheckpointIndex, items: ItemColumns) -> None:
+    plain = (items.framing == Framing.RAW) & (items.chain == 0)
+    if not plain.any():
+        return
+    wanted = derived_bytes(index)
+    bad = plain & (wanted >= 0) & (items.stored_bytes.astype(np.int64) != wanted)
+    if bad.any():
+        row = int(np.argmax(bad))
+        tensor = int(np.searchsorted(starts(index.tensor_chunks), row, "right")) - 1
+        raise ValueError(
+            f"a chunk of {index.tensor_names[tensor]!r} has {items.stored_bytes[row]} bytes; its dtype and sizes ask "
+            f"for {wanted[row]}"
+        )

@@ -1,0 +1,96 @@
+"""The last 64 bytes of `.metadata`: where the manifest lies, and the CRCs that vouch for its parts.
+
+Nothing here knows what is in the manifest.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from dcp_manifest.errors import CorruptCheckpointError, UnsupportedFormatError
+
+__all__ = ["FLAG_STUB_HEAD", "FOOTER_BYTES", "MAJOR", "MINOR", "Footer", "read_footer"]
+
+FOOTER_BYTES = 64
+MAJOR = 1
+MINOR = 0
+FLAG_STUB_HEAD = 1
+"""The head is not a checkpoint's index: loading it as a pickle fails with a sentence."""
+
+_MAGIC = b"\x93DCPMAN\n"
+_END_MAGIC = b"DCP\x93"
+# The CRC of the footer covers everything before it; major versions may change all but magics, version and this CRC.
+_FIELDS = struct.Struct("<8sHHIQQIII12x")
+_TAIL = struct.Struct("<I4s")
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What the footer says; see `docs/format.md`."""
+
+    manifest_offset: int
+    """Also the length of the head."""
+    manifest_bytes: int
+    head_crc32: int
+    manifest_crc32: int
+    index_crc32: int
+    """Of what is needed to verify single blocks: the manifest's length prefix, its header and its block CRCs."""
+    flags: int = 0
+    major: int = MAJOR
+    minor: int = MINOR
+
+    def to_bytes(self) -> bytes:
+        """The 64 bytes."""
+        fields = _FIELDS.pack(
+            _MAGIC,
+            self.major,
+            self.minor,
+            self.flags,
+            self.manifest_offset,
+            self.manifest_bytes,
+            self.head_crc32,
+            self.manifest_crc32,
+            self.index_crc32,
+        )
+        return fields + _TAIL.pack(zlib.crc32(fields), _END_MAGIC)
+
+
+def read_footer(tail: Buffer, *, size: int, file: str) -> Footer | None:
+    """The footer of a file, proven to be whole and to fit the file.
+
+    Args:
+        tail: The last 64 bytes of the file, or the whole file if it is shorter.
+        size: Of the file, bytes.
+        file: Its name, for messages.
+
+    Returns:
+        None if nothing there looks like a footer.
+
+    Raises:
+        CorruptCheckpointError: It looks like a footer and is damaged, or contradicts the size of the file.
+        UnsupportedFormatError: A newer major version wrote it.
+    """
+    if len(tail) < FOOTER_BYTES:
+        return None
+    crc, end_magic = _TAIL.unpack_from(tail, _FIELDS.size)
+    magic, major, minor, flags, offset, length, head_crc, manifest_crc, index_crc = _FIELDS.unpack_from(tail)
+    if magic != _MAGIC and end_magic != _END_MAGIC:
+        return None
+    where = size - FOOTER_BYTES
+    if magic != _MAGIC or end_magic != _END_MAGIC or crc != zlib.crc32(tail[: _FIELDS.size]):
+        raise CorruptCheckpointError("the footer is damaged; restore the file from a copy", file=file, offset=where)
+    if major > MAJOR:
+        raise UnsupportedFormatError(
+            f"{file} was written in manifest format {major}.{minor}, and this version of dcp-manifest reads formats up "
+            f"to {MAJOR}.x: install a newer dcp-manifest"
+        )
+    if offset + length != where:
+        raise CorruptCheckpointError(
+            f"the footer expects {offset + length + FOOTER_BYTES} bytes and the file has {size}: bytes are missing or "
+            "were put in between",
+            file=file,
+        )
+    return Footer(offset, length, head_crc, manifest_crc, index_crc, flags, major, minor)

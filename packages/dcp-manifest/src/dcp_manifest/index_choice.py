@@ -1,0 +1,198 @@
+"""Which of the index files in a folder is the checkpoint. Pure decisions: the caller lists and reads.
+
+Besides `.metadata` there are rank-local indexes, written by saves without a coordinator: `__<rank>.metadata`
+(overwritten by each save) and `__<rank>.<save id>.metadata`. They count only as a complete set of one save.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from dcp_manifest.columns import CheckpointIndex, ManifestInfo
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
+from dcp_manifest.manifest import read_index
+from dcp_manifest.merge import merge_rank_indexes
+
+__all__ = ["METADATA_NAME", "choose_index", "is_index_name"]
+
+METADATA_NAME = ".metadata"
+"""Name of the index of a whole checkpoint; its existence makes the checkpoint exist."""
+_RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
+Read = Callable[[str], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A complete index, of one file or of one per rank."""
+
+    mtime: float
+    generation: int | None
+    """None if it does not say: stock wrote it, or it is damaged."""
+    load: Callable[[], CheckpointIndex]
+    """Raises what is wrong with it."""
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a file of that name is an index, of a whole checkpoint or of one rank."""
+    return name == METADATA_NAME or _RANK_INDEX.fullmatch(name) is not None
+
+
+def choose_index(entries: Mapping[str, float], read: Read) -> CheckpointIndex:
+    """The newest complete index of a folder.
+
+    The higher generation is the newer; where one does not say, the younger file. A damaged index is not passed over
+    for an older one.
+
+    Args:
+        entries: Name → modification time of the folder's files; others than indexes are ignored.
+        read: Gives the bytes of one of them.
+
+    Raises:
+        CheckpointNotFoundError: No index is complete; names the ranks whose indexes are missing.
+        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest index cannot be read.
+    """
+    missing: list[str] = []
+    candidates = [*_whole(entries, read), *_rank_sets(entries, read, missing)]
+    if not candidates:
+        detail = f": {'; '.join(missing)}" if missing else ""
+        raise CheckpointNotFoundError(f"there is no complete index among {len(entries)} files{detail}")
+    best = candidates[0]
+    for candidate in candidates[1:]:
+        if _is_newer(candidate, best):
+            best = candidate
+    return best.load()
+
+
+def _is_newer(one: _Candidate, other: _Candidate) -> bool:
+    if one.generation is not None and other.generation is not None and one.generation != other.generation:
+        return one.generation > other.generation
+    return one.mtime > other.mtime
+
+
+def _whole(entries: Mapping[str, float], read: Read) -> Iterator[_Candidate]:
+    if METADATA_NAME in entries:
+        yield _candidate(entries[METADATA_NAME], lambda: read_index(read(METADATA_NAME), file=METADATA_NAME))
+
+
+def _candidate(mtime: float, load: Callable[[], CheckpointIndex]) -> _Candidate:
+    """A candidate that was loaded already, or failed to."""
+    try:
+        index = load()
+    except CheckpointNotFoundError:
+        raise
+    except DcpError as error:
+        return _Candidate(mtime, None, _raiser(error))
+    return _Candidate(mtime, None if index.info is None else index.info.generation, lambda: index)
+
+
+def _raiser(error: DcpError) -> Callable[[], CheckpointIndex]:
+    def load() -> CheckpointIndex:
+        raise error
+
+    return load
+
+
+def _rank_sets(entries: Mapping[str, float], read: Read, missing: list[str]) -> Iterator[_Candidate]:
+    """Complete sets of rank-local indexes; what incomplete ones lack goes into `missing`."""
+    named: dict[str, dict[int, str]] = {}
+    plain: dict[int, str] = {}
+    for name in entries:
+        found = _RANK_INDEX.fullmatch(name)
+        if found is not None:
+            ranks = plain if found["save_id"] is None else named.setdefault(found["save_id"], {})
+            ranks[int(found["rank"])] = name
+    complete = set()
+    for save_id, files in named.items():
+        for candidate in _named_set(save_id, files, entries, read, missing):
+            complete.add(save_id)
+            yield candidate
+    yield from _plain_set(plain, entries, read, complete, missing)
+
+
+def _named_set(
+    save_id: str, files: dict[int, str], entries: Mapping[str, float], read: Read, missing: list[str]
+) -> Iterator[_Candidate]:
+    mtime = max(entries[name] for name in files.values())
+    first = min(files)
+    probe = _candidate(mtime, lambda: _rank_index(files[first], save_id, first, read))
+    if probe.generation is None:
+        yield probe
+        return
+    info = _info(probe.load())
+    if _is_complete(files, info.world_size, f"save {save_id}", missing):
+        names = [files[rank] for rank in range(info.world_size)]
+
+        def load() -> CheckpointIndex:
+            return _merged([_rank_index(name, save_id, rank, read) for rank, name in enumerate(names)])
+
+        yield _Candidate(mtime, probe.generation, load)
+
+
+def _is_complete(files: Mapping[int, str], world_size: int, what: str, missing: list[str]) -> bool:
+    lacking = world_size - sum(rank < world_size for rank in files)
+    if lacking:
+        some = [rank for rank in range(min(world_size, len(files) + 8)) if rank not in files][:8]
+        missing.append(f"{what} lacks the indexes of {lacking} of {world_size} ranks, such as {some}")
+    return not lacking
+
+
+def _rank_index(name: str, save_id: str | None, rank: int, read: Read) -> CheckpointIndex:
+    """The index of one rank, proven to be that of `rank` in save `save_id`."""
+    index = read_index(read(name), file=name)
+    info = index.info
+    if info is not None and (info.rank != rank or (save_id is not None and info.save_id != save_id)):
+        raise CorruptCheckpointError(
+            f"the index says that it is of rank {info.rank} in save {info.save_id}: it was renamed or swapped",
+            file=name,
+        )
+    if info is None and save_id is not None:
+        raise CorruptCheckpointError("the index has lost its manifest; restore the file from a copy", file=name)
+    return index
+
+
+def _info(index: CheckpointIndex) -> ManifestInfo:
+    if index.info is None:
+        raise CorruptCheckpointError("the index does not say which save wrote it")
+    return index.info
+
+
+def _plain_set(
+    files: dict[int, str], entries: Mapping[str, float], read: Read, complete: set[str], missing: list[str]
+) -> Iterator[_Candidate]:
+    """The set of `__<rank>.metadata`, unless it is a copy of a set with a save id in its names."""
+    if not files:
+        return
+    mtime = max(entries[name] for name in files.values())
+    first = min(files)
+    probe = _candidate(mtime, lambda: _rank_index(files[first], None, first, read))
+    try:
+        info = probe.load().info
+    except DcpError:
+        yield probe
+        return
+    if info is not None and info.save_id in complete:
+        return
+    # Stock does not say how many ranks there were.
+    world_size = max(files) + 1 if info is None else info.world_size
+    if not _is_complete(files, world_size, "the set of __<rank>.metadata", missing):
+        return
+    names = [files[rank] for rank in range(world_size)]
+    ids = []
+    indexes = []
+    for rank, name in enumerate(names):
+        index = _rank_index(name, None, rank, read)
+        indexes.append(index)
+        ids.append(None if index.info is None else index.info.save_id)
+    if len(set(ids)) > 1:
+        missing.append("the indexes __<rank>.metadata are of different saves")
+        return
+    yield _Candidate(mtime, probe.generation, lambda: _merged(indexes))
+
+
+def _merged(indexes: list[CheckpointIndex]) -> CheckpointIndex:
+    sizes = {_info(index).world_size for index in indexes if index.info is not None}
+    if len(sizes) > 1:
+        raise CorruptCheckpointError(f"the ranks' indexes disagree on the world size: {sorted(sizes)}")
+    return merge_rank_indexes(indexes)

@@ -1,0 +1,79 @@
+"""Records of stored items: what a file holds for one chunk of a tensor or one object.
+
+They are shared by the index, the IO engine and the planners. Byte ranges are half-open; an *item* is everything that
+belongs to one payload in a file (framing included), the *stored range* is the payload's own bytes in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "CRC_BLOCK_MAX_BYTES",
+    "CRC_BLOCK_MIN_BYTES",
+    "Framing",
+    "StoredItem",
+    "block_bytes",
+    "border_count",
+    "border_counts",
+]
+
+CRC_BLOCK_MIN_BYTES = 64 * 1024
+CRC_BLOCK_MAX_BYTES = 1024 * 1024
+_BLOCK_STEP_BYTES = 4096
+
+
+class Framing(IntEnum):
+    """How the stored range of an item becomes a value."""
+
+    RAW = 0
+    """Little-endian row-major elements of the chunk, nothing else."""
+    TORCH_ZIP = 1
+    """A whole `torch.save` archive that holds the tensor (what stock wrote, or a tensor that we do not frame)."""
+    OBJECT = 2
+    """A whole `torch.save` archive that holds any other value."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """Where one item lies, and what proves that its bytes are whole.
+
+    `offset` and `length` cover the item; the stored range begins `lead` bytes into it and has `stored_bytes` bytes.
+    `crc32` is that of the stored range, None if the writer left none; `running_crcs` are the CRC32s of its prefixes
+    at the interior borders of blocks of `block_bytes(stored_bytes)` bytes (uint32, `border_count(stored_bytes)` of
+    them, or None). `chain` lists transform descriptors in decoding order.
+    """
+
+    file: str
+    offset: int
+    length: int
+    lead: int
+    stored_bytes: int
+    framing: Framing
+    crc32: int | None = None
+    running_crcs: npt.NDArray[np.uint32] | None = None
+    chain: tuple[str, ...] = ()
+
+
+def block_bytes(stored_bytes: int) -> int:
+    """Size of the blocks at whose borders running CRCs are kept: a 32nd of the range, within 64 KiB and 1 MiB."""
+    step = -(-stored_bytes // (32 * _BLOCK_STEP_BYTES)) * _BLOCK_STEP_BYTES
+    return min(max(step, CRC_BLOCK_MIN_BYTES), CRC_BLOCK_MAX_BYTES)
+
+
+def border_count(stored_bytes: int) -> int:
+    """Number of interior block borders of a stored range: one less than its blocks, never negative."""
+    return max(0, -(-stored_bytes // block_bytes(stored_bytes)) - 1)
+
+
+def border_counts(stored_bytes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """`border_count` of many stored ranges at once; none may have 2⁶² bytes or more."""
+    sizes = stored_bytes.astype(np.int64)
+    steps = -(-sizes // (32 * _BLOCK_STEP_BYTES)) * _BLOCK_STEP_BYTES
+    blocks = -(-sizes // np.clip(steps, CRC_BLOCK_MIN_BYTES, CRC_BLOCK_MAX_BYTES))
+    counts: npt.NDArray[np.int64] = np.maximum(blocks - 1, 0)
+    return counts

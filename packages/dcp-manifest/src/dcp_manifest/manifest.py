@@ -1,0 +1,124 @@
+"""The whole of `.metadata`, as bytes: `[head][manifest][footer]`, written from an index and read into one.
+
+The head is for stock (see `stock_write`); reading begins at the footer and never looks at it.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from dcp_manifest.blob import WholeBlob, index_crc32
+from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.consistency import check_index
+from dcp_manifest.errors import CorruptCheckpointError
+from dcp_manifest.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
+from dcp_manifest.manifest_read import ManifestReader
+from dcp_manifest.manifest_write import write_manifest
+from dcp_manifest.relative_paths import check_relative_path
+from dcp_manifest.stock_read import read_stock
+from dcp_manifest.stock_write import MARKER_MODULE, stock_head, unreadable_reason
+from dcp_manifest.stub import is_stub, stub_head
+
+__all__ = ["Buffer", "decode", "encode", "read_index"]
+
+_ALIGNMENT = 8
+Buffer = bytes | bytearray | memoryview
+
+
+def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None = None) -> bytes:
+    """The bytes of `.metadata`; `read_index` gives an equal index back.
+
+    Args:
+        index: With `info`; its items may be missing (None) for an index of nothing stored yet.
+        interop: Put an index before the manifest that stock can load, if stock can read the data files.
+        head: Take these bytes as the head instead.
+
+    Raises:
+        InvalidIndexError: The index contradicts itself.
+        UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
+    """
+    manifest = write_manifest(index)
+    flags = 0
+    if head is None:
+        reason = unreadable_reason(index) if interop else "it was saved with interop=False"
+        head = stock_head(index) if reason is None else stub_head(reason)
+        flags = 0 if reason is None else FLAG_STUB_HEAD
+    # Readers may want to map the numbers where they lie; a pickle ends where it says so, whatever follows.
+    head += bytes(-len(head) % _ALIGNMENT)
+    blob = WholeBlob(memoryview(manifest), file="the manifest to be written")
+    footer = Footer(
+        manifest_offset=len(head),
+        manifest_bytes=len(manifest),
+        head_crc32=zlib.crc32(head),
+        manifest_crc32=zlib.crc32(manifest),
+        index_crc32=index_crc32(blob.data, blob.header),
+        flags=flags,
+    )
+    return b"".join((head, manifest, footer.to_bytes()))
+
+
+def decode(data: Buffer, *, file: str) -> CheckpointIndex:
+    """The index in the manifest of `data`, which must have one; every byte of manifest and footer is checked.
+
+    Args:
+        data: The whole file.
+        file: Its name, for messages.
+
+    Raises:
+        CorruptCheckpointError: There is no footer, or manifest or footer are damaged or contradict themselves.
+        UnsupportedFormatError: A newer major version wrote it.
+        UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
+    """
+    view = memoryview(data)
+    footer = read_footer(view[-FOOTER_BYTES:], size=len(view), file=file)
+    if footer is None:
+        raise CorruptCheckpointError("there is no manifest at the end of the file", file=file)
+    return _decode(view, footer, file)
+
+
+def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
+    """The index in `data`, whoever wrote it: ours through the manifest, stock's from its pickle. Nothing is run.
+
+    Args:
+        data: The whole file.
+        file: Its name, for messages.
+
+    Raises:
+        CorruptCheckpointError: The bytes are damaged; also if they lost the manifest that they once had.
+        UnsupportedFormatError: A newer major version wrote it.
+        UnsafeCheckpointError: The pickle asks for something that does not belong into an index, or a data file's
+            name leads out of the checkpoint's folder.
+    """
+    view = memoryview(data)
+    footer = read_footer(view[-FOOTER_BYTES:], size=len(view), file=file)
+    if footer is not None:
+        return _decode(view, footer, file)
+    if is_stub(view):
+        raise CorruptCheckpointError("the file has lost its manifest; restore it from a copy", file=file)
+    index, end, modules = read_stock(view, file=file)
+    if MARKER_MODULE in modules or end != len(view):
+        raise CorruptCheckpointError(
+            "the index is followed by bytes that are no valid manifest, or has lost the manifest that it once had; it "
+            "is not read without: restore the file from a copy",
+            file=file,
+            offset=end,
+        )
+    return index
+
+
+def _decode(view: memoryview, footer: Footer, file: str) -> CheckpointIndex:
+    manifest = view[footer.manifest_offset : footer.manifest_offset + footer.manifest_bytes]
+    if zlib.crc32(manifest) != footer.manifest_crc32:
+        raise CorruptCheckpointError(
+            "the manifest is damaged; restore the file from a copy", file=file, offset=footer.manifest_offset
+        )
+    try:
+        index = ManifestReader(WholeBlob(manifest, file=file)).whole()
+        check_index(index)
+    except (ValueError, TypeError, IndexError) as error:
+        if isinstance(error, CorruptCheckpointError):
+            raise
+        raise CorruptCheckpointError(f"the manifest contradicts itself: {error}", file=file) from error
+    for path in index.files:
+        check_relative_path(path, file=file)
+    return index

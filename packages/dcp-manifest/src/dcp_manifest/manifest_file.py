@@ -1,0 +1,120 @@
+"""`ManifestFile`: single tensors out of a large manifest, without reading or checking the rest of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from dcp_manifest.columns import CheckpointIndex, ManifestInfo
+from dcp_manifest.consistency import check_index
+from dcp_manifest.errors import CorruptCheckpointError
+from dcp_manifest.footer import FOOTER_BYTES, read_footer
+from dcp_manifest.lazy_blob import LazyBlob, ReadRange, read_exactly
+from dcp_manifest.manifest_read import ManifestReader, TensorTable
+from dcp_manifest.relative_paths import check_relative_path
+
+__all__ = ["ManifestFile"]
+
+T = TypeVar("T")
+
+
+class ManifestFile:
+    """A manifest that is read as far as it is asked for. Not for several threads at once.
+
+    Whatever is read is proven to be whole by the CRCs of its 64 KiB blocks; damage elsewhere goes unnoticed.
+
+    Args:
+        read: Gives bytes of the file, from (offset, length).
+        size: Of the file, bytes.
+        file: Its name, for messages.
+
+    Raises:
+        CorruptCheckpointError: Footer or header are damaged, or there is no manifest (stock's files have none: use
+            `read_index`).
+        UnsupportedFormatError: A newer major version wrote it.
+    """
+
+    def __init__(self, read: ReadRange, size: int, *, file: str) -> None:
+        self.file = file
+        length = min(size, FOOTER_BYTES)
+        footer = read_footer(read_exactly(read, size - length, length, file=file), size=size, file=file)
+        if footer is None:
+            raise CorruptCheckpointError("there is no manifest at the end of the file", file=file)
+        blob = LazyBlob(read, footer, file=file)
+        self._reader = self._sound(lambda: ManifestReader(blob))
+        self.info: ManifestInfo = self._sound(self._reader.info)
+        """What the manifest says of the checkpoint as a whole."""
+
+    def names(self) -> list[str]:
+        """The names of all values: tensors, objects, aliases; each once, in this order."""
+        objects = self._sound(lambda: self._reader.strings("object", "object.name"))
+        return list(dict.fromkeys((*self._tensors.names, *objects, *self._aliases)))
+
+    def tensor(self, name: str, *, owner: int = 0) -> CheckpointIndex:
+        """The index of one tensor alone: its row, its chunks, their items; every number in it checked.
+
+        Args:
+            name: Of the tensor, or an alias of it: then the alias is in the index too.
+            owner: 0 for a value of the whole job, r + 1 for one of rank r alone.
+
+        Returns:
+            An index with the tables of dtypes, files and chains of the whole checkpoint, and no paths.
+
+        Raises:
+            KeyError: There is no such tensor.
+            CorruptCheckpointError: What was read is damaged or contradicts itself.
+        """
+        alias = (name, owner) not in self._rows
+        row = self._aliases[name] if alias and owner == 0 and name in self._aliases else self._rows[name, owner]
+        tables = self._tables
+        index = CheckpointIndex(dtypes=tables.dtypes, files=tables.files, chains=tables.chains, info=self.info)
+
+        def fill() -> CheckpointIndex:
+            self._reader.put_chunks(index, self._tensors, row, row + 1)
+            if alias:
+                index.alias_names, index.alias_targets = [name], np.zeros(1, np.uint32)
+            check_index(index)
+            return index
+
+        return self._sound(fill)
+
+    @cached_property
+    def _tables(self) -> CheckpointIndex:
+        tables = self._sound(self._reader.tables)
+        for path in tables.files:
+            check_relative_path(path, file=self.file)
+        return tables
+
+    @cached_property
+    def _tensors(self) -> TensorTable:
+        return self._sound(self._reader.tensors)
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, int], int]:
+        tensors = self._tensors
+        keys = zip(tensors.names, tensors.owner.tolist(), strict=True)
+        return {key: row for row, key in enumerate(keys)}
+
+    @cached_property
+    def _aliases(self) -> dict[str, int]:
+        """Alias → row of its tensor."""
+
+        def read() -> dict[str, int]:
+            names, targets = self._reader.aliases()
+            if len(targets) and int(targets.max()) >= len(self._tensors.names):
+                raise ValueError("an alias names a tensor that is not in the table")
+            return dict(zip(names, targets.tolist(), strict=True))
+
+        return self._sound(read)
+
+    def _sound(self, read: Callable[[], T]) -> T:
+        """What `read` gives; what it finds wrong is an error of this file."""
+        try:
+            return read()
+        except CorruptCheckpointError:
+            raise
+        except (ValueError, TypeError, IndexError) as error:
+            raise CorruptCheckpointError(f"the manifest contradicts itself: {error}", file=self.file) from error

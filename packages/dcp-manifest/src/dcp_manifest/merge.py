@@ -1,0 +1,234 @@
+"""Several indexes of one checkpoint, each of what one rank saved → the index of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_manifest.box_columns import BoxLayout, starts
+from dcp_manifest.columns import CheckpointIndex, ItemColumns
+from dcp_manifest.errors import CorruptCheckpointError
+from dcp_manifest.items import border_counts
+
+__all__ = ["merge_rank_indexes"]
+
+I64 = npt.NDArray[np.int64]
+Key = TypeVar("Key")
+
+
+def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
+    """The union of what the ranks' indexes say.
+
+    Tensors have the chunks of all ranks; of equal boxes, and of objects and aliases of one name, the first index that
+    has them counts. Whether the chunks cover their tensor is not looked at.
+
+    Args:
+        indexes: In the order of ranks, at least one; all with items, or all without.
+
+    Returns:
+        A new index; `info` is that of the first, of a whole checkpoint.
+
+    Raises:
+        CorruptCheckpointError: The ranks contradict each other on a tensor's dtype, flags or shape.
+    """
+    dtypes = _table(part.dtypes for part in indexes)
+    files = _table(part.files for part in indexes)
+    chains = _table(part.chains for part in indexes)
+    merged = CheckpointIndex(dtypes=tuple(dtypes), files=tuple(files), chains=tuple(chains))
+    info = indexes[0].info
+    merged.info = None if info is None else replace(info, rank=None)
+    if any(part.paths is not None for part in indexes):
+        merged.paths = {name: path for part in reversed(indexes) for name, path in (part.paths or {}).items()}
+    expanded = [_with_clashing_aliases_as_tensors(part, indexes) for part in indexes]
+    rows = _merge_tensors(merged, expanded, dtypes)
+    _merge_chunks(merged, expanded, rows, files, chains)
+    _merge_objects(merged, expanded, files, chains)
+    _merge_aliases(merged, expanded, rows)
+    return merged
+
+
+def _table(tables: Iterable[Sequence[Key]]) -> dict[Key, int]:
+    """Each value of several tables once, with its row."""
+    values = dict.fromkeys(value for table in tables for value in table)
+    return dict(zip(values, range(len(values)), strict=True))
+
+
+def _tensor_keys(index: CheckpointIndex) -> list[tuple[str, int]]:
+    return list(zip(index.tensor_names, index.tensor_owner.tolist(), strict=True))
+
+
+def _object_keys(index: CheckpointIndex) -> list[tuple[str, int]]:
+    return list(zip(index.object_names, index.object_owner.tolist(), strict=True))
+
+
+def _with_clashing_aliases_as_tensors(part: CheckpointIndex, indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
+    """`part`, with each alias that another rank stored as a tensor (or points elsewhere) made a tensor of its own."""
+    clashing = [row for row, name in enumerate(part.alias_names) if _clashes(name, part, row, indexes)]
+    if not clashing:
+        return part
+    rows = np.concatenate([np.arange(len(part.tensor_names)), part.alias_targets[clashing].astype(np.int64)])
+    picked = _take_tensors(part, rows)
+    picked.tensor_names = [*part.tensor_names, *(part.alias_names[row] for row in clashing)]
+    kept = [row for row in range(len(part.alias_names)) if row not in set(clashing)]
+    picked.alias_names = [part.alias_names[row] for row in kept]
+    picked.alias_targets = part.alias_targets[kept]
+    return picked
+
+
+def _clashes(name: str, part: CheckpointIndex, row: int, indexes: Sequence[CheckpointIndex]) -> bool:
+    target = part.tensor_names[part.alias_targets[row]]
+    for other in indexes:
+        if other is part:
+            continue
+        if name in other.tensor_names:
+            return True
+        if name in other.alias_names:
+            found = other.alias_targets[other.alias_names.index(name)]
+            if other.tensor_names[found] != target:
+                return True
+    return False
+
+
+def _take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
+    """The index with these rows of the table of tensors, in this order, and their chunks."""
+    shapes, boxes, chunks = part.shape_starts(), part.box_starts(), part.chunk_starts()
+    chunk_rows = _ranges(chunks[:-1][rows], chunks[1:][rows])
+    return replace(
+        part,
+        tensor_dtype=part.tensor_dtype[rows],
+        tensor_flags=part.tensor_flags[rows],
+        tensor_ndim=part.tensor_ndim[rows],
+        tensor_owner=part.tensor_owner[rows],
+        tensor_shape=part.tensor_shape[_ranges(shapes[:-1][rows], shapes[1:][rows])],
+        tensor_chunks=part.tensor_chunks[rows],
+        chunk_offsets=part.chunk_offsets[_ranges(boxes[:-1][rows], boxes[1:][rows])],
+        chunk_sizes=part.chunk_sizes[_ranges(boxes[:-1][rows], boxes[1:][rows])],
+        chunk_items=None if part.chunk_items is None else _take_items([part.chunk_items], chunk_rows),
+    )
+
+
+def _ranges(first: I64, last: I64) -> I64:
+    """The numbers of several ranges, one after another."""
+    lengths = last - first
+    sums = starts(lengths)
+    numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)
+    return numbers
+
+
+def _merge_tensors(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], dtypes: dict[str, int]) -> list[I64]:
+    """Put the table of tensors into `merged`; for each part, the rows there of its tensors."""
+    facts: dict[tuple[str, int], tuple[int, int, tuple[int, ...]]] = {}
+    order: dict[tuple[str, int], int] = {}
+    rows: list[I64] = []
+    for part in parts:
+        kinds = [dtypes[name] for name in part.dtypes]
+        shapes, ends = part.tensor_shape.tolist(), part.shape_starts().tolist()
+        columns = zip(part.tensor_dtype.tolist(), part.tensor_flags.tolist(), ends[:-1], ends[1:], strict=True)
+        keys = _tensor_keys(part)
+        for key, (dtype, flags, start, end) in zip(keys, columns, strict=True):
+            found = (kinds[dtype], flags, tuple(shapes[start:end]))
+            known = facts.setdefault(key, found)
+            if (known[0], known[2]) != (found[0], found[2]):
+                raise CorruptCheckpointError(
+                    f"ranks disagree on the dtype or shape of a tensor: {merged.dtypes[known[0]]} {known[2]} and "
+                    f"{merged.dtypes[found[0]]} {found[2]}",
+                    key=key[0],
+                )
+            order.setdefault(key, len(order))
+        rows.append(np.array([order[key] for key in keys], np.int64))
+    merged.tensor_names = [name for name, _ in facts]
+    merged.tensor_owner = np.array([owner for _, owner in facts], np.uint32)
+    merged.tensor_dtype = np.array([dtype for dtype, _, _ in facts.values()], np.uint8)
+    merged.tensor_flags = np.array([flags for _, flags, _ in facts.values()], np.uint8)
+    merged.tensor_ndim = np.array([len(shape) for _, _, shape in facts.values()], np.uint8)
+    merged.tensor_shape = np.array([size for _, _, shape in facts.values() for size in shape], np.int64)
+    return rows
+
+
+def _merge_chunks(
+    merged: CheckpointIndex,
+    parts: Sequence[CheckpointIndex],
+    rows: Sequence[I64],
+    files: dict[str, int],
+    chains: dict[tuple[str, ...], int],
+) -> None:
+    tensor = np.concatenate([np.repeat(row, part.tensor_chunks) for row, part in zip(rows, parts, strict=True)])
+    ndim = merged.tensor_ndim[tensor]
+    layout = BoxLayout(ndim)
+    offsets = np.concatenate([part.chunk_offsets for part in parts])
+    sizes = np.concatenate([part.chunk_sizes for part in parts])
+    kept = _first_of_equal(tensor, ndim, offsets, sizes)
+    kept = kept[np.argsort(tensor[kept], kind="stable")]
+    merged.tensor_chunks = np.bincount(tensor[kept], minlength=len(merged.tensor_names)).astype(np.int64)
+    ends = starts(ndim)
+    numbers = _ranges(ends[:-1][kept], ends[1:][kept])
+    merged.chunk_offsets, merged.chunk_sizes = offsets[numbers], sizes[numbers]
+    del layout
+    items = [_renumbered(part.chunk_items, part, files, chains) for part in parts if part.chunk_items is not None]
+    merged.chunk_items = _take_items(items, kept) if items else None
+
+
+def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], offsets: I64, sizes: I64) -> I64:
+    """Of chunks with the same tensor and box, the first; in order."""
+    ends = starts(ndim)
+    kept = []
+    for dims in np.unique(ndim).tolist():
+        rows = np.flatnonzero(ndim == dims)
+        places = ends[:-1][rows][:, None] + np.arange(dims)
+        boxes = np.concatenate([tensor[rows][:, None], offsets[places], sizes[places]], axis=1)
+        _, first = np.unique(boxes, axis=0, return_index=True)
+        kept.append(rows[first])
+    found: I64 = np.sort(np.concatenate(kept)) if kept else np.zeros(0, np.int64)
+    return found
+
+
+def _merge_objects(
+    merged: CheckpointIndex,
+    parts: Sequence[CheckpointIndex],
+    files: dict[str, int],
+    chains: dict[tuple[str, ...], int],
+) -> None:
+    rows: dict[tuple[str, int], int] = {}
+    total = 0
+    for part in parts:
+        for row, key in enumerate(_object_keys(part)):
+            rows.setdefault(key, total + row)
+        total += len(part.object_names)
+    merged.object_names = [name for name, _ in rows]
+    merged.object_owner = np.array([owner for _, owner in rows], np.uint32)
+    items = [_renumbered(part.object_items, part, files, chains) for part in parts if part.object_items is not None]
+    merged.object_items = _take_items(items, np.array(list(rows.values()), np.int64)) if items else None
+
+
+def _merge_aliases(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], rows: Sequence[I64]) -> None:
+    targets: dict[str, int] = {}
+    for part, of_part in zip(parts, rows, strict=True):
+        for name, target in zip(part.alias_names, part.alias_targets.tolist(), strict=True):
+            targets.setdefault(name, int(of_part[target]))
+    merged.alias_names = list(targets)
+    merged.alias_targets = np.array(list(targets.values()), np.uint32)
+
+
+def _renumbered(
+    items: ItemColumns, part: CheckpointIndex, files: dict[str, int], chains: dict[tuple[str, ...], int]
+) -> ItemColumns:
+    """`items` with the rows that files and chains have in the merged tables."""
+    file_rows = np.array([files[name] for name in part.files], np.uint32)
+    chain_rows = np.array([0, *(chains[chain] + 1 for chain in part.chains)], np.uint8)
+    return replace(items, file=file_rows[items.file], chain=chain_rows[items.chain])
+
+
+def _take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
+    """Rows of several tables that are thought one after another."""
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")
+    }
+    borders = starts(border_counts(columns["stored_bytes"]) * (columns["checked"] != 0))
+    running = np.concatenate([part.running_crcs for part in parts])
+    places = _ranges(borders[:-1][rows], borders[1:][rows])
+    return ItemColumns(**{name: column[rows] for name, column in columns.items()}, running_crcs=running[places])

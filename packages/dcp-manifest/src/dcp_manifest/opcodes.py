@@ -1,0 +1,82 @@
+"""Writing pickles opcode by opcode, protocol 4: values, records of classes that need not exist here, and a memo."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from dcp_manifest.strings import encode_text
+
+__all__ = ["MEMOIZE", "PickleWriter", "collected", "global_", "integer", "text"]
+
+MEMOIZE = b"\x94"
+_U32 = struct.Struct("<I")
+_SMALL = [bytes((75, value)) for value in range(256)]
+_TUPLES = (b")", b"\x85", b"\x86", b"\x87")
+
+
+def integer(value: int) -> bytes:
+    """Opcodes that push an int."""
+    if 0 <= value < 256:
+        return _SMALL[value]
+    if 0 <= value < 1 << 16:
+        return b"M" + value.to_bytes(2, "little")
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + value.to_bytes(4, "little", signed=True)
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a" + bytes((len(data),)) + data
+
+
+def text(value: str) -> bytes:
+    """Opcodes that push a str."""
+    data = encode_text(value)
+    if len(data) < 256:
+        return b"\x8c" + bytes((len(data),)) + data
+    return b"X" + _U32.pack(len(data)) + data
+
+
+def global_(module: str, name: str) -> bytes:
+    """Opcodes that push a class or function."""
+    return text(module) + text(name) + b"\x93"
+
+
+def collected(items: Sequence[bytes]) -> bytes:
+    """Opcodes that push a tuple, from those that push its items."""
+    if len(items) <= 3:
+        return b"".join((*items, _TUPLES[len(items)]))
+    return b"".join((b"(", *items, b"t"))
+
+
+class PickleWriter:
+    """Collects opcodes. What is remembered once is referred to by few bytes afterwards."""
+
+    def __init__(self, start: bytes = b"\x80\x04") -> None:
+        self._parts: list[bytes] = [start]
+        self.put = self._parts.append
+        """Append opcodes."""
+        self._remembered = 0
+
+    def put_all(self, parts: Iterable[bytes]) -> None:
+        """Append opcodes, in pieces."""
+        self._parts.extend(parts)
+
+    def remember(self, opcodes: bytes) -> bytes:
+        """Append opcodes that push a value; opcodes that push the same object again later."""
+        self._parts.append(opcodes + MEMOIZE)
+        return self.reserve()
+
+    def reserve(self) -> bytes:
+        """Opcodes that push again what the caller's next `MEMOIZE` remembers; it must append one for each."""
+        number = self._remembered
+        self._remembered += 1
+        return b"h" + bytes((number,)) if number < 256 else b"j" + _U32.pack(number)
+
+    def prepare(self, opcodes: bytes) -> bytes:
+        """As `remember`, but the value is not left on the stack."""
+        reference = self.remember(opcodes)
+        self._parts.append(b"0")
+        return reference
+
+    def getvalue(self) -> bytes:
+        """The pickle of the one value that is left."""
+        return b"".join((*self._parts, b"."))

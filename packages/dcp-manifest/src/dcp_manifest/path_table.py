@@ -1,0 +1,122 @@
+"""Places in the nested state dict as columns.
+
+A path's elements joined with `.` are, as a rule, the value's name: then only the lengths of the elements (but the
+last) and what they are (key, list index, key that was an `int`) are stored. Otherwise the joined text is stored too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import AnyStr, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_manifest.columns import IntKey, PathElement
+from dcp_manifest.strings import decode_text, encode_text
+
+__all__ = ["PathColumns", "pack_paths", "unpack_paths"]
+
+I64 = npt.NDArray[np.int64]
+Path = tuple[PathElement, ...]
+
+KEY, LIST_INDEX, INT_KEY = 0, 1, 2
+_INDEX = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+_KINDS: dict[type, int] = {str: KEY, int: LIST_INDEX, IntKey: INT_KEY}
+
+
+@dataclass(frozen=True, slots=True)
+class PathColumns:
+    """Paths of a list of names, row by row."""
+
+    elements: I64
+    """How many elements each path has; 0 for a name without a path."""
+    element_bytes: I64
+    """Length in UTF-8 of each element but the last of its path."""
+    kinds: I64
+    """What each element is."""
+    texts: list[str] | None
+    """The joined elements, where they are not the names."""
+
+
+def pack_paths(names: Sequence[str], paths: dict[str, Path]) -> PathColumns:
+    """The columns for `names`; those that have no entry in `paths` get none.
+
+    Raises:
+        ValueError: An element is neither str nor int.
+    """
+    own = [paths.get(name, ()) for name in names]
+    flat = list(chain.from_iterable(own))
+    elements = np.fromiter(map(len, own), np.int64, len(own))
+    kinds = _kinds(flat)
+    parts = [str(part) for part in flat] if kinds.any() else cast(list[str], flat)
+    if "".join(parts).isascii():
+        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+    else:
+        lengths = np.fromiter((len(encode_text(part)) for part in parts), np.int64, len(parts))
+    ends = np.cumsum(elements[elements > 0])
+    texts = [".".join(map(str, path)) if path else name for name, path in zip(names, own, strict=True)]
+    return PathColumns(elements, np.delete(lengths, ends - 1), kinds, None if texts == list(names) else texts)
+
+
+def unpack_paths(names: Sequence[str], columns: PathColumns) -> dict[str, Path]:
+    """The paths of `names`.
+
+    Raises:
+        ValueError: The columns contradict each other or the texts.
+    """
+    texts = names if columns.texts is None else columns.texts
+    if not len(columns.element_bytes) and not columns.kinds.any() and (columns.elements == 1).all():
+        return {name: (text,) for name, text in zip(names, texts, strict=True)}
+    lengths, kinds = columns.element_bytes.tolist(), columns.kinds.tolist()
+    paths: dict[str, Path] = {}
+    at_length = at_kind = 0
+    for name, text, count in zip(names, texts, columns.elements.tolist(), strict=True):
+        if count:
+            parts = _split(text, lengths[at_length : at_length + count - 1])
+            paths[name] = tuple(map(_element, parts, kinds[at_kind : at_kind + count]))
+            at_length += count - 1
+            at_kind += count
+    return paths
+
+
+def _kinds(flat: Sequence[PathElement]) -> I64:
+    types = set(map(type, flat))
+    if types <= {str}:
+        return np.zeros(len(flat), np.int64)
+    if not types <= {str, int, IntKey}:
+        raise ValueError(f"a path may hold str and int, not {sorted(kind.__qualname__ for kind in types)}")
+    return np.fromiter((_KINDS[type(part)] for part in flat), np.int64, len(flat))
+
+
+def _split(text: str, lengths: list[int]) -> list[str]:
+    if text.isascii():
+        return _cut(text, lengths, ".")
+    cut = _cut(encode_text(text), lengths, b".")
+    return [decode_text(part) for part in cut]
+
+
+def _cut(text: AnyStr, lengths: list[int], dot: AnyStr) -> list[AnyStr]:
+    parts: list[AnyStr] = []
+    start = 0
+    for length in lengths:
+        end = start + length
+        if text[end : end + 1] != dot:
+            raise ValueError(f"the path of {text!r} does not fit its text")
+        parts.append(text[start:end])
+        start = end + 1
+    parts.append(text[start:])
+    return parts
+
+
+def _element(part: str, kind: int) -> PathElement:
+    if kind == KEY:
+        return part
+    if kind == LIST_INDEX and _INDEX.fullmatch(part):
+        return int(part)
+    if kind == INT_KEY:
+        return IntKey(part)
+    raise ValueError(f"the path element {part!r} is not of kind {kind}")

@@ -1,0 +1,149 @@
+"""What the names in stock's pickles stand for when we read them: records, and a few functions of our own.
+
+Everything else is refused. Covered: torch 2.3 to 2.15, pickle protocols 2 to 5, CPython 3.9 to 3.14.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dcp_manifest.consistency import MAX_NDIM
+from dcp_manifest.dtypes import ITEM_BYTES
+from dcp_manifest.safe_pickle import Function, RecordClass, UnsafePickleError, read_pickle
+from dcp_manifest.stock_paths import FILESYSTEM, GET_LAYOUT, METADATA, OLD_METADATA, PATH_CLASSES, TORCH
+
+__all__ = ["DtypeName", "Layout", "Size", "read_stock_pickle"]
+
+_MAX_DEPTH = 4
+# What calls may copy in all, relative to the length of the pickle: otherwise few bytes could ask for any amount.
+_COPIED_PER_BYTE = 8
+_MEMORY_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT")
+
+
+class DtypeName(NamedTuple):
+    """A dtype."""
+
+    name: str
+
+
+class Layout(NamedTuple):
+    """A layout."""
+
+    name: str
+
+
+class Size(NamedTuple):
+    """A `torch.Size`."""
+
+    numbers: tuple[int, ...]
+
+
+def read_stock_pickle(data: bytes) -> tuple[Any, int]:
+    """The value of a pickle of stock's, and where it ends; see `read_pickle`."""
+    return _Names(len(data) * _COPIED_PER_BYTE).read(data, 0)
+
+
+class _Names:
+    """The table of names while one file is read.
+
+    Args:
+        budget_bytes: How much the calls may copy.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._left = budget_bytes
+
+    def read(self, data: bytes, depth: int) -> tuple[Any, int]:
+        if depth > _MAX_DEPTH:
+            raise UnsafePickleError("nests pickles in pickles")
+        loads = Function("pickle.loads", lambda arguments: self._loads(arguments, depth + 1))
+        names = {
+            **_NAMES,
+            ("pickle", "loads"): loads,
+            ("_pickle", "loads"): loads,
+            ("_codecs", "encode"): Function("_codecs.encode", self._encode),
+        }
+
+        def resolve(module: str, name: str) -> object:
+            found = names.get((module, name))
+            if found is not None:
+                return found
+            if module == TORCH and name in ITEM_BYTES:
+                return DtypeName(name)
+            raise UnsafePickleError(f"asks for {module}.{name}")
+
+        return read_pickle(data, resolve)
+
+    def _spend(self, copied_bytes: int) -> None:
+        self._left -= copied_bytes
+        if self._left < 0:
+            raise UnsafePickleError("asks for far more memory than it has bytes")
+
+    def _loads(self, arguments: tuple[Any, ...], depth: int) -> Any:
+        """The value of a pickle within the pickle."""
+        (data,) = arguments
+        if type(data) is not bytes:
+            raise TypeError("a nested pickle is not bytes")
+        self._spend(len(data))
+        value, end = self.read(data, depth)
+        if end != len(data):
+            raise ValueError("a nested pickle is followed by other bytes")
+        return value
+
+    def _encode(self, arguments: tuple[Any, ...]) -> bytes:
+        """Protocol 2 has no bytes: they are written as a call that encodes a string."""
+        text, encoding = arguments
+        if type(text) is not str or encoding != "latin1":
+            raise UnsafePickleError("encodes something that is not bytes")
+        self._spend(len(text))
+        return text.encode("latin1")
+
+
+def _size(arguments: tuple[Any, ...]) -> Size:
+    (numbers,) = arguments
+    if type(numbers) is not tuple or len(numbers) > MAX_NDIM or not all(type(number) is int for number in numbers):
+        raise TypeError(f"a size that is not made of at most {MAX_NDIM} ints")
+    return Size(numbers)
+
+
+def _layout(arguments: tuple[Any, ...]) -> Layout:
+    (name,) = arguments
+    if type(name) is not str or not name.startswith("torch."):
+        raise TypeError("a layout without a name")
+    return Layout(name.removeprefix("torch."))
+
+
+def _memory_format(arguments: tuple[Any, ...]) -> int:
+    (number,) = arguments
+    if type(number) is not int or not 0 <= number < len(_MEMORY_FORMATS):
+        raise ValueError(f"the memory format {number!r}")
+    return number
+
+
+def _getattr(arguments: tuple[Any, ...]) -> int:
+    """Some versions of Python pickle a member of an enum as an attribute of its class."""
+    owner, name = arguments
+    if owner is not _MEMORY_FORMAT or name not in _MEMORY_FORMATS:
+        raise UnsafePickleError(f"asks for the attribute {name!r} of {owner!r}")
+    return _MEMORY_FORMATS.index(name)
+
+
+def _path(_: tuple[Any, ...]) -> None:
+    """Where the checkpoint once was: nobody needs to know."""
+
+
+_MEMORY_FORMAT = Function("_MEM_FORMAT_ENCODING", _memory_format)
+_RECORDS = ("Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "BytesStorageMetadata", "MetadataIndex")
+_NAMES: dict[tuple[str, str], object] = {
+    **{(METADATA, name): RecordClass(name) for name in (*_RECORDS, "StorageMeta", "TensorProperties")},
+    (OLD_METADATA, "TensorProperties"): RecordClass("TensorProperties"),
+    (FILESYSTEM, "_StorageInfo"): RecordClass("_StorageInfo"),
+    (METADATA, "_MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
+    (METADATA, "MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
+    (OLD_METADATA, "MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
+    (TORCH, "Size"): Function("torch.Size", _size),
+    GET_LAYOUT: Function("torch.serialization._get_layout", _layout),
+    ("builtins", "getattr"): Function("getattr", _getattr),
+    ("__builtin__", "getattr"): Function("getattr", _getattr),
+    **dict.fromkeys(PATH_CLASSES, Function("pathlib", _path)),
+}

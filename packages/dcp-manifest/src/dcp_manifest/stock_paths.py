@@ -1,0 +1,23 @@
+"""Names by which pickles of `torch.distributed.checkpoint` call its classes. Only strings: nothing is imported.
+
+Source: torch 2.13 `torch.distributed.checkpoint.metadata` and `.filesystem`; the paths of older versions and of
+CPython 3.13.0's `pathlib` beside them.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FILESYSTEM", "GET_LAYOUT", "METADATA", "OLD_METADATA", "PATH_CLASSES", "STOCK_VERSION", "TORCH"]
+
+METADATA = "torch.distributed.checkpoint.metadata"
+OLD_METADATA = "torch.distributed._shard.sharded_tensor.metadata"
+"""Where `TensorProperties` was up to torch 2.3."""
+FILESYSTEM = "torch.distributed.checkpoint.filesystem"
+TORCH = "torch"
+GET_LAYOUT = ("torch.serialization", "_get_layout")
+PATH_CLASSES = frozenset(
+    (module, name)
+    for module in ("pathlib", "pathlib._local")
+    for name in ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
+)
+STOCK_VERSION = "1.0.0"
+"""What stock writes as `Metadata.version`."""

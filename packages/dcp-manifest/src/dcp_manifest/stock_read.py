@@ -1,0 +1,236 @@
+"""Stock's `.metadata` → an index. Its pickle is read by `safe_pickle`: nothing in it runs.
+
+Source: torch 2.13 `torch.distributed.checkpoint.metadata` (what the records hold) and `.filesystem._StorageInfo`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dcp_manifest.columns import CheckpointIndex, ItemColumns, PathElement, TensorFlags
+from dcp_manifest.consistency import check_index
+from dcp_manifest.errors import CorruptCheckpointError, UnsafeCheckpointError
+from dcp_manifest.items import Framing
+from dcp_manifest.relative_paths import check_relative_path
+from dcp_manifest.safe_pickle import BrokenPickleError, Record, UnsafePickleError
+from dcp_manifest.stock_names import DtypeName, Layout, Size, read_stock_pickle
+
+__all__ = ["read_stock"]
+
+Buffer = bytes | bytearray | memoryview
+Place = dict[str, Any]
+_MAX_LINKS = 16
+
+
+def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[str]]:
+    """The index in a pickle of stock's `Metadata`, of torch 2.3 to 2.15.
+
+    Args:
+        data: Begins with the pickle; may go on behind it.
+        file: Its name, for messages.
+
+    Returns:
+        The index, without `info`, its items unchecked; where the pickle ends; `StorageMeta.modules`.
+
+    Raises:
+        CorruptCheckpointError: It is no pickle, or not one of a `Metadata` that makes sense.
+        UnsafeCheckpointError: It asks for something that has no place in an index, or a data file's name leads out
+            of the checkpoint's folder.
+    """
+    try:
+        value, end = read_stock_pickle(bytes(data))
+        metadata = _state(value, "Metadata")
+        index = _Reader(len(data)).index(metadata)
+        check_index(index)
+    except UnsafePickleError as error:
+        raise UnsafeCheckpointError(
+            f"{file} {error}, which has no place in a checkpoint's index; nothing of it was run. If you trust its "
+            "author, load the checkpoint with torch.distributed.checkpoint and save it again"
+        ) from error
+    except BrokenPickleError as error:
+        raise CorruptCheckpointError(
+            f"the index is not a whole pickle: {error}; restore the file from a copy", file=file, offset=error.offset
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        if isinstance(error, CorruptCheckpointError):
+            raise
+        raise CorruptCheckpointError(f"the index is not a checkpoint's: {error!r}", file=file) from error
+    for path in index.files:
+        check_relative_path(path, file=file)
+    return index, end, _modules(metadata)
+
+
+def _state(value: object, name: str) -> dict[str, Any]:
+    """The state of a record of class `name`."""
+    if not isinstance(value, Record) or value.name != name:
+        raise TypeError(f"{value!r} is not a {name}")
+    state = {} if value.state is None else value.state
+    if type(state) is not dict:
+        raise TypeError(f"the state of a {name} is not a dict")
+    return state
+
+
+def _modules(metadata: dict[str, Any]) -> list[str]:
+    meta = metadata.get("storage_meta")
+    modules = meta.state.get("modules") if isinstance(meta, Record) and type(meta.state) is dict else None
+    return [module for module in modules if type(module) is str] if type(modules) is list else []
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    if not isinstance(value, Size):
+        raise TypeError(f"{value!r} is not a size")
+    return value.numbers
+
+
+class _Reader:
+    """Tables of an index while its rows are collected.
+
+    Args:
+        limit: How many rows a table may have. A pickle may refer to one list any number of times; stock's never do.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.dtypes: dict[str, int] = {}
+        self.files: dict[str, int] = {}
+        self.chains: dict[tuple[str, ...], int] = {}
+
+    def index(self, metadata: dict[str, Any]) -> CheckpointIndex:
+        values = metadata["state_dict_metadata"]
+        tensors: dict[str, dict[str, Any]] = {}
+        objects: list[str] = []
+        for name, value in values.items():
+            if type(name) is not str or not isinstance(value, Record):
+                raise TypeError(f"the entry {name!r} is not that of a tensor or an object")
+            if value.name == "BytesStorageMetadata":
+                objects.append(name)
+            else:
+                tensors[name] = _state(value, "TensorStorageMetadata")
+        index = CheckpointIndex(tensor_names=list(tensors), object_names=objects)
+        index.object_owner = np.zeros(len(objects), np.uint32)
+        index.paths = self.paths(metadata.get("planner_data"))
+        keys = self.put_tensors(index, tensors)
+        if metadata.get("storage_data") is not None:
+            places = _places(metadata["storage_data"])
+            index.chunk_items = self.items([_place(places, key) for key in keys], Framing.TORCH_ZIP)
+            index.object_items = self.items([_place(places, (name, None)) for name in objects], Framing.OBJECT)
+        index.dtypes, index.files, index.chains = tuple(self.dtypes), tuple(self.files), tuple(self.chains)
+        return index
+
+    def put_tensors(
+        self, index: CheckpointIndex, tensors: dict[str, dict[str, Any]]
+    ) -> list[tuple[str, tuple[int, ...] | None]]:
+        """Put the tensors' columns into `index`; the keys under which their chunks are stored."""
+        if sum(len(state["chunks"]) for state in tensors.values()) > self.limit:
+            raise ValueError("it has more chunks than bytes")
+        properties = [self.properties(state["properties"]) for state in tensors.values()]
+        shapes = [_numbers(state["size"]) for state in tensors.values()]
+        chunks = [
+            [(_numbers(box["offsets"]), _numbers(box["sizes"])) for box in map(_chunk, state["chunks"])]
+            for state in tensors.values()
+        ]
+        for shape, boxes in zip(shapes, chunks, strict=True):
+            if any(len(offsets) != len(shape) or len(sizes) != len(shape) for offsets, sizes in boxes):
+                raise ValueError("a chunk has other dimensions than its tensor")
+        index.tensor_dtype = np.array([dtype for dtype, _ in properties], np.uint8)
+        index.tensor_flags = np.array([flags for _, flags in properties], np.uint8)
+        index.tensor_ndim = np.array([len(shape) for shape in shapes], np.uint8)
+        index.tensor_owner = np.zeros(len(shapes), np.uint32)
+        index.tensor_shape = np.array([number for shape in shapes for number in shape], np.int64)
+        index.tensor_chunks = np.array([len(boxes) for boxes in chunks], np.int64)
+        flat = [box for boxes in chunks for box in boxes]
+        index.chunk_offsets = np.array([number for offsets, _ in flat for number in offsets], np.int64)
+        index.chunk_sizes = np.array([number for _, sizes in flat for number in sizes], np.int64)
+        return [(name, offsets) for name, boxes in zip(tensors, chunks, strict=True) for offsets, _ in boxes]
+
+    def properties(self, value: object) -> tuple[int, int]:
+        """Row of the dtype, and flags. Newer versions append fields to the five that are known."""
+        if not isinstance(value, Record) or value.name != "TensorProperties" or type(value.state) is not tuple:
+            raise TypeError(f"{value!r} is not a TensorProperties")
+        dtype, layout, requires_grad, memory_format, pin_memory = value.state[:5]
+        if not isinstance(dtype, DtypeName) or not isinstance(layout, Layout):
+            raise TypeError("a tensor without dtype or layout")
+        flags = TensorFlags(
+            requires_grad=bool(requires_grad),
+            pin_memory=bool(pin_memory),
+            memory_format=memory_format,
+            layout=layout.name,
+        )
+        return self.dtypes.setdefault(dtype.name, len(self.dtypes)), flags.to_bits()
+
+    def items(self, places: list[Place], framing: Framing) -> ItemColumns:
+        count = len(places)
+        length = np.array([_number(place["length"]) for place in places], np.uint64)
+        chains = [_chain(place.get("transform_descriptors")) for place in places]
+        return ItemColumns(
+            file=np.array(
+                [self.files.setdefault(_text(place["relative_path"]), len(self.files)) for place in places], np.uint32
+            ),
+            offset=np.array([_number(place["offset"]) for place in places], np.uint64),
+            length=length,
+            lead=np.zeros(count, np.uint32),
+            stored_bytes=length.copy(),
+            framing=np.full(count, framing, np.uint8),
+            chain=np.array(
+                [self.chains.setdefault(chain, len(self.chains)) + 1 if chain else 0 for chain in chains], np.uint8
+            ),
+            checked=np.zeros(count, np.uint8),
+            crc32=np.zeros(count, np.uint32),
+            running_crcs=np.zeros(0, np.uint32),
+        )
+
+    def paths(self, planner_data: object) -> dict[str, tuple[PathElement, ...]] | None:
+        """The paths, if planner data is what stock's planner writes; what other planners keep is not for us."""
+        if type(planner_data) is not dict or not all(type(path) is tuple for path in planner_data.values()):
+            return None
+        if sum(map(len, planner_data.values())) > self.limit:
+            raise ValueError("its paths have more elements than it has bytes")
+        names = all(type(name) is str for name in planner_data)
+        parts = all(type(part) in {str, int} for path in planner_data.values() for part in path)
+        return planner_data if names and parts else None
+
+
+def _chunk(value: object) -> dict[str, Any]:
+    return _state(value, "ChunkStorageMetadata")
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{value!r} is not the name of a file")
+    return value
+
+
+def _number(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a number of bytes")
+    return value
+
+
+def _chain(value: object) -> tuple[str, ...]:
+    """Transforms of an item, in the order of decoding."""
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)) or len(value) > _MAX_LINKS or not all(type(link) is str for link in value):
+        raise TypeError("an item's transforms are not a short list of names")
+    return tuple(value)
+
+
+def _places(storage_data: dict[Any, Any]) -> dict[tuple[str, tuple[int, ...] | None], Place]:
+    """(FQN, offset) → where it is stored; the offset is None for an object."""
+    places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+    for key, value in storage_data.items():
+        index = _state(key, "MetadataIndex")
+        offset = index.get("offset")
+        places[_text(index["fqn"]), None if offset is None else _numbers(offset)] = _state(value, "_StorageInfo")
+    return places
+
+
+def _place(places: dict[tuple[str, tuple[int, ...] | None], Place], key: tuple[str, tuple[int, ...] | None]) -> Place:
+    place = places.get(key)
+    if place is None:
+        name, offsets = key
+        at = "" if offsets is None else f" at offsets {offsets}"
+        raise ValueError(f"it does not say where {name!r}{at} is stored")
+    return place

@@ -1,0 +1,56 @@
+"""Tables of strings as two columns: all text in UTF-8, one string after another, and the length of each in bytes.
+
+Lone surrogates, which Python's strings may hold, are encoded like other code points (`surrogatepass`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["decode_text", "encode_text", "pack_strings", "split_text", "unpack_strings"]
+
+U8 = npt.NDArray[np.uint8]
+U64 = npt.NDArray[np.uint64]
+
+
+def encode_text(text: str) -> bytes:
+    """The bytes of a string in a table."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decode_text(data: bytes) -> str:
+    """The string of a table's bytes. Raises UnicodeDecodeError."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+def pack_strings(strings: Iterable[str]) -> tuple[U8, U64]:
+    """The two columns of a table: text and lengths."""
+    encoded = [encode_text(text) for text in strings]
+    lengths = np.fromiter(map(len, encoded), np.uint64, len(encoded))
+    return np.frombuffer(b"".join(encoded), np.uint8), lengths
+
+
+def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
+    """The strings of a table.
+
+    Raises:
+        ValueError: The lengths do not add up to the text, or it is not UTF-8.
+    """
+    if len(lengths) and int(lengths.max()) > len(text):
+        raise ValueError(f"one of its strings would be longer than its text of {len(text)} bytes")
+    if int(lengths.sum()) != len(text):
+        raise ValueError(f"its strings have {int(lengths.sum())} bytes and its text has {len(text)}")
+    return split_text(text.tobytes(), lengths)
+
+
+def split_text(data: bytes, lengths: npt.NDArray[np.int64]) -> list[str]:
+    """Pieces of `data`, one after another, as strings. Raises ValueError if one is not UTF-8."""
+    ends = np.cumsum(lengths)
+    pairs = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+    if data.isascii():
+        text = data.decode("ascii")
+        return [text[start:end] for start, end in pairs]
+    return [decode_text(data[start:end]) for start, end in pairs]

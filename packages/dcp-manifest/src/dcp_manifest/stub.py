@@ -1,0 +1,35 @@
+"""The head of a `.metadata` that stock cannot use: a pickle whose loading fails with a sentence."""
+
+from __future__ import annotations
+
+from dcp_manifest.opcodes import PickleWriter, global_, text
+
+__all__ = ["is_stub", "stub_head"]
+
+_START = b"\x80\x04" + text("dcp-manifest stub") + b"0"
+
+
+def is_stub(data: bytes | memoryview) -> bool:
+    """Whether a file begins with a stub."""
+    return bytes(data[: len(_START)]) == _START
+
+
+def stub_head(reason: str) -> bytes:
+    """A pickle whose loading raises RuntimeError with a sentence: whose checkpoint it is, why, and what to do.
+
+    Args:
+        reason: A clause that goes on after "because".
+    """
+    sentence = (
+        "this checkpoint was written by dcp (dcp-manifest) and torch.distributed.checkpoint cannot load it, because "
+        f"{reason}; load it with dcp_all.load (pip install dcp-all), or save it again there with layout='torch' and "
+        "interop=True"
+    )
+    # A future that failed is the shortest way to raise a chosen sentence from inside of any unpickler.
+    futures = "concurrent.futures"
+    writer = PickleWriter(_START)
+    future = writer.prepare(global_(futures, "Future") + b")R")
+    error = writer.prepare(global_("builtins", "RuntimeError") + text(sentence) + b"\x85R")
+    writer.put(global_(futures, "Future.set_exception") + future + error + b"\x86R0")
+    writer.put(global_(futures, "Future.result") + future + b"\x85R")
+    return writer.getvalue()
