@@ -154,7 +154,7 @@ def install(session: nox.Session, python: str, name: str, arguments: Sequence[st
     stamp = SHARED / f"{name}.stamp"
     wanted = fingerprint(arguments)
     if not stamp.exists() or stamp.read_text() != wanted:
-        session.log(f"installing into {SHARED.relative_to(ROOT)}: {name} (PyTorch takes a minute or more, the first time)")
+        session.log(f"installing {name} into {SHARED.relative_to(ROOT)}; PyTorch takes a minute or more, once")
         session.run(python, *CONSTRAINED, *arguments, external=True)
         stamp.write_text(wanted)
 

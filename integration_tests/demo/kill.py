@@ -15,22 +15,16 @@ __all__ = ["MidSaveKiller"]
 
 DATA_SUFFIX = ".distcp"
 LOOK_EVERY_SECONDS = 0.0005
-PATIENCE_SECONDS = 3.0
 
 
 class MidSaveKiller:
-    """Watches a folder and SIGKILLs one rank as soon as a data file appears that was not there before.
-
-    As a launcher does when a worker dies, it then ends the other ranks, if they have not ended after
-    `PATIENCE_SECONDS`; `abandoned` holds those that it had to end.
-    """
+    """Watches a folder and SIGKILLs one rank as soon as a data file appears that was not there before."""
 
     def __init__(self, job: Job, folder: Path, *, victim: int) -> None:
         self.job = job
         self.folder = folder
         self.victim = victim
         self.struck_at: float | None = None
-        self.abandoned: list[int] = []
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def arm(self) -> None:
@@ -54,15 +48,6 @@ class MidSaveKiller:
             time.sleep(LOOK_EVERY_SECONDS)
         self.job.kill(self.victim)
         self.struck_at = time.monotonic()
-        self._end_survivors(self.struck_at + PATIENCE_SECONDS)
-
-    def _end_survivors(self, deadline: float) -> None:
-        others = [rank for rank in range(len(self.job.processes)) if rank != self.victim]
-        while time.monotonic() < deadline and any(map(self.job.alive, others)):
-            time.sleep(0.05)
-        for rank in filter(self.job.alive, others):
-            self.abandoned.append(rank)
-            self.job.kill(rank)
 
     def _metadata(self) -> bytes:
         return (self.folder / ".metadata").read_bytes()

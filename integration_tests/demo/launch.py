@@ -24,6 +24,7 @@ __all__ = ["Event", "Job", "JobFailedError"]
 Event = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 EVENTS_FD = "DEMO_EVENTS_FD"
+PATIENCE_SECONDS = 3.0
 
 
 class JobFailedError(RuntimeError):
@@ -31,10 +32,12 @@ class JobFailedError(RuntimeError):
 
 
 class Job:
-    """`world_size` ranks that run one task; a context manager that leaves no process behind."""
+    """`world_size` ranks that run one task; a context manager that leaves no process behind.
+
+    When a rank fails, the others are given `PATIENCE_SECONDS` to notice; then they are ended, as launchers do.
+    """
 
     def __init__(self, task: str, world_size: int, folder: Path, **options: Any) -> None:
-        self.started = time.monotonic()
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._open_pipes = world_size
         port = _free_port()
@@ -44,6 +47,7 @@ class Job:
             self._start(rank, {"task": task, **options}, _environment(rank, world_size, port))
             for rank in range(world_size)
         ]
+        threading.Thread(target=self._supervise, daemon=True).start()
 
     def __enter__(self) -> Job:
         return self
@@ -77,13 +81,24 @@ class Job:
         Raises:
             JobFailedError: a rank ended with another exit status than 0.
         """
-        for rank, process in enumerate(self.processes):
-            if process.wait() != 0:
-                raise JobFailedError(f"rank {rank} ended with status {process.returncode}:\n{self.tail(rank)}")
+        statuses = {rank: process.wait() for rank, process in enumerate(self.processes)}
+        failed = sorted((rank for rank, status in statuses.items() if status), key=lambda rank: statuses[rank] < 0)
+        if failed:  # those that raised come before those that were killed
+            rank = failed[0]
+            raise JobFailedError(f"rank {rank} ended with status {statuses[rank]}:\n{self.tail(rank)}")
 
     def tail(self, rank: int, *, lines: int = 30) -> str:
         """The last lines that a rank printed."""
         return "\n".join(self.logs[rank].read_text(errors="replace").splitlines()[-lines:])
+
+    def _supervise(self) -> None:
+        while not any(process.poll() for process in self.processes):
+            if all(process.poll() == 0 for process in self.processes):
+                return
+            time.sleep(0.05)
+        time.sleep(PATIENCE_SECONDS)
+        for rank in filter(self.alive, range(len(self.processes))):
+            self.kill(rank)
 
     def _start(self, rank: int, options: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         reading, writing = os.pipe()

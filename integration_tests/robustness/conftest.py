@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from integration_tests.robustness import states
+from integration_tests.robustness.zygote import Zygote
 
 Made = Callable[[str, int], Path]
 KINDS = {
@@ -56,6 +57,14 @@ def fresh(made: Made, tmp_path: Path) -> Made:
         return Path(shutil.copytree(made(kind, version), folder))
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Forks ranks that may be killed at any call."""
+    process = Zygote()
+    yield process
+    process.close()
 
 
 def _save(folder: str, version: int, options: dict[str, Any]) -> None:

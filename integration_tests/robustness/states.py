@@ -67,10 +67,20 @@ def sharded(version: int) -> dict[str, Any]:
     return whole
 
 
-def save(folder: Path | str, version: int, *, no_dist: bool = False, use_collectives: bool = True, **writer: Any) -> Any:
+def save(
+    folder: Path | str,
+    version: int,
+    *,
+    state: dict[str, Any] | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    **writer: Any,
+) -> Any:
     """Save a version, sharded over the ranks unless `no_dist`; `writer` are options of `FileSystemWriter`."""
+    if state is None:
+        state = values(version) if no_dist else sharded(version)
     return dcp.save(
-        values(version) if no_dist else sharded(version),
+        state,
         storage_writer=dcp.FileSystemWriter(folder, **writer),
         no_dist=no_dist,
         use_collectives=use_collectives,
@@ -104,9 +114,11 @@ def version_in(folder: Path | str, versions: Iterable[int]) -> int:
 
 def debris(folder: Path) -> list[str]:
     """Files in the folder that are no part of its checkpoint."""
-    index = dcp.FileSystemReader(folder).read_metadata()
-    wanted = {str(info.relative_path) for info in index.storage_data.values()}
-    indexes = re.compile(r"(__\d+(\.\w+)?)?\.metadata")
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    wanted = {str(info.relative_path) for info in metadata.storage_data.values()}
     names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
     assert wanted <= names
-    return sorted(name for name in names - wanted if not indexes.fullmatch(name))
+    ours = re.compile(r"\.metadata" if ".metadata" in names else r"__\d+(\.\w+)?\.metadata")
+    # What replicas a rank wrote is in its own index only.
+    ranks = rf"__\d+_\d+\.{metadata.storage_meta.save_id}\.distcp" if ".metadata" not in names else r"(?!)"
+    return sorted(name for name in names - wanted if not ours.fullmatch(name) and not re.fullmatch(ranks, name))

@@ -6,6 +6,7 @@ save. Values of two versions differ everywhere, so that a mixture cannot go unno
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,6 +76,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files(folder)}
 
 
+def is_damaged(name: str, data: bytes, now: dict[str, bytes], known: set[bytes]) -> bool:
+    """Whether a file is not as it was; of a rank's index there are two copies, and whole other indexes may lie around."""
+    if re.fullmatch(r"__\d+(\.\w+)?\.metadata", name):
+        return name in now and now[name] not in known
+    return now.get(name) != data
+
+
 def names_what_is_wrong(error: Exception, folder: Path) -> bool:
     """Whether the message names a file, and for damage inside a data file also tensor and offset."""
     if isinstance(error, CorruptCheckpointError) and error.file is not None and error.file.endswith(".distcp"):
@@ -84,7 +92,7 @@ def names_what_is_wrong(error: Exception, folder: Path) -> bool:
 
 @pytest.mark.parametrize("kind", ["torch", "raw", "alone", "rank-local"])
 def test_ours(fresh: Fresh, made: Fresh, kind: str) -> None:
-    @settings(common, max_examples=150)
+    @settings(common, max_examples=100)
     @given(st.lists(hurts, min_size=1, max_size=3), st.sampled_from(["blocks", "full", "before"]))
     def check(damage: list[Hurt], verify: Any) -> None:
         folder = fresh(kind, NEW)
@@ -93,7 +101,8 @@ def test_ours(fresh: Fresh, made: Fresh, kind: str) -> None:
             hurt.apply(folder, made(kind, OLD))
         error = states.refusal(folder, NEW, verify=verify)
         assert error is None or names_what_is_wrong(error, folder), error
-        if contents(folder) != before:
+        known = {*before.values(), *contents(made(kind, OLD)).values()}
+        if any(is_damaged(name, data, contents(folder), known) for name, data in before.items()):
             assert not verify_checkpoint(LocalStore(folder)).ok, "the damage is not reported"
 
     check()

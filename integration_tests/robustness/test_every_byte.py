@@ -56,9 +56,7 @@ def masks(mode: str, position: int) -> list[int]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("layout", "interop", "mode"), CASES)
-def test_every_byte(
-    ranks: Any, tmp_path: Path, layout: str, interop: bool, mode: str, record_property: Any
-) -> None:
+def test_every_byte(ranks: Any, tmp_path: Path, layout: str, interop: bool, mode: str, record_property: Any) -> None:
     folder = tmp_path / "tiny"
     ranks.run(2, save_tiny, str(folder), layout, interop)
     assert len(data_files(folder)) == 2

@@ -84,8 +84,9 @@ def test_there_and_back() -> None:
 
 
 def test_the_hint_of_an_index_is_only_a_hint() -> None:
-    found = metadata_from_index(index_from_metadata(example()))
     for hint in (None, 0, 1, 5, -1):
+        # Anew each time: what was looked up once is kept.
+        found = metadata_from_index(index_from_metadata(example()))
         assert found.storage_data[MetadataIndex("w", (2, 0), hint)].relative_path == "__1_0.x.distcp"
     for missing in (MetadataIndex("w", (1, 0)), MetadataIndex("w"), MetadataIndex("nope"), MetadataIndex("step", (0,))):
         assert missing not in found.storage_data
@@ -135,6 +136,11 @@ def test_values_of_one_rank_hide_those_of_the_job() -> None:
     own = metadata_from_index(index, rank=2)
     assert isinstance(own.state_dict_metadata["w"], BytesStorageMetadata)
     assert isinstance(metadata_from_index(index, rank=1).state_dict_metadata["w"], TensorStorageMetadata)
+    index.tensor_owner[0], index.object_owner[0] = 3, 0
+    assert isinstance(metadata_from_index(index).state_dict_metadata["w"], BytesStorageMetadata)
+    own = metadata_from_index(index, rank=2)
+    assert isinstance(own.state_dict_metadata["w"], TensorStorageMetadata)
+    assert len(own.state_dict_metadata) == 4
 
 
 def test_without_storage_data_nothing_is_stored() -> None:

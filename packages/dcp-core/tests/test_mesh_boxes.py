@@ -72,6 +72,10 @@ def test_neighbouring_runs_are_one_box() -> None:
     }
 
 
+def test_pieces_that_follow_each_other_are_one_box() -> None:
+    assert local_boxes((8,), (1,), (0,), (ShardedDim(0, 2),)) == ((8,), (LocalBox((0,), (8,), (0,)),))
+
+
 def test_rows_that_are_no_run_are_several_boxes() -> None:
     assert local_boxes((8,), (2,), (1,), (ShardedDim(0, 2),)) == (
         (4,),

@@ -110,10 +110,8 @@ def test_stateful_values_give_and_take_their_state(folder: str) -> None:
 
 
 def test_every_misfit_is_reported_at_once(folder: str) -> None:
-    put(
-        folder,
-        {"layers.0.w": torch.ones(2), "shape": torch.ones(2), "kind": torch.ones(2), "cast": torch.ones(2), "o": 1},
-    )
+    ones = torch.ones(2)
+    put(folder, {"layers.0.w": ones, "shape": ones.clone(), "kind": ones.clone(), "cast": ones.clone(), "o": 1})
     template = {
         "layer.0.w": torch.ones(2), "shape": torch.ones(3), "kind": 1, "cast": torch.ones(2, dtype=torch.int64), "o": torch.ones(1),
     }  # fmt: skip

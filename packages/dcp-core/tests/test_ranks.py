@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 
 import pytest
@@ -71,6 +73,18 @@ def test_closures_travel_and_calls_start_alike(ranks):
     assert ranks.run(2, torch.get_num_threads) == [1, 1]
 
 
+def test_functions_of_modules_that_only_the_caller_can_find(ranks, tmp_path, monkeypatch):
+    path = tmp_path / "helper.py"
+    path.write_text("WORDS = 'from afar'\nclass Kind: ...\ndef speak(): return WORDS, Kind")
+    spec = importlib.util.spec_from_file_location("no-such.package.helper", path)
+    module = importlib.util.module_from_spec(spec)
+    for name in ("no-such", "no-such.package"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    assert ranks.run(2, module.speak) == [("from afar", module.Kind)] * 2
+
+
 def test_no_group(ranks):
     assert ranks.run(2, dist.is_initialized, backend=None) == [False, False]
     assert ranks.run(2, dist.is_initialized) == [True, True]
@@ -108,6 +122,22 @@ def test_an_error_shows_ranks_tracebacks_and_output(ranks):
     for rank in range(2):
         assert f"rank {rank} prints this" in text
     assert ranks.run(2, lambda: "fine") == ["fine", "fine"]
+
+
+def test_a_group_is_kept_until_a_call_fails(ranks):
+    def known():
+        store = dist.group.WORLD.get_group_store()
+        dist.barrier()
+        found = store.check(["mine"])
+        dist.barrier()
+        store.set("mine", "yes")
+        return found
+
+    ranks.run(2, known)
+    assert ranks.run(2, known) == [True, True]
+    with pytest.raises(RankError):
+        ranks.run(2, fails_on, 1, ValueError())
+    assert ranks.run(2, known) == [False, False]
 
 
 def test_only_the_output_of_this_call_is_shown(ranks):

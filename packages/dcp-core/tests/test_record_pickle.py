@@ -53,6 +53,7 @@ def test_classes_and_states_are_replaced_at_any_depth(protocol: int | None) -> N
     assert found["a"][0] is found["a"][1]
     assert type(found["b"]) is str
     assert found["c"] is len
+    assert data.count(b"Theirs") == 1
 
 
 def test_subclasses_are_not_replaced() -> None:

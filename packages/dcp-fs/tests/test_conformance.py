@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dcp_core.testing.conformance import LocalFolder, StorageConformance
+from dcp_core.testing.conformance import Door, LocalFolder, StorageConformance
 from dcp_fs import FileSystemReader, FileSystemWriter
 
 
@@ -28,7 +27,9 @@ class TestFileSystem(StorageConformance):
 
 
 class TestRawLayout(TestFileSystem):
-    registered = False  # ids alone choose the other layout
+    @pytest.fixture
+    def door(self, storage: Door) -> Door:
+        return storage  # ids alone choose the other layout
 
     def make_writer(self, checkpoint_id: str) -> FileSystemWriter:
         return FileSystemWriter(checkpoint_id, single_file_per_rank=False, layout="raw")

@@ -1,4 +1,4 @@
-"""`LocalStore` passes the suite that third parties run against their stores; stores that are wrong do not."""
+"""`LocalStore` passes the suite that third parties run against their stores."""
 
 from __future__ import annotations
 

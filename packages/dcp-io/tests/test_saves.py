@@ -14,6 +14,7 @@ from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveL
 from dcp_io.markers import Marker, find_markers
 from dcp_io.process_identity import this_process
 from dcp_manifest.columns import ManifestInfo
+from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.manifest import encode
 
 OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
@@ -147,6 +148,17 @@ def test_dead_saves_are_cleaned_up(store, helpers, plant, marker):
     SaveSession.begin(store).abort()
     assert helpers.names(store) == sorted([*before, "__0_0.deadly.distcp"])
     assert helpers.load_all(store) == merged(OLD)
+
+
+def test_files_of_a_dead_save_that_the_current_index_names_are_kept(store, helpers, plant):
+    store.publish("__0_0.dead.distcp", b"x")
+    store.publish("__0_1.dead.distcp", b"x")
+    item = StoredItem("__0_0.dead.distcp", 0, 1, 0, 1, Framing.RAW)
+    index = helpers.make_index({"a": ("uint8", (1,), item)}, info=ManifestInfo("other", 1, "test"))
+    store.publish(".metadata", encode(index))
+    plant("dead", gone=True)
+    SaveSession.begin(store).abort()
+    assert helpers.names(store) == [".metadata", "__0_0.dead.distcp"]
 
 
 def test_a_damaged_marker_is_believed_until_it_is_old(store):
@@ -302,7 +314,7 @@ def test_markers_are_renewed_and_never_come_back(store):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     session.abort()
-    time.sleep(0.3)
+    assert not [thread for thread in threading.enumerate() if thread.name == "dcp-io-marker"]
     assert store.list() == []
 
 

@@ -122,7 +122,8 @@ class ByteStorageReader(StorageReader):
         if self._metadata is None:
             raise DcpError("set_up_storage_reader must be called before read_data")
         index = item.storage_index
-        info = (self._metadata.storage_data or {}).get(index)
+        places = self._metadata.storage_data
+        info = None if places is None else places.get(index)
         if info is None:
             raise CorruptCheckpointError(
                 f"the index names no stored data for the chunk at offset {tuple(index.offset or ())}; "

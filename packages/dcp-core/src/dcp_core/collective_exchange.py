@@ -6,7 +6,6 @@ operations take turns: one that was started later waits, on every rank, for the 
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 import weakref
@@ -115,13 +114,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         return verdict, own[0]
 
     def _withdraw(self, step: Step, failure: Failure) -> None:
-        if not step.kind:
-            return  # between phases nobody knows whether another one comes; its collective would wait for all
-        with contextlib.suppress(CoordinatorLostError, CoordinatorTimeoutError):
-            self._exchange(step, Outcome(step.label, failure=failure), self._give_up)
-
-    def _give_up(self, outcomes: list[Outcome]) -> Answer:
-        return Answer(Verdict(failures=tuple(each.failure for each in outcomes if each.failure is not None)))
+        """Nothing: nobody knows whether there is another phase, and its collectives would wait for every rank."""
 
     def close(self) -> None:
         """See `Coordinator`."""

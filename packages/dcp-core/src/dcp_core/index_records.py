@@ -121,6 +121,10 @@ class StorageRecords:
         self._index = records.index
 
     def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
         starts = self._records.chunk_starts
         chunks = 0
         if self._index.chunk_items is not None:

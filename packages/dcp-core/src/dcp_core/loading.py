@@ -128,6 +128,7 @@ class _Load:
     planner: LoadPlanner
     coordinator: Coordinator
     template: dict[str, Any] = field(default_factory=dict)
+    stateful: dict[str, Stateful] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     metadata: Metadata | None = None
     plan: LoadPlan | None = None
@@ -147,7 +148,10 @@ class _Load:
     def prepare(self) -> None:
         self.reader = resolve_reader(self.reader, self.checkpoint_id)
         for key, value in self.state_dict.items():
-            self.template[key] = value.state_dict() if isinstance(value, Stateful) else value
+            if isinstance(value, Stateful):
+                self.stateful[key] = value
+                value = value.state_dict()
+            self.template[key] = value
 
     def plan_locally(self) -> tuple[LoadPlan, str | None]:
         reader = self._reader()
@@ -188,11 +192,10 @@ class _Load:
         return False
 
     def apply(self) -> None:
-        for key, value in self.state_dict.items():
-            if isinstance(value, Stateful):
-                value.load_state_dict(self.values[key])
+        for key, value in self.stateful.items():
+            value.load_state_dict(self.values[key])
         for key, value in self.values.items():
-            if not isinstance(self.state_dict.get(key), Stateful):
+            if key not in self.stateful:
                 self.state_dict[key] = value
 
     def report(self) -> LoadReport:

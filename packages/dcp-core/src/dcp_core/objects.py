@@ -63,7 +63,7 @@ def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
         CorruptCheckpointError: These are not the bytes of a dumped object.
     """
     try:
-        named = _Census(io.BytesIO(_pickle_of(data))).taken()
+        named = _Census(_pickle_of(data)).taken()
     except Exception as error:
         raise CorruptCheckpointError(f"the bytes of an object are damaged: {error}") from error
     return sorted(named - allowed_globals(allow_globals).by_name.keys())
@@ -152,7 +152,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _load_restricted(data: bytes, allowed: AllowList) -> Any:
     try:
-        return _PlainUnpickler(io.BytesIO(_pickle_of(data))).load()
+        return _PlainUnpickler(_pickle_of(data)).load()
     except _NotPlainError:
         pass
 
@@ -167,16 +167,18 @@ def _load_restricted(data: bytes, allowed: AllowList) -> Any:
     return load(reader, "cpu", module, encoding="utf-8")
 
 
-def _pickle_of(data: bytes) -> bytes:
-    """`data.pkl` of the archive, and possibly bytes behind it, which a pickle's end marks off."""
+def _pickle_of(data: bytes) -> io.BytesIO:
+    """A stream at `data.pkl` of the archive; bytes may follow it, a pickle's end marks it off. Copies nothing large."""
     # torch.save puts it first; reading the archive's directory takes longer than the rest.
     if data[:4] == b"PK\3\4" and data[8:10] == b"\0\0":
         names, extra = (int.from_bytes(data[at : at + 2], "little") for at in (26, 28))
         if data[30 : 30 + names].endswith(b"/data.pkl"):
-            return data[30 + names + extra :]
+            stream = io.BytesIO(data)
+            stream.seek(30 + names + extra)
+            return stream
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-        return archive.read(name)
+        return io.BytesIO(archive.read(name))
 
 
 class _Census(pickle.Unpickler):

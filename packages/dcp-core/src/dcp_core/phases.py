@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from dcp_core.coordinator import Coordinator
 from dcp_core.errors import CheckpointException, CoordinatorTimeoutError, DcpError, RankDisagreementError
@@ -64,7 +64,7 @@ class PhasedCoordinator(Coordinator):
 
     @abstractmethod
     def _withdraw(self, step: Step, failure: Failure) -> None:
-        """Let the other ranks fail in this phase, without waiting for any of them; never raises an `Exception`."""
+        """Let the other ranks fail in this phase, which this one does not enter; never raises an `Exception`."""
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:
         """See `Coordinator`."""
@@ -114,10 +114,6 @@ class PhasedCoordinator(Coordinator):
         step = Step(self._steps, kind, phase)
         self._steps += 1
         value, outcome, error = self._attempt(step, map_fn)
-        if error is not None and not isinstance(error, Exception):
-            self._ended = True
-            self._withdraw(step, failure_of(self.rank, error))
-            raise error
         decided: list[Answer] = []
 
         def conclude(outcomes: list[Outcome]) -> Answer:
@@ -126,15 +122,18 @@ class PhasedCoordinator(Coordinator):
 
         try:
             verdict, own = self._exchange(step, outcome, conclude)
+        except DcpError as lost:
+            self._ended = True
+            if error is None:
+                raise
+            _fail(error, lost)
         except BaseException:
             self._ended = True
             raise
         if not verdict.ok:
             self._ended = True
             local = decided[0].error if decided and error is None else error
-            if local is not None and not isinstance(local, Exception):
-                raise local
-            raise self._error(step, verdict, local) from local
+            _fail(local, self._error(step, verdict, local))
         if decided:
             return decided[0].own
         data = own if verdict.scattered else verdict.common
@@ -188,6 +187,13 @@ class PhasedCoordinator(Coordinator):
             self._ended = True
             self._withdraw(Step(self._steps, "", ""), failure_of(self.rank, error))
         self.close()
+
+
+def _fail(local: BaseException | None, shared: DcpError) -> NoReturn:
+    """Raise the error that all ranks share, unless this rank was interrupted itself."""
+    if local is not None and not isinstance(local, Exception):
+        raise local
+    raise shared from local
 
 
 def _different_steps(step: Step, outcomes: list[Outcome]) -> str | None:

@@ -129,6 +129,8 @@ def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
         ShardNotFoundError: This rank holds no such shard.
         UnsupportedValueError: The tensor cannot be used as it is.
     """
+    if hasattr(value, "__get_tensor_shard__") and not isinstance(value, DTensor):
+        return _from_hook(value, index)()
     held = local_tensor(index.fqn, value)
     if held is None:
         raise ShardNotFoundError(f"{index.fqn!r} is a {type(value).__qualname__}, not a tensor: it has no shards")
@@ -262,7 +264,11 @@ def _properties_of(holder: Any) -> TensorProperties:
 
 def _from_hook(holder: Any, index: MetadataIndex) -> Callable[[], torch.Tensor]:
     def get() -> torch.Tensor:
-        found: torch.Tensor = holder.__get_tensor_shard__(index)
+        try:
+            found: torch.Tensor = holder.__get_tensor_shard__(index)
+        except (LookupError, ValueError) as error:
+            kind = type(holder).__qualname__
+            raise ShardNotFoundError(f"{index.fqn!r}: the {kind} has no shard for {index}: {error}") from error
         return found.detach()
 
     return get

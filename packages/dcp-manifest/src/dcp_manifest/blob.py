@@ -66,6 +66,9 @@ class Header:
 
     metadata: Mapping[str, Any]
     columns: Mapping[str, Column]
+    """Those of unsigned numbers; newer versions may add others."""
+    extents: Mapping[str, tuple[int, int]]
+    """First and last byte of every column, whatever it holds."""
     data_start: int
     """Of the data part in the blob, bytes."""
     data_bytes: int
@@ -109,8 +112,8 @@ class WholeBlob:
 
     def raw(self, name: str) -> memoryview:
         """The bytes of a whole column."""
-        column = self.header.columns[name]
-        return self.data[self.header.data_start + column.start : self.header.data_start + column.stop]
+        start, stop = self.header.extents[name]
+        return self.data[self.header.data_start + start : self.header.data_start + stop]
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
         """Numbers [start, stop) as they are stored."""
@@ -152,11 +155,11 @@ def first_blocks(header: Header) -> tuple[dict[str, int], int]:
     """For each column the row of its first block's CRC in `block_crcs`, and how many rows there must be."""
     first: dict[str, int] = {}
     total = 0
-    for name in sorted(header.columns):
+    for name in sorted(header.extents):
         if name != BLOCK_CRCS:
-            column = header.columns[name]
+            start, stop = header.extents[name]
             first[name] = total
-            total += -(-(column.stop - column.start) // BLOCK_BYTES)
+            total += -(-(stop - start) // BLOCK_BYTES)
     return first, total
 
 
@@ -191,19 +194,26 @@ def parse_header(text: bytes, *, data_bytes: int, file: str) -> Header:
     try:
         entries = json.loads(text)
         metadata = json.loads(entries.pop("__metadata__")[METADATA_KEY])
-        columns = {name: _column(entry, data_bytes) for name, entry in entries.items() if entry["dtype"] in _DTYPES}
+        extents = {name: _extent(entry, data_bytes) for name, entry in entries.items()}
+        known = {name: entry for name, entry in entries.items() if entry["dtype"] in _DTYPES}
+        columns = {name: _column(entry, *extents[name]) for name, entry in known.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptCheckpointError(f"the manifest's header is damaged: {error!r}", file=file) from error
     if not isinstance(metadata, dict):
         raise CorruptCheckpointError("the manifest's metadata is not a JSON object", file=file)
-    return Header(metadata, columns, PREFIX_BYTES + len(text), data_bytes)
+    return Header(metadata, columns, extents, PREFIX_BYTES + len(text), data_bytes)
 
 
-def _column(entry: Mapping[str, Any], data_bytes: int) -> Column:
-    (count,), (start, stop) = entry["shape"], entry["data_offsets"]
-    dtype = _DTYPES[entry["dtype"]]
-    if not all(type(number) is int for number in (count, start, stop)) or not 0 <= start <= stop <= data_bytes:
+def _extent(entry: Mapping[str, Any], data_bytes: int) -> tuple[int, int]:
+    start, stop = entry["data_offsets"]
+    if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= data_bytes:
         raise ValueError(f"a column lies at {start}–{stop} of {data_bytes} bytes")
-    if count * np.dtype(dtype).itemsize != stop - start:
+    return start, stop
+
+
+def _column(entry: Mapping[str, Any], start: int, stop: int) -> Column:
+    (count,) = entry["shape"]
+    dtype = _DTYPES[entry["dtype"]]
+    if type(count) is not int or count * np.dtype(dtype).itemsize != stop - start:
         raise ValueError(f"a column of {count} numbers has {stop - start} bytes")
     return Column(dtype, start, stop, count)

@@ -25,6 +25,7 @@ Path = tuple[PathElement, ...]
 
 KEY, LIST_INDEX, INT_KEY = 0, 1, 2
 _INDEX = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+_INDEX_LIMIT = 10**18
 _KINDS: dict[type, int] = {str: KEY, int: LIST_INDEX, IntKey: INT_KEY}
 
 
@@ -87,6 +88,8 @@ def _kinds(flat: Sequence[PathElement]) -> I64:
     types = set(map(type, flat))
     if types <= {str}:
         return np.zeros(len(flat), np.int64)
+    if any(type(part) is int and abs(part) >= _INDEX_LIMIT for part in flat):
+        raise ValueError(f"a list index in a path is not below {_INDEX_LIMIT}")
     if not types <= {str, int, IntKey}:
         raise ValueError(f"a path may hold str and int, not {sorted(kind.__qualname__ for kind in types)}")
     return np.fromiter((_KINDS[type(part)] for part in flat), np.int64, len(flat))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BrokenPickleError", "Function", "Record", "RecordClass", "UnsafePickleError", "read_pickle"]
+__all__ = ["BrokenPickleError", "Function", "Record", "RecordClass", "UnsafePickleError", "described", "read_pickle"]
 
 _MAX_INT_BYTES = 255
 _U32, _I32 = struct.Struct("<I"), struct.Struct("<i")
@@ -53,9 +53,6 @@ class Record:
     def __init__(self, name: str) -> None:
         self.name = name
         self.state: Any = None
-
-    def __repr__(self) -> str:
-        return f"Record({self.name})"
 
 
 def read_pickle(data: bytes, resolve: Callable[[str, str], object]) -> tuple[Any, int]:
@@ -99,7 +96,7 @@ class _Machine:
             opcode = data[self.at]
             self.at += 1
             if opcode == _STOP:
-                (value,) = self.stack
+                (value,) = self.stack if not self.below else ()
                 return value
             handlers[opcode](self)
 
@@ -216,14 +213,14 @@ class _Machine:
         arguments = self.stack.pop()
         function = self.stack[-1]
         if not isinstance(function, Function) or not isinstance(arguments, tuple):
-            raise UnsafePickleError(f"calls {function!r}")
+            raise UnsafePickleError(f"calls {described(function)}")
         self.stack[-1] = function.call(arguments)
 
     def do_newobj(self) -> None:
         arguments = self.stack.pop()
         cls = self.stack[-1]
         if not isinstance(cls, RecordClass) or arguments != ():
-            raise UnsafePickleError(f"makes an object of {cls!r} with arguments")
+            raise UnsafePickleError(f"makes an object of {described(cls)} with arguments")
         self.stack[-1] = Record(cls.name)
 
     def do_build(self) -> None:
@@ -246,6 +243,13 @@ class _Machine:
     def do_get4(self) -> None:
         self.stack.append(self.memo[_U32.unpack_from(self.data, self.at)[0]])
         self.at += 4
+
+
+def described(value: object) -> str:
+    """What a value is, for messages. Not its `repr`: a few bytes may make a value whose text would never end."""
+    if isinstance(value, (Record, RecordClass, Function)):
+        return value.name
+    return f"a {type(value).__name__}"
 
 
 def _list(value: object) -> list[Any]:

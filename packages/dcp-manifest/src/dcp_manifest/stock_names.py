@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dcp_manifest.consistency import MAX_NDIM
 from dcp_manifest.dtypes import ITEM_BYTES
-from dcp_manifest.safe_pickle import Function, RecordClass, UnsafePickleError, read_pickle
+from dcp_manifest.safe_pickle import Function, RecordClass, UnsafePickleError, described, read_pickle
 from dcp_manifest.stock_paths import FILESYSTEM, GET_LAYOUT, METADATA, OLD_METADATA, PATH_CLASSES, TORCH
 
 __all__ = ["DtypeName", "Layout", "Size", "read_stock_pickle"]
@@ -116,7 +116,7 @@ def _layout(arguments: tuple[Any, ...]) -> Layout:
 def _memory_format(arguments: tuple[Any, ...]) -> int:
     (number,) = arguments
     if type(number) is not int or not 0 <= number < len(_MEMORY_FORMATS):
-        raise ValueError(f"the memory format {number!r}")
+        raise ValueError("a memory format that is not known")
     return number
 
 
@@ -124,7 +124,7 @@ def _getattr(arguments: tuple[Any, ...]) -> int:
     """Some versions of Python pickle a member of an enum as an attribute of its class."""
     owner, name = arguments
     if owner is not _MEMORY_FORMAT or name not in _MEMORY_FORMATS:
-        raise UnsafePickleError(f"asks for the attribute {name!r} of {owner!r}")
+        raise UnsafePickleError(f"asks for an attribute of {described(owner)}")
     return _MEMORY_FORMATS.index(name)
 
 

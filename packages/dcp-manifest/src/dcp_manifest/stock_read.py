@@ -14,7 +14,7 @@ from dcp_manifest.consistency import check_index
 from dcp_manifest.errors import CorruptCheckpointError, UnsafeCheckpointError
 from dcp_manifest.items import Framing
 from dcp_manifest.relative_paths import check_relative_path
-from dcp_manifest.safe_pickle import BrokenPickleError, Record, UnsafePickleError
+from dcp_manifest.safe_pickle import BrokenPickleError, Record, UnsafePickleError, described
 from dcp_manifest.stock_names import DtypeName, Layout, Size, read_stock_pickle
 
 __all__ = ["read_stock"]
@@ -56,7 +56,8 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, CorruptCheckpointError):
             raise
-        raise CorruptCheckpointError(f"the index is not a checkpoint's: {error!r}", file=file) from error
+        detail = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise CorruptCheckpointError(f"the index is not a checkpoint's: {detail}", file=file) from error
     for path in index.files:
         check_relative_path(path, file=file)
     return index, end, _modules(metadata)
@@ -65,7 +66,7 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
 def _state(value: object, name: str) -> dict[str, Any]:
     """The state of a record of class `name`."""
     if not isinstance(value, Record) or value.name != name:
-        raise TypeError(f"{value!r} is not a {name}")
+        raise TypeError(f"{described(value)} is where a {name} should be")
     state = {} if value.state is None else value.state
     if type(state) is not dict:
         raise TypeError(f"the state of a {name} is not a dict")
@@ -80,7 +81,7 @@ def _modules(metadata: dict[str, Any]) -> list[str]:
 
 def _numbers(value: object) -> tuple[int, ...]:
     if not isinstance(value, Size):
-        raise TypeError(f"{value!r} is not a size")
+        raise TypeError(f"{described(value)} is where a size should be")
     return value.numbers
 
 
@@ -103,7 +104,7 @@ class _Reader:
         objects: list[str] = []
         for name, value in values.items():
             if type(name) is not str or not isinstance(value, Record):
-                raise TypeError(f"the entry {name!r} is not that of a tensor or an object")
+                raise TypeError(f"an entry is {described(value)}, neither that of a tensor nor of an object")
             if value.name == "BytesStorageMetadata":
                 objects.append(name)
             else:
@@ -148,7 +149,7 @@ class _Reader:
     def properties(self, value: object) -> tuple[int, int]:
         """Row of the dtype, and flags. Newer versions append fields to the five that are known."""
         if not isinstance(value, Record) or value.name != "TensorProperties" or type(value.state) is not tuple:
-            raise TypeError(f"{value!r} is not a TensorProperties")
+            raise TypeError(f"{described(value)} is where a TensorProperties should be")
         dtype, layout, requires_grad, memory_format, pin_memory = value.state[:5]
         if not isinstance(dtype, DtypeName) or not isinstance(layout, Layout):
             raise TypeError("a tensor without dtype or layout")
@@ -198,13 +199,13 @@ def _chunk(value: object) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise TypeError(f"{value!r} is not the name of a file")
+        raise TypeError(f"{described(value)} is where a string should be")
     return value
 
 
 def _number(value: object) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is not a number of bytes")
+        raise TypeError(f"{described(value)} is where a number of bytes should be")
     return value
 
 

@@ -85,5 +85,5 @@ def _block_problems(blob: WholeBlob, footer: Footer, file: str) -> Iterator[Prob
         raw = blob.raw(name)
         for start in range(0, len(raw), BLOCK_BYTES):
             if zlib.crc32(raw[start : start + BLOCK_BYTES]) != crcs[block + start // BLOCK_BYTES]:
-                place = blob.header.data_start + blob.header.columns[name].start + start
+                place = blob.header.data_start + blob.header.extents[name][0] + start
                 yield Problem(f"the column {name} is damaged", file, footer.manifest_offset + place)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 from dcp_core import ByteStorageReader
-from dcp_io import StoreBackend, Verify
-
 from dcp_http_example.address import is_address, parse_address
 from dcp_http_example.store import HttpStore
+from dcp_io import StoreBackend, Verify
 
 __all__ = ["HttpReader"]
 

@@ -7,9 +7,8 @@ import http.client
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from dcp_io import Sink
-
 from dcp_http_example.client import Client, naming
+from dcp_io import Sink
 
 __all__ = ["HttpSink"]
 

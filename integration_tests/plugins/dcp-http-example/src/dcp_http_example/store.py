@@ -5,12 +5,11 @@ from __future__ import annotations
 import http.client
 from http import HTTPStatus
 
-from dcp_io import Entry, Sink, Source, Store, check_name
-from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
-
 from dcp_http_example.address import Address
 from dcp_http_example.client import Client
 from dcp_http_example.sink import HttpSink
+from dcp_io import Entry, Sink, Source, Store, check_name
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["HttpStore"]
 
@@ -129,9 +128,7 @@ class HttpStore(Store):
             raise OSError(f"{self.url}/{name}: the server answered {response.status} {response.reason}")
 
     def _missing(self, name: str) -> CheckpointNotFoundError:
-        return CheckpointNotFoundError(
-            f"{self.url}/{name} is missing; the checkpoint is incomplete or was removed"
-        )
+        return CheckpointNotFoundError(f"{self.url}/{name} is missing; the checkpoint is incomplete or was removed")
 
 
 def _receive(response: http.client.HTTPResponse, buffer: memoryview) -> None:

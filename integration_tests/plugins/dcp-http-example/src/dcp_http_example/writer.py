@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 from dcp_core import ByteStorageWriter
-from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend
-
 from dcp_http_example.address import is_address, parse_address
 from dcp_http_example.store import HttpStore
+from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend
 
 __all__ = ["HttpWriter"]
 

@@ -38,13 +38,16 @@ class PublishingTests(StoreFixtures):
         seen: list[int] = []
 
         def read() -> None:
-            while not done.is_set():
-                data = twin.read("x")
-                assert data == data[:1] * _BYTES
-                assert twin.size("x") == _BYTES
-                assert twin.exists("x")
-                assert [entry.bytes for entry in twin.list() if entry.name == "x"] == [_BYTES]
-                seen.append(data[0])
+            try:
+                while not done.is_set():
+                    data = twin.read("x")
+                    assert data == data[:1] * _BYTES
+                    assert twin.size("x") == _BYTES
+                    assert twin.exists("x")
+                    assert [entry.bytes for entry in twin.list() if entry.name == "x"] == [_BYTES]
+                    seen.append(data[0])
+            finally:
+                done.set()
 
         def publish() -> None:
             writer = self.open_store(place, "checkpoint")
@@ -53,7 +56,7 @@ class PublishingTests(StoreFixtures):
                     reads = len(seen)
                     writer.publish("x", bytes([number]) * _BYTES)
                     deadline = time.monotonic() + 30
-                    while len(seen) == reads and time.monotonic() < deadline:
+                    while len(seen) == reads and not done.is_set() and time.monotonic() < deadline:
                         time.sleep(0.001)
             finally:
                 done.set()

@@ -9,7 +9,7 @@ pytest.register_assert_rewrite(
     *(f"dcp_core.testing.conformance.{name}" for name in ("damage", "on_ranks", "reading", "resaving", "round_trips"))
 )
 
-from dcp_core.testing.conformance.folder import LocalFolder, RawFolder  # noqa: E402 - asserts are rewritten on import
+from dcp_core.testing.conformance.folder import Door, LocalFolder, RawFolder  # noqa: E402 - asserts are rewritten on import
 from dcp_core.testing.conformance.suite import StorageConformance  # noqa: E402
 
-__all__ = ["LocalFolder", "RawFolder", "StorageConformance"]
+__all__ = ["Door", "LocalFolder", "RawFolder", "StorageConformance"]

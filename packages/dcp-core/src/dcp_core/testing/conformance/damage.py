@@ -97,7 +97,12 @@ class DamageTests(StorageFixtures):
     @pytest.mark.parametrize("protocol", [2, 4])
     @pytest.mark.parametrize("keep_the_rest", [True, False])
     def test_a_hostile_index_does_not_run(
-        self, storage: Door, raw: RawFolder, tmp_path: Path, keep_the_rest: bool, protocol: int  # noqa: FBT001 - pytest
+        self,
+        storage: Door,
+        raw: RawFolder,
+        tmp_path: Path,
+        keep_the_rest: bool,
+        protocol: int,
     ) -> None:
         storage.save(random_state())
         attack = pickle.dumps(Hostile(tmp_path / "ran"), protocol)

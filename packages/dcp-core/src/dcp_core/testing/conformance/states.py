@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ def _tied() -> dict[str, torch.Tensor]:
 
 
 VALUES: dict[str, Callable[[], Any]] = {
-    **{str(dtype).removeprefix("torch."): (lambda dtype=dtype: _filled(5, 3, dtype=dtype)) for dtype in _DTYPES},
+    **{str(dtype).removeprefix("torch."): functools.partial(_filled, 5, 3, dtype=dtype) for dtype in _DTYPES},
     "scalar": lambda: torch.tensor(2.5),
     "empty": lambda: torch.empty(0, 4),
     "large": lambda: _filled(1 << 20, seed=1),

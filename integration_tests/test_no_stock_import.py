@@ -1,0 +1,97 @@
+"""Saving and loading never imports stock: a checkpoint of DTensors in processes where nothing else would import it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import torch.distributed.tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+def stock():
+    return sorted(name for name in sys.modules if name.startswith("torch.distributed.checkpoint"))
+
+folder, rank, world, port = sys.argv[1], *map(int, sys.argv[2:5])
+assert stock() == [], "torch imports it by itself; then nothing can be said here"
+store = dist.TCPStore("127.0.0.1", port, world, rank == 0, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+import dcp_all as dcp
+mesh = init_device_mesh("cpu", (world,))
+full = torch.arange(24.0).reshape(6, 4)
+
+def make(value):
+    return {
+        "rows": distribute_tensor(full * value, mesh, [Shard(0)]),
+        "columns": distribute_tensor(full * value, mesh, [Shard(1)]),
+        "all": distribute_tensor(full * value, mesh, [Replicate()]),
+        "nested": {"plain": full * value, "step": 7 if value else 0, "list": [torch.ones(2) * value, {"k": "v"}]},
+    }
+
+for layout in ("torch", "raw"):
+    for collectives in (True, False):
+        where = f"{folder}/{layout}-{collectives}"
+        writer = dcp.FileSystemWriter(where, layout=layout)
+        dcp.save(make(1), storage_writer=writer, use_collectives=collectives)
+        loaded, wanted = make(0), make(1)
+        report = dcp.load(loaded, checkpoint_id=where)
+        assert len(report.loaded) == 7, report
+        for key in ("rows", "columns", "all"):
+            assert torch.equal(loaded[key].to_local(), wanted[key].to_local()), key
+        assert loaded["nested"]["step"] == 7
+        everything = dcp.load_keys(checkpoint_id=where)
+        assert torch.equal(everything["rows"], full)
+dcp.plugins.list()
+dcp.find_checkpoints(folder)
+dist.destroy_process_group()
+assert stock() == [], stock()
+print("done")
+"""
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_dtensors_are_saved_and_loaded_without_stock(tmp_path: Path, world: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    port = str(_free_port())
+    command: list[Any] = [sys.executable, "-W", "ignore", script, tmp_path / "checkpoints"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), port], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in range(world)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(outputs)
+    assert all(output.rstrip().endswith("done") for output in outputs)
+
+
+def test_importing_everything_imports_no_stock() -> None:
+    code = (
+        "import sys, dcp_all, dcp_core.testing, dcp_fs.plugin; "
+        "print([name for name in sys.modules if 'distributed.checkpoint' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"

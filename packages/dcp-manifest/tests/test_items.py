@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_manifest import block_bytes, border_count, border_counts
+
+KIB, MIB = 1024, 1024**2
+
+
+@pytest.mark.parametrize(
+    ("stored", "block", "borders"),
+    [
+        (0, 64 * KIB, 0),
+        (1, 64 * KIB, 0),
+        (64 * KIB, 64 * KIB, 0),
+        (64 * KIB + 1, 64 * KIB, 1),
+        (2 * MIB, 64 * KIB, 31),
+        (2 * MIB + 1, 68 * KIB, 30),
+        (16 * MIB, 512 * KIB, 31),
+        (32 * MIB, MIB, 31),
+        (100 * MIB, MIB, 99),
+    ],
+)
+def test_blocks(stored, block, borders):
+    assert (block_bytes(stored), border_count(stored)) == (block, borders)
+
+
+@given(st.lists(st.integers(0, 2**62 - 1) | st.integers(0, 2**27)))
+def test_many_at_once_as_one_by_one(sizes):
+    assert border_counts(np.array(sizes, np.uint64)).tolist() == [border_count(size) for size in sizes]

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+from dcp_manifest import encode, verify
+from dcp_manifest.blob import BLOCK_BYTES, WholeBlob
+from dcp_manifest.footer import FOOTER_BYTES, Footer, read_footer
+
+
+@pytest.mark.parametrize("which", ["rich_bytes", "own_bytes"])
+def test_nothing_is_wrong(which, request):
+    assert verify(request.getfixturevalue(which), file="f") == []
+
+
+def test_nothing_is_wrong_with_stocks(stock):
+    assert verify(stock.pickle(stock.metadata()), file="f") == []
+
+
+@pytest.mark.parametrize("which", ["rich_bytes", "own_bytes"])
+def test_every_flip_is_found(which, request):
+    data = bytearray(request.getfixturevalue(which))
+    for place in range(len(data)):
+        data[place] ^= 16
+        problems = verify(bytes(data), file="f")
+        assert problems, place
+        assert {problem.file for problem in problems} == {"f"}
+        data[place] ^= 16
+
+
+def test_every_damaged_block_is_named(make_index):
+    count = 60_000
+    chunks = [(0, 64 * n, 0, 4, 0, 0, 0, n * 7919 % 2**32) for n in range(count)]
+    index = make_index(
+        [("t", 0, 0, 0, (count,), [((n,), (1,)) for n in range(count)])],
+        chunk_rows=chunks, dtypes=("int32",), files=("a",),
+    )  # fmt: skip
+    data = bytearray(encode(index, interop=False))
+    footer = read_footer(data[-FOOTER_BYTES:], size=len(data), file="f")
+    blob = WholeBlob(memoryview(bytes(data))[footer.manifest_offset : -FOOTER_BYTES], file="f")
+    start = footer.manifest_offset + blob.header.data_start + blob.header.extents["chunk.crc32"][0]
+    for block in (0, 2):
+        data[start + block * BLOCK_BYTES + 9] ^= 1
+    problems = verify(data, file="f")
+    assert [problem.offset for problem in problems if "chunk.crc32" in problem.message] == [
+        start,
+        start + 2 * BLOCK_BYTES,
+    ]
+
+
+def test_a_wrong_stub_flag_is_found(own_bytes):
+    footer = read_footer(own_bytes[-FOOTER_BYTES:], size=len(own_bytes), file="f")
+    wrong = Footer(
+        footer.manifest_offset, footer.manifest_bytes, footer.head_crc32, footer.manifest_crc32, footer.index_crc32
+    )
+    assert ["stub" in problem.message for problem in verify(own_bytes[:-FOOTER_BYTES] + wrong.to_bytes(), file="f")]
+
+
+def test_wrong_block_crcs_under_right_other_crcs_are_found(rich_bytes):
+    footer = read_footer(rich_bytes[-FOOTER_BYTES:], size=len(rich_bytes), file="f")
+    manifest = bytearray(rich_bytes[footer.manifest_offset : -FOOTER_BYTES])
+    blob = WholeBlob(memoryview(bytes(manifest)), file="f")
+    place = blob.header.data_start + blob.header.extents["block_crcs"][0]
+    manifest[place] ^= 1
+    changed = WholeBlob(memoryview(bytes(manifest)), file="f")
+    crcs = bytes(changed.raw("block_crcs"))
+    index_crc = zlib.crc32(crcs, zlib.crc32(manifest[: blob.header.data_start]))
+    sealed = Footer(footer.manifest_offset, len(manifest), footer.head_crc32, zlib.crc32(manifest), index_crc)
+    data = rich_bytes[: footer.manifest_offset] + bytes(manifest) + sealed.to_bytes()
+    assert len(np.frombuffer(crcs, "<u4")) > 10
+    (problem,) = verify(data, file="f")
+    assert "is damaged" in problem.message
