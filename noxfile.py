@@ -90,7 +90,7 @@ def integration(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def interop(session: nox.Session) -> None:
     """PyTorch's own checkpointing writes and we read, and back."""
-    pytest(session, "integration_tests", "-m", "interop", *session.posargs)
+    pytest(session, "-m", "interop and not slow", *session.posargs)
 
 
 @nox.session(venv_backend="none")

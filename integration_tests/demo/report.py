@@ -22,7 +22,7 @@ def print_tables(results: Results, console: Console) -> None:
     for check in results.checks:
         checks.add_row(check.promise, check.found, "[green]yes[/]" if check.kept else "[bold red]NO[/]")
     console.print(checks)
-    times = Table(title="Times (medians, in turns, fsync on) and sizes", title_justify="left")
+    times = Table(title="Times (medians, in turns, default settings, fsync on) and sizes", title_justify="left")
     times.add_column("")
     for heading in ("ours, s", "stock, s", "ours ÷ stock", "ours, MB", "stock, MB"):
         times.add_column(heading, justify="right")

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-__all__ = ["KINDS", "Kind", "same_bits"]
+__all__ = ["KINDS", "Kind", "filled", "mesh_of", "same_bits", "zeros"]
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
@@ -132,8 +132,16 @@ def _plain(make: Callable[[], Any]) -> Callable[[str], Any]:
     return lambda _: make()
 
 
-def _mesh(shape: tuple[int, ...]) -> Any:
-    return init_device_mesh("cpu", shape, mesh_dim_names=tuple("abcd"[: len(shape)]))
+_meshes: dict[tuple[int, tuple[int, ...]], DeviceMesh] = {}
+
+
+def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
+    """The mesh of that shape over the first ranks; one for all tests, as each makes groups and threads of its own."""
+    key = (id(dist.group.WORLD), shape)
+    if key not in _meshes:
+        names = tuple("abcd"[: len(shape)])
+        _meshes[key] = DeviceMesh("cpu", torch.arange(math.prod(shape)).reshape(shape), mesh_dim_names=names)
+    return _meshes[key]
 
 
 def _distributed(
@@ -149,7 +157,7 @@ def _distributed(
         placements = same if sharding == "same" else other
         world = dist.get_world_size()
         mesh_shape = (world,) if len(placements) == 1 else (2, world // 2) if world > 1 else (1, 1)
-        return distribute_tensor(filled(shape, dtype), _mesh(mesh_shape), placements, src_data_rank=None)
+        return distribute_tensor(filled(shape, dtype), mesh_of(mesh_shape), placements, src_data_rank=None)
 
     return make
 
@@ -159,19 +167,16 @@ def _strided(sharding: str) -> Any:
     world = dist.get_world_size()
     full = filled((13, 6))
     if sharding == "other":
-        return distribute_tensor(full, _mesh((world,)), (Shard(1),), src_data_rank=None)
-    mesh = _mesh((2, world // 2) if world > 1 else (1, 1))
+        return distribute_tensor(full, mesh_of((world,)), (Shard(1),), src_data_rank=None)
+    mesh = mesh_of((2, world // 2) if world > 1 else (1, 1))
     placements = (_StridedShard(0, split_factor=mesh.size(1)), Shard(0))
     return distribute_tensor(full, mesh, placements, src_data_rank=None)
 
 
 def _on_sub_mesh(sharding: str) -> Any:
     """A DTensor that only the first half of the ranks hold."""
-    from torch.distributed.device_mesh import DeviceMesh
-
     world = dist.get_world_size()
-    ranks = list(range(max(1, world // 2))) if sharding == "same" else list(range(world))
-    mesh = DeviceMesh("cpu", ranks)
+    mesh = mesh_of((max(1, world // 2),) if sharding == "same" else (world,))
     if mesh.get_coordinate() is None:
         return DTensor.from_local(
             torch.empty(0), mesh, (Shard(0),), run_check=False, shape=torch.Size((6, 4)), stride=(4, 1)
@@ -212,7 +217,7 @@ def _local_shards(sharding: str) -> Any:
     offsets = [(start, 0) if dim == 0 else (0, start) for start in starts]
     wrapper = LocalShardsWrapper(parts, offsets)
     return DTensor.from_local(
-        wrapper, _mesh((world,)), (Shard(dim),), run_check=False, shape=full.size(), stride=full.stride()
+        wrapper, mesh_of((world,)), (Shard(dim),), run_check=False, shape=full.size(), stride=full.stride()
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 import warnings
@@ -12,12 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import dcp_all as dcp
-from integration_tests.oracle.kinds import filled, same_bits, zeros
+from integration_tests.oracle.kinds import filled, mesh_of, same_bits, zeros
 
 __all__ = ["Case", "Layout", "reshard"]
 
@@ -45,8 +43,7 @@ class Case:
 
 def distributed(case: Case, layout: Layout) -> Any:
     """The tensor of the case on this rank; ranks outside the mesh hold nothing of it."""
-    size = math.prod(layout.mesh)
-    mesh = DeviceMesh("cpu", torch.arange(size).reshape(layout.mesh))
+    mesh = mesh_of(layout.mesh)
     placements: list[Any] = [Replicate() if dim is None else Shard(dim) for dim in layout.dims]
     if layout.strided and len(set(layout.dims)) == 1 and layout.dims[0] is not None and len(layout.mesh) == 2:
         placements[0] = _StridedShard(layout.dims[0], split_factor=layout.mesh[1])

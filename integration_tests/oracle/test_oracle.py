@@ -14,6 +14,8 @@ import pytest
 from integration_tests.oracle.kinds import KINDS
 from integration_tests.oracle.rounds import Outcome, load_all, save_all
 
+pytestmark = pytest.mark.interop
+
 # (who saves, in which layout, who loads)
 DIRECTIONS = [
     ("ours", "torch", "ours"),

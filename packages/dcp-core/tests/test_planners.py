@@ -113,7 +113,8 @@ def test_every_misfit_is_reported_at_once(folder: str) -> None:
     ones = torch.ones(2)
     put(folder, {"layers.0.w": ones, "shape": ones.clone(), "kind": ones.clone(), "cast": ones.clone(), "o": 1})
     template = {
-        "layer.0.w": torch.ones(2), "shape": torch.ones(3), "kind": 1, "cast": torch.ones(2, dtype=torch.int64), "o": torch.ones(1),
+        "layer.0.w": torch.ones(2), "shape": torch.ones(3), "kind": 1,
+        "cast": torch.ones(2, dtype=torch.int64), "o": torch.ones(1),
     }  # fmt: skip
     with pytest.raises(LoadMismatchError) as caught:
         get(folder, template)

@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import time
+import uuid
 
 import pytest
 import torch.distributed as dist
@@ -272,21 +273,17 @@ def test_an_interrupt_passes_through_and_the_others_hear_of_it(ranks, kind, erro
         assert error_type.__name__ in str(error)
 
 
-def _raised_key(them):
-    return f"raised in {them.sequence}"
+def say(word):
+    dist.group.WORLD.get_group_store().set(f"said {word}", "yes")
 
 
-def _when_heard_of(them):
-    """A map function that ends when another rank has raised (and said so), for a rank that is busy for long."""
+def hear(word):
+    """Be busy until another rank has said this; the tests say it where they have raised."""
     store = dist.group.WORLD.get_group_store().clone()
-
-    def wait():
-        deadline = time.monotonic() + 30
-        while not store.check([_raised_key(them)]):
-            assert time.monotonic() < deadline, "no rank raised while this one was busy"
-            time.sleep(0.01)
-
-    return wait
+    deadline = time.monotonic() + 40
+    while not store.check([f"said {word}"]):
+        assert time.monotonic() < deadline, "no rank raised while this one was busy"
+        time.sleep(0.01)
 
 
 def test_an_interrupt_while_waiting_is_heard_by_the_others(ranks):
@@ -295,11 +292,11 @@ def test_an_interrupt_while_waiting_is_heard_by_the_others(ranks):
             if them.rank == 1:
                 signal.signal(signal.SIGALRM, lambda *_: raise_(KeyboardInterrupt("alarm")))
                 signal.setitimer(signal.ITIMER_REAL, 0.3)
-            busy = _when_heard_of(them) if them.rank == 2 else lambda: None
-            error = caught(lambda: them.all_gather("p", busy))
-            dist.group.WORLD.get_group_store().set(_raised_key(them), "yes")
+            error = caught(lambda: them.all_gather("p", lambda: hear(word) if them.rank == 2 else None))
+            say(word)
             return error
 
+    word = uuid.uuid4()
     found = ranks.run(3, call)
     assert type(found[1]) is KeyboardInterrupt
     for error in (found[0], found[2]):
@@ -307,19 +304,21 @@ def test_an_interrupt_while_waiting_is_heard_by_the_others(ranks):
         assert list(error.failures) == [1]
 
 
-def one_fails_while_another_is_busy(failing, busy):
+def one_fails_while_another_is_busy(failing, busy, word):
+    def work():
+        if dist.get_rank() == busy:
+            hear(word)
+        return 1 / 0 if dist.get_rank() == failing else 1
+
     with make_coordinator() as them:
-        wait = _when_heard_of(them)
-        error = caught(
-            lambda: them.all_gather("p", lambda: 1 / 0 if them.rank == failing else wait() if them.rank == busy else 1)
-        )
-        dist.group.WORLD.get_group_store().set(_raised_key(them), "yes")
+        error = caught(lambda: them.all_gather("p", work))
+        say(word)
     return error, keys()
 
 
 @pytest.mark.parametrize(("failing", "busy"), [(0, 2), (1, 2), (1, 0)])
 def test_nobody_waits_for_a_busy_rank_once_another_has_failed(ranks, failing, busy):
-    for error, left in ranks.run(3, one_fails_while_another_is_busy, failing, busy):
+    for error, left in ranks.run(3, one_fails_while_another_is_busy, failing, busy, uuid.uuid4()):
         assert type(error) is CheckpointException
         assert list(error.failures) == [failing]
         assert f"rank {busy} had not finished" in str(error)
@@ -350,12 +349,14 @@ def test_disagreement_is_named_on_every_rank(ranks, kind, what, words):
         assert words in str(error)
 
 
-def late(late_rank, coordinator_rank):
+def late(late_rank, coordinator_rank, word):
     rank = dist.get_rank()
+    dist.barrier()
     if rank == late_rank:
-        time.sleep(3)
-    with make_coordinator(timeout_seconds=0.5, coordinator_rank=coordinator_rank) as them:
+        hear(word)
+    with make_coordinator(timeout_seconds=2, coordinator_rank=coordinator_rank) as them:
         error = caught(lambda: them.all_gather("plan", lambda: rank))
+        say(word)
     left = keys()
     with make_coordinator(coordinator_rank=coordinator_rank) as them:
         return error, left, them.all_gather("again", lambda: rank)
@@ -363,7 +364,7 @@ def late(late_rank, coordinator_rank):
 
 @pytest.mark.parametrize(("late_rank", "lead"), [(2, 0), (0, 0), (0, 1)])
 def test_a_deadline_names_the_late_rank_and_the_next_operation_works(ranks, late_rank, lead):
-    for error, left, again in ranks.run(3, late, late_rank, lead):
+    for error, left, again in ranks.run(3, late, late_rank, lead, uuid.uuid4()):
         assert type(error) is CoordinatorTimeoutError
         assert error.ranks == (late_rank,)
         assert error.phase == "plan"
@@ -372,13 +373,16 @@ def test_a_deadline_names_the_late_rank_and_the_next_operation_works(ranks, late
         assert again == [0, 1, 2]
 
 
-def slow_reduce():
-    with make_coordinator(timeout_seconds=0.5) as them:
-        return caught(lambda: them.all_reduce("publish", lambda: 1, lambda _: time.sleep(4)))
+def slow_reduce(word):
+    with make_coordinator(timeout_seconds=2) as them:
+        dist.barrier()
+        error = caught(lambda: them.all_reduce("publish", lambda: 1, lambda _: hear(word)))
+        say(word)
+        return error
 
 
 def test_a_deadline_names_the_coordinator_when_all_wait_for_it(ranks):
-    for error in ranks.run(3, slow_reduce):
+    for error in ranks.run(3, slow_reduce, uuid.uuid4()):
         assert type(error) is CoordinatorTimeoutError
         assert error.ranks == (0,)
 
@@ -392,11 +396,12 @@ def killed(victim, timeout_seconds):
         with make_coordinator(timeout_seconds=timeout_seconds) as them:
             them.all_gather("write", work)
 
+    dist.barrier()
     return caught(operation)
 
 
 def test_a_killed_rank_is_named(ranks):
-    found = ranks.run(4, killed, 2, 1.0, expect_death=[2])
+    found = ranks.run(4, killed, 2, 2.0, expect_death=[2])
     for error in (found[0], found[1], found[3]):
         assert type(error) is CoordinatorTimeoutError
         assert error.ranks == (2,)
@@ -526,18 +531,19 @@ def test_an_error_between_phases_reaches_the_other_ranks(ranks):
         assert "between" in str(error)
 
 
-def over_another_store(path):
+def over_another_store(path, word):
     store = dist.FileStore(path, 2)
-    them = StoreCoordinator(dist.PrefixStore("mine", store.clone()), dist.get_rank(), 2, timeout_seconds=0.5)
+    them = StoreCoordinator(dist.PrefixStore("mine", store.clone()), dist.get_rank(), 2, timeout_seconds=2)
     with them:
         values = them.all_gather("x", lambda: bytes(CHUNK_BYTES + 1))
         nonce = them.all_gather("y", them.save_nonce)
-        error = caught(lambda: them.barrier("z") if them.rank else time.sleep(3))
+        error = caught(lambda: them.barrier("z") if them.rank else hear(word))
+        say(word)
     return len(values), len(set(nonce)), error
 
 
 def test_a_file_store_will_do(ranks, tmp_path):
-    found = ranks.run(2, over_another_store, str(tmp_path / "store"))
+    found = ranks.run(2, over_another_store, str(tmp_path / "store"), uuid.uuid4())
     assert [(count, nonces) for count, nonces, _ in found] == [(2, 1)] * 2
     assert type(found[1][2]) is CoordinatorTimeoutError
     assert found[1][2].ranks == (0,)

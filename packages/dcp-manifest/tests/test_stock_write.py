@@ -44,6 +44,17 @@ def test_our_reader_finds_all_of_it_in_the_head(rich):
     assert end == len(stock_head(rich))
 
 
+def has_equal_offsets(index):
+    """Stock finds a chunk's place by its offsets: chunks of one tensor that share them cannot be told apart."""
+    starts, boxes = index.chunk_starts().tolist(), index.box_starts().tolist()
+    for row, ndim in enumerate(index.tensor_ndim.tolist()):
+        count = starts[row + 1] - starts[row]
+        offsets = index.chunk_offsets[boxes[row] : boxes[row + 1]].reshape(count, ndim).tolist()
+        if len({tuple(offset) for offset in offsets}) < count:
+            return True
+    return False
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_head_is_a_pickle_that_says_the_same(indexes, data):
@@ -53,7 +64,7 @@ def test_any_head_is_a_pickle_that_says_the_same(indexes, data):
     index.tensor_owner[:] = 0
     index.object_owner[:] = 0
     names = [*index.tensor_names, *index.object_names, *index.alias_names]
-    if len(set(names)) < len(names) or index.chunk_items is None:
+    if len(set(names)) < len(names) or index.chunk_items is None or has_equal_offsets(index):
         return
     head = stock_head(index)
     for _ in pickletools.genops(head):

@@ -53,7 +53,7 @@ from dcp_core import (
     save_state_dict,
 )
 from dcp_fs import FileSystemReader, FileSystemWriter
-from dcp_io import verify_checkpoint
+from dcp_io import SaveInProgressError, verify_checkpoint
 from dcp_manifest import find_checkpoints, latest_valid
 
 __all__ = [
@@ -73,6 +73,7 @@ __all__ = [
     "LoadReport",
     "Metadata",
     "ReadItem",
+    "SaveInProgressError",
     "SavePlan",
     "SavePlanner",
     "Stateful",

@@ -42,19 +42,19 @@ class CheckpointException(DcpError):  # noqa: N818 - stock's name
     """A phase of a save or load failed on at least one rank; the same facts are raised on every rank.
 
     Args:
-        message: What failed, in words; begins `str(error)`.
+        msg: What failed, in words; begins `str(error)`.
         failures: Rank → (its exception, or None where it could not travel between processes; traceback as text).
 
     Source: torch 2.13 `torch.distributed.checkpoint.api.CheckpointException`, there a BaseException.
     """
 
-    def __init__(self, message: str, failures: Mapping[int, tuple[BaseException | None, str]]) -> None:
-        self._message = message
+    def __init__(self, msg: str, failures: Mapping[int, tuple[BaseException | None, str]]) -> None:
+        self._message = msg
         self._failures = dict(sorted(failures.items()))
         texts = [f"--- rank {rank} ---\n{text.rstrip()}" for rank, (_, text) in self._failures.items()]
         ranks = ", ".join(map(str, self._failures))
         where = f" (failed on rank{'s' if len(self._failures) > 1 else ''} {ranks})" if self._failures else ""
-        super().__init__("\n".join([f"{message}{where}", *texts]))
+        super().__init__("\n".join([f"{msg}{where}", *texts]))
 
     @property
     def failures(self) -> dict[int, tuple[BaseException | None, str]]:

@@ -52,6 +52,10 @@ class ManifestReader:
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
         self._rows = _object(blob.header.metadata, "rows")
+        stored = blob.header.metadata.get("stored")
+        if not isinstance(stored, list):
+            raise TypeError("the manifest does not say which values are stored")
+        self._stored = stored
         self._limit = blob.header.data_start + blob.header.data_bytes
 
     def info(self) -> ManifestInfo:
@@ -150,7 +154,7 @@ class ManifestReader:
         objects = self.count("object")
         index.object_names = self.strings("object", "object.name")
         index.object_owner = self.rows("object.owner", objects, np.uint32)
-        if self.has("object.file"):
+        if "object" in self._stored:
             stored = self.rows("object.stored_bytes", objects, np.uint64)
             running = self.blob.header.columns.get("object.running")
             index.object_items = self._items(
@@ -174,7 +178,7 @@ class ManifestReader:
         index.tensor_shape = tensors.shape[shapes[start] : shapes[stop]]
         index.tensor_chunks = tensors.chunks[rows]
         self._put_boxes(index, tensors, start, stop)
-        if self.has("chunk.file"):
+        if "chunk" in self._stored:
             chunks = starts(tensors.chunks)
             total, first, last = int(chunks[-1]), int(chunks[start]), int(chunks[stop])
             running = starts(self.rows("tensor.running", len(tensors.names), np.int64))
@@ -249,7 +253,7 @@ class ManifestReader:
 
     def paths(self, names: list[str]) -> dict[str, tuple[PathElement, ...]] | None:
         """The paths of `names` unless the table has names of its own; None if the manifest has no paths."""
-        if not self.has("path.elements"):
+        if "path" not in self._rows:
             return None
         if self.has("path.name.bytes"):
             names = self.strings("path", "path.name")

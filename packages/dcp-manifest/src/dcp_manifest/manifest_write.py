@@ -44,7 +44,9 @@ def write_manifest(index: CheckpointIndex) -> bytes:
         _add_paths(columns, index)
     except (ValueError, IndexError) as error:
         raise InvalidIndexError(f"the index cannot be written: {error}") from error
-    manifest = pack(columns.narrow, {"info": _info(index.info), "rows": columns.rows})
+    tables = {"chunk": index.chunk_items, "object": index.object_items}
+    stored = [name for name, items in tables.items() if items is not None]
+    manifest = pack(columns.narrow, {"info": _info(index.info), "rows": columns.rows, "stored": stored})
     numbers = max(len(index.chunk_offsets), len(index.tensor_shape))
     if max(columns.rows.values()) > len(manifest) or numbers > len(manifest) * MAX_NUMBERS_PER_BYTE:
         raise InvalidIndexError("the index cannot be written: it has more equal rows than readers accept")

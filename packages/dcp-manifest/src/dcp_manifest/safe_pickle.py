@@ -96,7 +96,9 @@ class _Machine:
             opcode = data[self.at]
             self.at += 1
             if opcode == _STOP:
-                (value,) = self.stack if not self.below else ()
+                if self.below:
+                    raise ValueError("the pickle ends within a group")
+                (value,) = self.stack
                 return value
             handlers[opcode](self)
 

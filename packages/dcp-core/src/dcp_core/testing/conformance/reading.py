@@ -50,30 +50,39 @@ class ReadingTests(StorageFixtures):
         seen: list[float] = []
         problems: list[BaseException] = []
 
-        def read() -> None:
+        def until_done(action: Callable[[], None]) -> None:
             try:
                 while not done.is_set():
-                    template = blank(state(0.0))
-                    storage.load(template)
-                    value = float(template["small"])
-                    assert same(template, state(value))
-                    seen.append(value)
+                    action()
             except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
                 problems.append(error)
 
-        reader = threading.Thread(target=read)
-        reader.start()
+        def read() -> None:
+            template = blank(state(0.0))
+            storage.load(template)
+            value = float(template["small"])
+            assert same(template, state(value))
+            seen.append(value)
+
+        def look() -> None:
+            metadata = self.make_reader(storage.checkpoint_id).read_metadata()
+            assert metadata.state_dict_metadata.keys() == {"large", "small", "bytes", "object.value"}
+
+        readers = [threading.Thread(target=until_done, args=(action,)) for action in (read, look)]
+        for reader in readers:
+            reader.start()
         try:
             for number in range(1, _SAVES):
                 loads = len(seen)
                 storage.save(state(float(number)))
                 # A load begins anew when its checkpoint is replaced, but not for ever.
                 deadline = time.monotonic() + 60
-                while len(seen) == loads and reader.is_alive() and time.monotonic() < deadline:
+                while len(seen) == loads and not problems and time.monotonic() < deadline:
                     time.sleep(0.001)
         finally:
             done.set()
-            reader.join()
+            for reader in readers:
+                reader.join()
         if problems:
             raise problems[0]
         assert seen == sorted(seen)

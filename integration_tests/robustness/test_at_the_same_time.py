@@ -1,0 +1,171 @@
+"""Two jobs in one folder: a process is suspended at each of its calls in turn while another one does all of its work.
+
+Saves: exactly one of the two checkpoints is there in the end, complete; whoever lost was told. Loads: exactly the old or
+the new checkpoint is loaded while another job replaces it and cleans up.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dcp_all as dcp
+from dcp_io import SaveInProgressError
+from integration_tests.oracle.kinds import same_bits
+from integration_tests.robustness import states
+from integration_tests.robustness.zygote import Job, RankEnd, Zygote
+
+OLD, NEW, RIVAL = 1, 2, 3
+Fresh = Callable[[str, int], Path]
+
+
+def run_beside(zygote: Zygote, job: Job, action: Callable[[], None]) -> tuple[RankEnd, bool]:
+    """Run `action` while the job's process is suspended; how the job ended, and whether it was ever suspended."""
+    (pid,) = zygote.begin(job)
+    suspended = wait_until_suspended(pid)
+    if suspended:
+        action()
+        os.kill(pid, signal.SIGCONT)
+    (end,) = zygote.end()
+    if not suspended:
+        action()
+    return end, suspended
+
+
+def wait_until_suspended(pid: int) -> bool:
+    """False if it ended instead."""
+    while True:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        if state in {"T", "Z"}:
+            return state == "T"
+        time.sleep(0.0005)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("before", ["torch", None])
+def test_two_saves(zygote: Zygote, fresh: Fresh, tmp_path: Path, before: str | None) -> None:
+    outcomes = set()
+    suspended = True
+    number = 0
+    while suspended:
+        number += 1
+        folder = tmp_path / "empty"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder = folder if before is None else fresh(before, OLD)
+        rival: list[bool] = []
+
+        def save(folder: Path = folder, rival: list[bool] = rival) -> None:
+            try:
+                states.save(folder, RIVAL, no_dist=True)
+                rival.append(True)
+            except SaveInProgressError as error:
+                assert "wait for it" in str(error)
+                rival.append(False)
+
+        end, suspended = run_beside(zygote, Job("save", str(folder), NEW, strike=(number, "stop")), save)
+        won = end.error is None
+        assert won or "SaveInProgressError" in end.error or "SaveLostError" in end.error, end.error
+        assert won or rival == [True], "both gave way"
+        # When both succeeded, one came after the other: the suspended one had not begun, or had published.
+        if rival == [True] and won:
+            wanted = {NEW, RIVAL}
+        else:
+            wanted = {NEW} if won else {RIVAL}
+        assert states.version_in(folder, [OLD, NEW, RIVAL]) in wanted
+        assert states.debris(folder) == []
+        outcomes.add((won, rival[0], suspended))
+    assert number > 20
+    assert (True, False, True) in outcomes
+
+
+def test_two_saves_at_once(fresh: Fresh) -> None:
+    """Threads of one process, not in step: what one of them saved is there, and nobody waits for ever."""
+
+    def save(folder: Path, version: int) -> int | None:
+        try:
+            states.save(folder, version, no_dist=True)
+        except SaveInProgressError:
+            return None
+        return version
+
+    for _ in range(10):
+        folder = fresh("torch", OLD)
+        with ThreadPoolExecutor(3) as pool:
+            done = [version for version in pool.map(save, [folder] * 3, [5, 6, 7]) if version is not None]
+        assert done
+        assert states.version_in(folder, [OLD, 5, 6, 7]) in done
+        assert states.debris(folder) == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["torch", "rank-local"])
+def test_a_load_while_the_checkpoint_is_replaced(zygote: Zygote, fresh: Fresh, kind: str) -> None:
+    loaded = []
+    suspended = True
+    while suspended:
+        folder = fresh(kind, OLD)
+        options = {"use_collectives": False} if kind == "rank-local" else {}
+
+        def save(folder: Path = folder, options: dict[str, Any] = options) -> None:
+            states.save(folder, NEW, no_dist=True, **options)
+
+        job = Job("load", str(folder), strike=(len(loaded) + 1, "stop"), options={"versions": [OLD, NEW]})
+        end, suspended = run_beside(zygote, job, save)
+        assert end.error is None, end.error
+        loaded.append(end.result)
+        assert states.version_in(folder, [OLD, NEW]) == NEW
+    assert len(loaded) > 8
+    assert loaded[0] == NEW
+    assert loaded[-1] == OLD
+
+
+class ReplacedWhileRead(dcp.FileSystemReader):
+    """Has the checkpoint replaced once the whole plan is made."""
+
+    replaced = False
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        if not self.replaced and os.environ["RANK_THAT_SAVES"] == "1":
+            states.save(self.path, NEW, no_dist=True)
+        self.replaced = True
+        return super().read_data(plan, planner)
+
+
+def load_while_replaced(folder: str) -> tuple[bool, bool]:
+    import torch.distributed as dist
+
+    os.environ["RANK_THAT_SAVES"] = str(dist.get_rank())
+    template = states.sharded(0)
+    dcp.load(template, storage_reader=ReplacedWhileRead(folder))
+    return same_bits(template, states.sharded(OLD)), same_bits(template, states.sharded(NEW))
+
+
+def test_ranks_that_load_while_the_checkpoint_is_replaced(ranks: Any, fresh: Fresh) -> None:
+    """Rank 1 finds its files gone, rank 0 may have read its own already: both end up with the new checkpoint."""
+    assert ranks.run(2, load_while_replaced, str(fresh("torch", OLD))) in (
+        [(False, True), (False, True)],
+        [(True, False), (True, False)],
+    )
+
+
+def test_a_save_in_the_next_folder(zygote: Zygote, fresh: Fresh, tmp_path: Path) -> None:
+    """Saves of other folders under the same root do not see each other, whatever each of them is doing."""
+    for number in (3, 8, 13, 18, 23):
+        folder, other = fresh("torch", OLD), tmp_path / "other"
+        job = Job("save", str(folder), NEW, strike=(number, "stop"))
+        end, suspended = run_beside(zygote, job, lambda other=other: states.save(other, RIVAL, no_dist=True))
+        assert suspended
+        assert end.error is None
+        assert states.version_in(folder, [OLD, NEW]) == NEW
+        assert states.version_in(other, [RIVAL]) == RIVAL

@@ -1,0 +1,170 @@
+"""The storage refuses: an error at each call in turn, a full disk, failures in a writer thread of one rank.
+
+A save that fails raises on every rank, publishes nothing, leaves the old checkpoint as it was and nothing else; a save
+that succeeds has published, whatever went wrong with its cleanup.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dcp_all as dcp
+from dcp_core.errors import CheckpointException
+from integration_tests.oracle.kinds import same_bits
+from integration_tests.robustness import states
+from integration_tests.robustness.system_calls import Strike, intercepted
+
+OLD, NEW, NEXT = 1, 2, 3
+Fresh = Callable[[str, int], Path]
+MIB = 1 << 20
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("options", [{}, {"use_collectives": False}], ids=["global", "rank-local"])
+@pytest.mark.parametrize("what", ["fail", "full"])
+def test_an_error_at_every_call(fresh: Fresh, caplog: Any, what: Any, options: dict[str, Any]) -> None:
+    """In a job of one rank the error itself is raised."""
+    outcomes = []
+    reached = True
+    while reached:
+        folder = fresh("rank-local" if options else "torch", OLD)
+        number = len(outcomes) + 1
+        with intercepted(Strike(number, what)) as calls:
+            try:
+                states.save(folder, NEW, no_dist=True, **options)
+                failed = False
+            except OSError as error:
+                assert error.errno == (errno.EIO if what == "fail" else errno.ENOSPC)
+                failed = True
+        reached = len(calls.names) >= number
+        outcomes.append(failed)
+        found = states.version_in(folder, [OLD, NEW])
+        # An error of the very call that publishes, or of one behind it, may leave the new checkpoint.
+        assert found == NEW or failed
+        if found == OLD and calls.names[number - 1] != "unlink":
+            assert states.debris(folder) == [], f"left behind after an error at call {number}"
+        states.save(folder, NEXT, no_dist=True)
+        assert states.version_in(folder, [NEXT]) == NEXT
+        left = states.debris(folder)
+        assert all(map(states.MARKER_DEBRIS.fullmatch, left)), (number, left)
+    assert len(outcomes) > 20
+    assert outcomes[0]
+    assert not outcomes[-1]
+
+
+def big_state(seed: int) -> dict[str, torch.Tensor]:
+    """More than one writer thread has to do."""
+    maker = torch.Generator().manual_seed(seed)
+    return {f"t{n}": torch.randn(3 * MIB // 4, generator=maker) for n in range(4)}
+
+
+def loads(folder: Path | str, seed: int) -> bool:
+    template = {key: torch.zeros_like(value) for key, value in big_state(0).items()}
+    dcp.load(template, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    return same_bits(template, big_state(seed))
+
+
+def save_big(folder: Path | str, seed: int, **options: Any) -> None:
+    writer = dcp.FileSystemWriter(folder, thread_count=2, **options)
+    dcp.save(big_state(seed), storage_writer=writer)
+
+
+def failing(name: str, number: int, error: int) -> Any:
+    """`os.<name>` fails in the second writer thread of this process, from its n-th call on."""
+    real = getattr(os, name)
+    seen: dict[int, int] = {}
+
+    def call(*args: Any) -> Any:
+        thread = threading.get_ident()
+        seen[thread] = seen.get(thread, 0) + 1
+        writers = [ident for ident in seen if ident != threading.main_thread().ident]
+        if writers[1:2] == [thread] and seen[thread] >= number:
+            raise OSError(error, os.strerror(error))
+        return real(*args)
+
+    return mock.patch.object(os, name, call)
+
+
+def save_with_failing_thread(folder: str, rank: int, name: str, number: int, error: int) -> str:
+    """What the rank was told; the thread of one rank fails."""
+    at_fault = dist.is_initialized() and dist.get_rank() == rank
+    with failing(name, number if at_fault else 1 << 30, error):
+        try:
+            save_big(folder, 2)
+        except CheckpointException as raised:
+            return str(raised)
+    return "saved"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "number", "error"), [("pwritev", 1, errno.ENOSPC), ("pwritev", 2, errno.EIO), ("fsync", 1, errno.EIO)]
+)
+def test_an_error_in_a_writer_thread(
+    ranks: Any, tmp_path: Path, rank: int, name: str, number: int, error: int
+) -> None:
+    folder = tmp_path / "checkpoint"
+    ranks.run(2, save_big, str(folder), 1)
+    before = sorted(path.name for path in folder.iterdir())
+    assert len(before) == 5
+    for text in ranks.run(2, save_with_failing_thread, str(folder), rank, name, number, error):
+        assert os.strerror(error) in text
+        assert f"failed on rank {rank}" in text
+        assert str(folder) in text
+    assert loads(folder, 1)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    ranks.run(2, save_big, str(folder), 3)
+    assert loads(folder, 3)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 20 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs the command mount")
+    if done.returncode:
+        pytest.skip(f"needs to mount a file system: {done.stderr.strip()}")
+    yield place
+    assert ctypes.CDLL(None).umount2(os.fsencode(place), 0) == 0
+
+
+def save_and_report(folder: str, seed: int) -> str:
+    try:
+        save_big(folder, seed)
+    except CheckpointException as raised:
+        return str(raised)
+    return "saved"
+
+
+def test_a_full_disk(ranks: Any, small_disk: Path) -> None:
+    """The disk holds one checkpoint, not two."""
+    folder = small_disk / "checkpoint"
+    ranks.run(2, save_big, str(folder), 1)
+    before = sorted(path.name for path in folder.iterdir())
+    free = os.statvfs(folder).f_bavail
+    for text in ranks.run(2, save_and_report, str(folder), 2):
+        assert os.strerror(errno.ENOSPC) in text
+    assert loads(folder, 1)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert os.statvfs(folder).f_bavail == free
+    for path in folder.iterdir():
+        path.unlink()
+    assert ranks.run(2, save_and_report, str(folder), 2) == ["saved", "saved"]
+    assert loads(folder, 2)

@@ -1,0 +1,263 @@
+"""The mirror is whole: every public name of stock is here, or on a list that says which later part brings it.
+
+Stock's modules are walked as they are installed, so a name that a newer torch adds shows up here first.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import importlib
+import inspect
+import pkgutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import dcp_all
+
+STOCK = "torch.distributed.checkpoint"
+SOURCES = sorted(Path(dcp_all.__file__).parent.glob("*.py"))
+
+# The part that brings the names → module ("" is the package itself) → names that we lack until then.
+LATER: dict[str, dict[str, set[str]]] = {
+    "state dicts": {
+        "": {"state_dict", "optimizer", "load_sharded_optimizer_state_dict"},
+        "optimizer": {"load_sharded_optimizer_state_dict"},
+        "state_dict": {
+            "DictValueType",
+            "FQNS_T",
+            "ListDictValueType",
+            "OptimizerStateType",
+            "PrimitiveType",
+            "StateDictOptions",
+            "ValueType",
+            "get_model_state_dict",
+            "get_optimizer_state_dict",
+            "get_state_dict",
+            "set_model_state_dict",
+            "set_optimizer_state_dict",
+            "set_state_dict",
+        },
+    },
+    "formats": {
+        "": {
+            "HuggingFaceStorageReader",
+            "HuggingFaceStorageWriter",
+            "QuantizedHuggingFaceStorageReader",
+            "format_utils",
+            "hf_storage",
+            "quantized_hf_storage",
+        },
+        "_consolidate_hf_safetensors": {"consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"},
+        "format_utils": {
+            "BroadcastingTorchSaveReader",
+            "DynamicMetaLoadPlanner",
+            "dcp_to_torch_save",
+            "torch_save_to_dcp",
+        },
+        "hf_storage": {"HuggingFaceStorageReader", "HuggingFaceStorageWriter"},
+        "quantized_hf_storage": {"QuantizedHuggingFaceStorageReader"},
+    },
+    "asynchronous saving": {
+        "": {"async_save"},
+        "_async_thread_executor": {"save_wrapper"},
+        "_state_dict_stager": {"StateDictStager"},
+        "staging": {"DefaultStager", "StagingOptions"},
+        "state_dict_saver": {"AsyncCheckpointerType", "AsyncSaveResponse", "async_save"},
+    },
+    "transforms": {"_extension": {"Extension", "ExtensionRegistry", "StreamTransformExtension", "ZStandard"}},
+    "storage by URI": {"_fsspec_filesystem": {"FileSystem", "FsspecReader", "FsspecWriter"}},
+    "replication": {"_pg_transport": {"PGTransport"}},
+    # What users of stock do not call: helpers that are public by name only, and what old versions needed.
+    "never": {
+        "_dedup_tensors": {"dedup_tensors", "init_logger"},
+        "_traverse": {"traverse_state_dict_v_2_3"},
+    },
+}
+
+# Parameters of ours that differ: (name, parameter) → why. Everything else is as in stock.
+DIFFERENT: dict[tuple[str, str], str] = {
+    ("filesystem.FileSystemWriter", "thread_count"): "the cores of this process instead of 1",
+    ("_traverse.traverse_state_dict", "keep_traversing"): "None stands for the function that is stock's default",
+}
+# Methods of stock's classes that ours do without: class → names.
+WITHOUT: dict[str, set[str]] = {}
+
+
+def _modules() -> Iterator[ModuleType]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        package = importlib.import_module(STOCK)
+        yield package
+        for found in pkgutil.walk_packages(package.__path__, f"{STOCK}."):
+            if found.name.startswith((f"{STOCK}._experimental", f"{STOCK}.examples", f"{STOCK}.test")):
+                continue
+            try:
+                yield importlib.import_module(found.name)
+            except ImportError:  # needs a package that is not installed
+                continue
+
+
+def _short(module: ModuleType) -> str:
+    return module.__name__.removeprefix(STOCK).lstrip(".")
+
+
+@functools.cache
+def stock_modules() -> dict[str, ModuleType]:
+    return {_short(module): module for module in _modules()}
+
+
+def _public(module: ModuleType) -> set[str]:
+    """`__all__`, and what is defined in the module under a name without underscore."""
+    names = {name for name in getattr(module, "__all__", ()) if not name.startswith("_")}
+    for name, value in vars(module).items():
+        own = getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_") and own and (inspect.isclass(value) or inspect.isroutine(value)):
+            names.add(name)
+    if module.__name__ == STOCK:
+        names |= {name for name in vars(module) if not name.startswith("_")}
+    return names
+
+
+def _mirror(short: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(f"dcp_all.{short}".rstrip("."))
+    except ModuleNotFoundError:
+        return None
+
+
+def test_every_public_name_is_here_or_comes_later() -> None:
+    lacking = {
+        short: names
+        for short, module in stock_modules().items()
+        if (names := {name for name in _public(module) if not hasattr(_mirror(short), name)})
+    }
+    listed: dict[str, set[str]] = {}
+    for modules in LATER.values():
+        for short, names in modules.items():
+            listed.setdefault(short, set()).update(names)
+    assert lacking == listed
+
+
+def test_walk_finds_what_everybody_uses() -> None:
+    found = {short: _public(module) for short, module in stock_modules().items()}
+    assert {"save", "load", "FileSystemWriter", "StorageWriter", "Metadata"} <= found[""]
+    assert "DefaultSavePlanner" in found["default_planner"]
+    assert "FsspecWriter" in found.get("_fsspec_filesystem", {"FsspecWriter"})
+
+
+def _callables() -> list[str]:
+    """Functions, classes and their public methods that both have, as `module.name` or `module.Class.method`."""
+    found: list[str] = []
+    for short, module in stock_modules().items():
+        for name in sorted(_public(module)) if short else []:
+            theirs, ours = getattr(module, name), getattr(_mirror(short), name, None)
+            if ours is None or not (inspect.isclass(theirs) or inspect.isroutine(theirs)):
+                continue
+            found.append(f"{short}.{name}")
+            if inspect.isclass(theirs):
+                methods = [key for key, value in vars(theirs).items() if not key.startswith("_") and _is_method(value)]
+                found += [f"{short}.{name}.{key}" for key in methods]
+    return found
+
+
+def _is_method(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)
+
+
+def _resolve(root: ModuleType | None, path: list[str]) -> Any:
+    return functools.reduce(getattr, path, root)
+
+
+def _parameters(of: Any) -> dict[str, inspect.Parameter]:
+    return {name: each for name, each in inspect.signature(of).parameters.items() if name != "self"}
+
+
+def _same_default(ours: object, theirs: object) -> bool:
+    if isinstance(theirs, enum.Enum):
+        return isinstance(ours, enum.Enum) and (ours.name, ours.value) == (theirs.name, theirs.value)
+    # The default of a dataclass factory has no value to compare.
+    return ours is theirs or ours == theirs or repr(ours) == repr(theirs) == "<factory>"
+
+
+def _differences(name: str, ours: Any, theirs: Any) -> list[str]:
+    """How `ours` cannot be called as `theirs`."""
+    mine, other = _parameters(ours), _parameters(theirs)
+    told: list[str] = []
+    variadic = {each.kind for each in mine.values()}
+    for parameter, their in other.items():
+        if (name, parameter) in DIFFERENT:
+            continue
+        my = mine.get(parameter)
+        if my is None:
+            taken = inspect.Parameter.VAR_KEYWORD in variadic
+            told += [] if taken and their.kind in (their.VAR_KEYWORD, their.KEYWORD_ONLY) else [f"no {parameter}"]
+        elif not _same_default(my.default, their.default):
+            told.append(f"{parameter}={my.default!r}, in stock {their.default!r}")
+        elif my.kind is not their.kind and (my.kind, their.kind) != (my.POSITIONAL_OR_KEYWORD, their.KEYWORD_ONLY):
+            told.append(f"{parameter} is {my.kind}, in stock {their.kind}")
+    positional = [each for each, kind in ((p, p.kind) for p in other.values()) if kind is each.POSITIONAL_OR_KEYWORD]
+    expected = [each.name for each in positional if (name, each.name) not in DIFFERENT]
+    order = [each for each in mine if each in expected]
+    if order != [each for each in expected if each in mine]:
+        told.append(f"order {order}")
+    for parameter, my in mine.items():
+        optional = my.default is not my.empty or my.kind in (my.VAR_KEYWORD, my.VAR_POSITIONAL)
+        if parameter not in other and not optional and not any(of == name for of, _ in DIFFERENT):
+            told.append(f"{parameter} is required, and unknown to stock")
+    return told
+
+
+@pytest.mark.parametrize("name", _callables())
+def test_can_be_called_as_in_stock(name: str) -> None:
+    short, *path = name.split(".")
+    owner = _resolve(_mirror(short), path[:-1])
+    if not hasattr(owner, path[-1]):
+        assert path[-1] in WITHOUT.get(".".join([short, *path[:-1]]), ()), f"{name} is missing"
+        return
+    ours, theirs = getattr(owner, path[-1]), _resolve(stock_modules()[short], path)
+    if inspect.isclass(theirs) and issubclass(theirs, enum.Enum):
+        assert {each.name: each.value for each in ours} == {each.name: each.value for each in theirs}
+        return
+    assert _differences(name, ours, theirs) == []
+
+
+def test_differences_are_real() -> None:
+    """The tables hold nothing that is not needed any more."""
+    known = set(_callables())
+    for name, parameter in DIFFERENT:
+        short, *path = name.split(".")
+        assert name in known
+        ours, theirs = (_parameters(_resolve(of, path)) for of in (_mirror(short), stock_modules()[short]))
+        mine = ours.get(parameter)
+        assert mine is None or not _same_default(mine.default, theirs[parameter].default), (name, parameter)
+    for name, methods in WITHOUT.items():
+        short, *path = name.split(".")
+        assert [each for each in methods if hasattr(_resolve(_mirror(short), path), each)] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_modules_hold_re_exports_only(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree)
+    names: set[str] = set()
+    for node in tree.body[1:]:
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+            continue
+        assert isinstance(node, ast.Assign), f"line {node.lineno} is no re-export"
+        assert [ast.unparse(target) for target in node.targets] == ["__all__"]
+        listed = ast.literal_eval(node.value)
+        assert sorted(listed) == sorted(names)
+        assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_every_mirror_has_a_module_of_stock(path: Path) -> None:
+    assert path.stem == "__init__" or path.stem in stock_modules()
