@@ -42,6 +42,7 @@ def test_a_sound_checkpoint(saved, threads):
     assert report.items == 4
     assert report.bytes == sum(entry.bytes for entry in saved.list() if entry.name != ".metadata")
     assert report.unverified_keys == set()
+    assert verify_checkpoint(saved.url) == report
 
 
 def test_a_sound_checkpoint_without_a_coordinator(store, helpers):

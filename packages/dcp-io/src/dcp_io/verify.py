@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from dcp_io.coverage import coverage_problems
 from dcp_io.current import rank_index_name, read_current
+from dcp_io.local import LocalStore
 from dcp_io.store import Store
 from dcp_io.verify_file import FileReport, IndexedItem, Problem, verify_file
 from dcp_io.workers import StopSignal, run_together
@@ -41,14 +43,14 @@ class VerifyReport:
         return not self.problems
 
 
-def verify_checkpoint(store: Store, *, threads: int = 1) -> VerifyReport:
-    """Read everything that the newest checkpoint in the store consists of, and report every damage.
+def verify_checkpoint(checkpoint: Store | str | os.PathLike[str], *, threads: int = 1) -> VerifyReport:
+    """Read everything that the newest checkpoint in a folder consists of, and report every damage.
 
     Checked: all parts of the index, whether chunks cover their tensors, every item's CRCs (the archive's own for what
     stock wrote), archive frames byte by byte, zero gaps, exact ends of files, missing files, overlapping items.
 
     Args:
-        store: The checkpoint's folder.
+        checkpoint: The folder, as a path or as a store.
         threads: Files that are read at the same time, at least 1.
 
     Raises:
@@ -58,6 +60,7 @@ def verify_checkpoint(store: Store, *, threads: int = 1) -> VerifyReport:
     """
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
+    store = checkpoint if isinstance(checkpoint, Store) else LocalStore(checkpoint)
     problems = list(_index_problems(store))
     current = read_current(store)
     if current.index is None:
