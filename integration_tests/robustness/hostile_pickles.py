@@ -133,11 +133,11 @@ def doubling(times: int) -> bytes:
 
 # Name → body of a pickle that asks for more than there is.
 BOMBS: Mapping[str, bytes] = {
-    "deep lists": b"]" * 200_000 + b"a" * 199_999,
-    "deep tuples": b")" + b"\x85" * 500_000,
-    "deep dicts": b"}" + b"".join(b"N}" for _ in range(100_000)) + b"s" * 100_000,
-    "deep tuple as a key": b"}" + b")" + b"\x85" * 500_000 + b"Ns",
-    "deep marks": b"(" * 1_000_000 + b"t" * 1_000_000,
+    "deep lists": b"]" * 100_000 + b"a" * 99_999,
+    "deep tuples": b")" + b"\x85" * 200_000,
+    "deep dicts": b"}" + b"".join(b"N}" for _ in range(50_000)) + b"s" * 50_000,
+    "deep tuple as a key": b"}" + b")" + b"\x85" * 200_000 + b"Ns",
+    "deep marks": b"(" * 100_000 + b"t" * 100_000,
     "doubling": doubling(60),
     "huge text": b"X" + struct.pack("<I", 0xFFFFFFF0) + b"abc",
     "huge text of 8 bytes": b"\x8d" + struct.pack("<Q", 1 << 62) + b"abc",

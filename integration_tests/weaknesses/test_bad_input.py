@@ -14,6 +14,7 @@ import torch
 
 import dcp_all as dcp
 from dcp_core.objects import UnloadableObjectWarning
+from dcp_io import LocalStore
 from integration_tests.weaknesses.both import (
     data_files,
     edit_stock_metadata,
@@ -179,14 +180,19 @@ BAD_VALUES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_VALUES)
-def test_d_values_that_cannot_be_saved_fail_before_anything_is_written(tmp_path: Path, kind: str) -> None:
+def test_d_values_that_cannot_be_saved_fail_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     state = {"good": torch.ones(4), "deep": {"bad": BAD_VALUES[kind]()}}
     with pytest.raises(BaseException, match=r"\S"):
         stock_save(state, tmp_path / "stock")
     assert data_files(tmp_path / "stock"), "stock should show the defect"
+    opened: list[str] = []
+    monkeypatch.setattr(LocalStore, "create", lambda _, name: opened.append(name))
     with pytest.raises((TypeError, ValueError), match=r"deep\.bad") as caught:
         our_save(state, tmp_path / "ours")
     assert isinstance(caught.value, dcp.DcpError)
+    assert opened == []
     assert not (tmp_path / "ours").exists() or not list((tmp_path / "ours").iterdir())
 
 

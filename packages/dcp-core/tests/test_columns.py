@@ -112,6 +112,14 @@ def test_one_look_up_makes_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [0]
 
 
+def test_items_are_counted_once() -> None:
+    found = metadata_from_index(index_from_metadata(example()))
+    records = found.storage_data._source._records  # what a look-up per item must not go through each time
+    assert len(found.storage_data) == 5
+    records.tensors = None
+    assert len(found.storage_data) == 5
+
+
 def test_aliases_are_entries_that_share_storage() -> None:
     metadata = example()
     metadata.aliases = {"tied": "w"}

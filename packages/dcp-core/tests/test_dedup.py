@@ -79,8 +79,9 @@ def test_ranks_that_disagree_are_named(other: WriteItem) -> None:
         dedup_save_plans([SavePlan([item("a")]), SavePlan([other])])
 
 
-def test_tensor_here_object_there() -> None:
-    thing = WriteItem(MetadataIndex("a", (0,)), WriteItemType.BYTE_IO)
+@pytest.mark.parametrize("offset", [(0,), None])
+def test_tensor_here_object_there(offset: tuple[int, ...] | None) -> None:
+    thing = WriteItem(MetadataIndex("a", offset), WriteItemType.BYTE_IO)
     with pytest.raises(PlanError, match="ranks 0, 1"):
         dedup_save_plans([SavePlan([item("a")]), SavePlan([thing])])
 

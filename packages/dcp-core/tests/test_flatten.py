@@ -11,7 +11,16 @@ from torch.distributed.checkpoint import _nested_dict as stock
 from torch.distributed.checkpoint._traverse import traverse_state_dict_v_2_3
 
 from dcp_core.errors import CorruptCheckpointError, DuplicateKeyError, UnsupportedValueError
-from dcp_core.flatten import assign, flatten, flatten_state_dict, get_element, set_element, unflatten_state_dict
+from dcp_core.flatten import (
+    assign,
+    empty_mappings,
+    flatten,
+    flatten_state_dict,
+    get_element,
+    is_empty_mapping,
+    set_element,
+    unflatten_state_dict,
+)
 from dcp_manifest.columns import IntKey
 
 T = torch.zeros(1)
@@ -187,3 +196,12 @@ def test_paths_that_contradict_each_other(paths: list[tuple[str | int, ...]]) ->
     names = {str(number): path for number, path in enumerate(paths)}
     with pytest.raises(CorruptCheckpointError):
         unflatten_state_dict(dict.fromkeys(names, 7), names)
+
+
+def test_empty_mappings_have_names_that_no_leaf_there_has() -> None:
+    found = empty_mappings(flatten({"a": {}, "b": [{}, {"c": {}}], "d": {"": {}}, 5: {6: {}}}))
+    assert found == {"a.": ("a",), "b.0.": ("b", 0), "b.1.c.": ("b", 1, "c"), "d..": ("d", ""), "5.6.": ("5", "6")}
+    assert all(is_empty_mapping(name, path) for name, path in found.items())
+    assert type(found["5.6."][1]) is IntKey
+    leaves = flatten({"a": 1, "a.": 2, "b": {"": 3}, "": 4})
+    assert not any(is_empty_mapping(name, path) for name, path in leaves.paths.items())

@@ -206,6 +206,33 @@ def test_classes_of_the_user_need_leave() -> None:
     report_unloadable(dump_object({"lr": 1}, key="cfg"), key="cfg", strict=True)
 
 
+def nested_tuple(depth: int) -> bytes:
+    return b")" + b"\x85" * depth
+
+
+def doubled_tuple(times: int) -> bytes:
+    return b")" + b"2\x86" * times
+
+
+@pytest.mark.parametrize("deep", [nested_tuple(500_000), doubled_tuple(60)], ids=["deep", "doubled"])
+@pytest.mark.parametrize(
+    "around",
+    [
+        *((b"}", b"Ns"), (b"}(", b"Nu"), (b"(", b"Nd"), (b"\x8f(", b"\x90"), (b"(", b"\x91")),
+        *((b"cbuiltins\nset\n](", b"e\x85R"), (b"cbuiltins\nfrozenset\n](", b"e\x85\x81")),
+        *((b"cbuiltins\ndict\n](", b"N\x86e\x85R"), (b"ccollections\nOrderedDict\n](](", b"Nee\x85R")),
+    ],
+)
+def test_what_cannot_be_hashed_is_refused(deep: bytes, around: tuple[bytes, bytes]) -> None:
+    """Python's hash of a tuple would end the process, or never end."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x04" + deep.join(around) + b".")
+        archive.writestr("archive/version", "3\n")
+    with pytest.raises(CorruptCheckpointError, match="parts is not allowed"):
+        load_object(buffer.getvalue(), key="k")
+
+
 def test_dangerous_leave_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be allowed"):
         load_object(dump_object(1, key="k"), key="k", allow_globals=[os.system])

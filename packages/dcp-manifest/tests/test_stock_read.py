@@ -63,7 +63,7 @@ def variants(stock):
     return {
         "torch 2.15, six properties": stock.metadata(properties=stock.properties(None)),
         "seven properties": stock.metadata(properties=stock.properties(None, "x")),
-        "torch 2.3, enum elsewhere": stock.metadata(properties=stock.properties(memory_format=old_format)),
+        "before torch 2.3, enum elsewhere": stock.metadata(properties=stock.properties(memory_format=old_format)),
         "enum member by name": stock.metadata(properties=stock.properties(memory_format=named)),
         "CPython 3.13.0": stock.metadata(storage_meta=meta),
         "no storage meta": stock.metadata(storage_meta="absent", version="absent"),
@@ -76,7 +76,7 @@ def variants(stock):
 @pytest.mark.parametrize(
     "variant",
     [
-        *("torch 2.15, six properties", "seven properties", "torch 2.3, enum elsewhere", "enum member by name"),
+        *("torch 2.15, six properties", "seven properties", "before torch 2.3, enum elsewhere", "enum member by name"),
         *("CPython 3.13.0", "no storage meta", "storage meta None", "storage meta without modules"),
     ],
 )
@@ -84,7 +84,7 @@ def test_variants_of_versions_are_read(stock, variant, protocol):
     check(read_index(stock.pickle(variants(stock)[variant], protocol=protocol), file="f"))
 
 
-def test_properties_of_torch_2_3_are_read(stock):
+def test_properties_from_before_torch_2_3_are_read(stock):
     renamed = {stock.TensorProperties: (OLD, "TensorProperties")}
     check(read_index(stock.pickle(stock.metadata(), renamed=renamed), file="f"))
 

@@ -140,8 +140,11 @@ class _NotPlainError(Exception):
     """A pickle holds more than plain data."""
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _PlainUnpickler(RestrictedUnpickler):
     """Reads pickles without globals: nothing can be called when no name is ever looked up."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, allowed={}, callables=frozenset())
 
     def find_class(self, module: str, name: str) -> Any:
         raise _NotPlainError(f"{module}.{name}")

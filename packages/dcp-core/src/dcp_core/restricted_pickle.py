@@ -12,7 +12,7 @@ import _compat_pickle
 import collections
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,11 @@ import torch
 __all__ = ["ForbiddenGlobalError", "RestrictedUnpickler", "python3_name"]
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+# Called with a sequence, they hash its items, or the first of each item.
+_HASHING = (*_DICTS, set, frozenset)
 _BUILT = (torch.Tensor, torch.nn.Parameter)
+# Nested as deep as that a tuple is still hashed safely.
+_MAX_HASHED_PARTS = 1000
 _STANDARD: dict[int, Callable[[Any], None]] = vars(pickle._Unpickler)["dispatch"]  # noqa: SLF001
 
 
@@ -82,20 +86,22 @@ class RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
         """Refuse: only pickles of protocols 0 and 1 need it."""
         raise pickle.UnpicklingError(f"opcode of an old protocol for {klass!r} with {len(args)} arguments")
 
-    def _check_callable(self, func: Any) -> None:
+    def _check_call(self, func: Any, arguments: Any) -> None:
         if id(func) not in self._callables:
             raise pickle.UnpicklingError(f"a call of {func!r} is not allowed")
+        if any(func is hashing for hashing in _HASHING):
+            _check_hashed(_hashed_items(arguments))
 
     def _reduce(self) -> None:
-        self._check_callable(self.stack[-2])
+        self._check_call(self.stack[-2], self.stack[-1])
         _STANDARD[pickle.REDUCE[0]](self)
 
     def _newobj(self) -> None:
-        self._check_callable(self.stack[-2])
+        self._check_call(self.stack[-2], self.stack[-1])
         _STANDARD[pickle.NEWOBJ[0]](self)
 
     def _newobj_ex(self) -> None:
-        self._check_callable(self.stack[-3])
+        self._check_call(self.stack[-3], self.stack[-2])
         _STANDARD[pickle.NEWOBJ_EX[0]](self)
 
     def _build(self) -> None:
@@ -115,12 +121,18 @@ class RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
         self.stack[-1] = new
         self.memo.update({key: new for key, value in self.memo.items() if value is old})
 
+    def _dict(self) -> None:
+        _check_hashed(self.stack[::2])
+        _STANDARD[pickle.DICT[0]](self)
+
     def _setitem(self) -> None:
         self._check_items(self.stack[-3], _DICTS)
+        _check_hashed(self.stack[-2:-1])
         _STANDARD[pickle.SETITEM[0]](self)
 
     def _setitems(self) -> None:
         self._check_items(self._below_mark(), _DICTS)
+        _check_hashed(self.stack[::2])
         _STANDARD[pickle.SETITEMS[0]](self)
 
     def _append(self) -> None:
@@ -133,7 +145,12 @@ class RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
 
     def _additems(self) -> None:
         self._check_items(self._below_mark(), (set,))
+        _check_hashed(self.stack)
         _STANDARD[pickle.ADDITEMS[0]](self)
+
+    def _frozenset(self) -> None:
+        _check_hashed(self.stack)
+        _STANDARD[pickle.FROZENSET[0]](self)
 
     def _below_mark(self) -> Any:
         return self.metastack[-1][-1]
@@ -149,12 +166,38 @@ class RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
         pickle.NEWOBJ[0]: _newobj,
         pickle.NEWOBJ_EX[0]: _newobj_ex,
         pickle.BUILD[0]: _build,
+        pickle.DICT[0]: _dict,
         pickle.SETITEM[0]: _setitem,
         pickle.SETITEMS[0]: _setitems,
         pickle.APPEND[0]: _append,
         pickle.APPENDS[0]: _appends,
         pickle.ADDITEMS[0]: _additems,
+        pickle.FROZENSET[0]: _frozenset,
     }
+
+
+def _hashed_items(arguments: Any) -> list[Any]:
+    """What a set or dict made with these arguments may hash: items, and the keys among them."""
+    found = []
+    for argument in arguments:
+        for item in argument if isinstance(argument, list | tuple) else ():
+            found += item[:1] if isinstance(item, list) else [item]
+    return found
+
+
+def _check_hashed(values: Sequence[Any]) -> None:
+    """Refuse what would be hashed for ever, or until the stack ends: Python hashes tuples part by part, every time."""
+    for value in values:
+        if not isinstance(value, tuple):
+            continue
+        parts: list[tuple[Any, ...]] = [value]
+        seen = 0
+        while parts:
+            part = parts.pop()
+            seen += len(part)
+            if seen > _MAX_HASHED_PARTS:
+                raise pickle.UnpicklingError(f"a key or set item of more than {_MAX_HASHED_PARTS} parts is not allowed")
+            parts += [inner for inner in part if isinstance(inner, tuple)]
 
 
 def _finished_dtype(dtype: np.dtype[Any], state: Any) -> np.dtype[Any]:

@@ -168,6 +168,8 @@ class _FileCheck:
         for piece in self.window.steps(start, start + item.stored_bytes):
             running.update(piece)
         if running.value == item.crc32:
+            if item.framing is Framing.TORCH_ZIP and not item.chain and not self._is_archive(item):
+                self._report("no archive is stored where there should be one", one.key, start)
             return
         bad = 0
         if item.running_crcs is not None:
@@ -175,6 +177,10 @@ class _FileCheck:
             blocks = int(wrong[0]) if len(wrong) else len(item.running_crcs)
             bad = blocks * block_bytes(item.stored_bytes)
         self._report("the stored data differ from what was written", one.key, start + bad)
+
+    def _is_archive(self, item: StoredItem) -> bool:
+        start = item.offset + item.lead
+        return is_zip(self.window.view(start, start + min(item.stored_bytes, 4)))
 
     def _check_archive(self, one: IndexedItem) -> None:
         item = one.item

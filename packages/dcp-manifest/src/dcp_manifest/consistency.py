@@ -34,6 +34,7 @@ def check_index(index: CheckpointIndex) -> None:
     _check_names(index)
     if index.chunk_items is not None:
         _check_items(index, index.chunk_items, "chunk", int(index.tensor_chunks.sum()))
+        _require(not (index.chunk_items.framing == Framing.OBJECT).any(), "a chunk of a tensor is stored as an object")
         _check_raw_bytes(index, index.chunk_items)
     if index.object_items is not None:
         _check_items(index, index.object_items, "object", len(index.object_names))

@@ -67,8 +67,9 @@ class ManifestFile:
             KeyError: There is no such tensor.
             CorruptCheckpointError: What was read is damaged or contradicts itself.
         """
-        alias = (name, owner) not in self._rows
-        row = self._aliases[name] if alias and owner == 0 and name in self._aliases else self._rows[name, owner]
+        rows = self._rows.get(owner, {})
+        alias = name not in rows and owner == 0
+        row = self._aliases[name] if alias else rows[name]
         tables = self._tables
         index = CheckpointIndex(dtypes=tables.dtypes, files=tables.files, chains=tables.chains, info=self.info)
 
@@ -93,10 +94,14 @@ class ManifestFile:
         return self._sound(self._reader.tensors)
 
     @cached_property
-    def _rows(self) -> dict[tuple[str, int], int]:
+    def _rows(self) -> dict[int, dict[str, int]]:
+        """Owner → name → row of the table of tensors."""
         tensors = self._tensors
-        keys = zip(tensors.names, tensors.owner.tolist(), strict=True)
-        return {key: row for row, key in enumerate(keys)}
+        rows = {}
+        for owner in np.unique(tensors.owner).tolist():
+            own = np.flatnonzero(tensors.owner == owner).tolist()
+            rows[owner] = dict(zip([tensors.names[row] for row in own], own, strict=True))
+        return rows
 
     @cached_property
     def _aliases(self) -> dict[str, int]:

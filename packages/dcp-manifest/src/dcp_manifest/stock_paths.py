@@ -10,7 +10,7 @@ __all__ = ["FILESYSTEM", "GET_LAYOUT", "METADATA", "OLD_METADATA", "PATH_CLASSES
 
 METADATA = "torch.distributed.checkpoint.metadata"
 OLD_METADATA = "torch.distributed._shard.sharded_tensor.metadata"
-"""Where `TensorProperties` was up to torch 2.3."""
+"""Where `TensorProperties` was before torch 2.3."""
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 TORCH = "torch"
 GET_LAYOUT = ("torch.serialization", "_get_layout")

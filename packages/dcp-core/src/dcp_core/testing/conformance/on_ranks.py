@@ -171,8 +171,14 @@ def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
 
 def die_on_ranks(door: Door, value: float) -> None:
     """Save; every rank is killed while it writes."""
-    planner = FailingPlanner(f"object{dist.get_rank()}", lambda: os.kill(os.getpid(), signal.SIGKILL))
-    door.save(part(value, (Shard(0),)), planner=planner)
+
+    def die() -> None:
+        try:
+            dist.barrier()  # or the death of one rank ends the save of another before it writes
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    door.save(part(value, (Shard(0),)), planner=FailingPlanner(f"object{dist.get_rank()}", die))
 
 
 def refuse_on_ranks(door: Door) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from dcp_core.errors import CheckpointNotFoundError
+from dcp_core.testing.conformance.background import Background
 from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
 from dcp_core.testing.conformance.states import blank, same, state
 
@@ -46,16 +45,7 @@ class ReadingTests(StorageFixtures):
 
     def test_readers_see_one_whole_checkpoint_while_it_is_replaced(self, storage: Door) -> None:
         storage.save(state(0.0))
-        done = threading.Event()
         seen: list[float] = []
-        problems: list[BaseException] = []
-
-        def until_done(action: Callable[[], None]) -> None:
-            try:
-                while not done.is_set():
-                    action()
-            except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
-                problems.append(error)
 
         def read() -> None:
             template = blank(state(0.0))
@@ -68,23 +58,12 @@ class ReadingTests(StorageFixtures):
             metadata = self.make_reader(storage.checkpoint_id).read_metadata()
             assert metadata.state_dict_metadata.keys() == {"large", "small", "bytes", "object.value"}
 
-        readers = [threading.Thread(target=until_done, args=(action,)) for action in (read, look)]
-        for reader in readers:
-            reader.start()
-        try:
+        with Background(read, look) as readers:
             for number in range(1, _SAVES):
                 loads = len(seen)
                 storage.save(state(float(number)))
                 # A load begins anew when its checkpoint is replaced, but not for ever.
-                deadline = time.monotonic() + 60
-                while len(seen) == loads and not problems and time.monotonic() < deadline:
-                    time.sleep(0.001)
-        finally:
-            done.set()
-            for reader in readers:
-                reader.join()
-        if problems:
-            raise problems[0]
+                readers.wait_for(lambda loads=loads: len(seen) > loads)  # type: ignore[misc]
         assert seen == sorted(seen)
         assert len(set(seen)) >= _SAVES // 2
         template = blank(state(0.0))
