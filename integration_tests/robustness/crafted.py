@@ -15,14 +15,27 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 import dcp_all as dcp
 from dcp_io import LocalStore
+from dcp_manifest.blob import pack
 from dcp_manifest.columns import CheckpointIndex
 from dcp_manifest.manifest import encode, read_index
 
-__all__ = ["METADATA", "archive", "edited_index", "little_memory", "ours_with_object", "stock_checkpoint", "stock_index"]
+__all__ = [
+    "METADATA",
+    "archive",
+    "edited_columns",
+    "edited_index",
+    "little_memory",
+    "ours_with_object",
+    "saved",
+    "stock_checkpoint",
+    "stock_index",
+    "with_chunk",
+]
 
 METADATA = ".metadata"
 Chunk = tuple[tuple[int, ...], tuple[int, ...]]
@@ -65,8 +78,18 @@ def edited_index(folder: Path, edit: Callable[[CheckpointIndex], CheckpointIndex
     index = edit(read_index(store.read(METADATA), file=METADATA))
     with contextlib.ExitStack() as patches:
         for check in ("check_index", "check_relative_path"):
-            patches.enter_context(mock.patch(f"dcp_manifest.manifest_write.{check}", lambda *_, **__: None))
+            patches.enter_context(mock.patch(f"dcp_manifest.manifest_write.{check}", return_value=None))
         store.publish(METADATA, encode(index, interop=False))
+
+
+def edited_columns(folder: Path, columns: Mapping[str, Any]) -> None:
+    """Write the index anew with other numbers in some columns of the manifest, whatever they are."""
+
+    def pack_edited(own: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
+        return pack({**own, **{name: np.array(values) for name, values in columns.items()}}, metadata)
+
+    with mock.patch("dcp_manifest.manifest_write.pack", pack_edited):
+        edited_index(folder, lambda index: index)
 
 
 def stock_index(

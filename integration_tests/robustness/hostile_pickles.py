@@ -1,4 +1,4 @@
-"""Pickles that would harm whoever loads them with `pickle`: each would create a file, or take all memory or the stack."""
+"""Pickles that would harm whoever loads them with `pickle`: each would create a file, or take all memory."""
 
 from __future__ import annotations
 
@@ -87,8 +87,14 @@ CODE: Mapping[str, Callable[[str], bytes]] = {
         + call("builtins", "eval", expression(marker))
     ),
     "attrgetter": lambda marker: (
-        named("operator", "attrgetter") + b"(" + text("system") + b"tR(" + named("os", "path") + b"tR"
-        + b"0" + call("os", "system", command(marker))
+        named("operator", "attrgetter")
+        + b"("
+        + text("system")
+        + b"tR("
+        + named("os", "path")
+        + b"tR"
+        + b"0"
+        + call("os", "system", command(marker))
     ),
     "partial": lambda marker: call("functools", "partial", named("os", "system"), command(marker)) + b")R",
     "import": lambda marker: call("builtins", "__import__", text("os")) + b"0" + call("os", "system", command(marker)),
@@ -116,7 +122,9 @@ CODE: Mapping[str, Callable[[str], bytes]] = {
     ),
     "BUILD of a record": lambda marker: (
         state_into(
-            "torch.distributed.checkpoint.metadata", "Metadata", b"}" + text("__setstate__") + named("os", "system") + b"s"
+            "torch.distributed.checkpoint.metadata",
+            "Metadata",
+            b"}" + text("__setstate__") + named("os", "system") + b"s",
         )
         + command(marker)
         + b"b"

@@ -30,7 +30,7 @@ What = Literal["kill", "torn", "stop", "fail", "full"]
 class Strike:
     """What happens at which call.
 
-    `kill`: SIGKILL before it. `torn`: SIGKILL with half of it done, if it writes. `stop`: SIGSTOP before it. `fail`: EIO
+    `kill`: SIGKILL before it. `torn`: SIGKILL with half done, if it writes. `stop`: SIGSTOP before it. `fail`: EIO
     once. `full`: ENOSPC from then on, whenever something is written.
     """
 

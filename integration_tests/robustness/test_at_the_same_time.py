@@ -1,6 +1,6 @@
 """Two jobs in one folder: a process is suspended at each of its calls in turn while another one does all of its work.
 
-Saves: exactly one of the two checkpoints is there in the end, complete; whoever lost was told. Loads: exactly the old or
+Saves: exactly one of the two checkpoints is there in the end, whole; whoever lost was told. Loads: exactly the old or
 the new checkpoint is loaded while another job replaces it and cleans up.
 """
 
@@ -78,10 +78,7 @@ def test_two_saves(zygote: Zygote, fresh: Fresh, tmp_path: Path, before: str | N
         assert won or "SaveInProgressError" in end.error or "SaveLostError" in end.error, end.error
         assert won or rival == [True], "both gave way"
         # When both succeeded, one came after the other: the suspended one had not begun, or had published.
-        if rival == [True] and won:
-            wanted = {NEW, RIVAL}
-        else:
-            wanted = {NEW} if won else {RIVAL}
+        wanted = ({NEW} if won else set()) | ({RIVAL} if rival == [True] else set())
         assert states.version_in(folder, [OLD, NEW, RIVAL]) in wanted
         assert states.debris(folder) == []
         outcomes.add((won, rival[0], suspended))

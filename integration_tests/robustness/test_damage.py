@@ -77,7 +77,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def is_damaged(name: str, data: bytes, now: dict[str, bytes], known: set[bytes]) -> bool:
-    """Whether a file is not as it was; of a rank's index there are two copies, and whole other indexes may lie around."""
+    """Whether a file is not as it was; of a rank's index there are two copies, and other indexes may lie around."""
     if re.fullmatch(r"__\d+(\.\w+)?\.metadata", name):
         return name in now and now[name] not in known
     return now.get(name) != data
@@ -190,7 +190,7 @@ def test_index_of_a_rank_is_missing(fresh: Fresh) -> None:
 
 def test_nothing_changes_when_everything_is_checked_before(fresh: Fresh) -> None:
     folder = fresh("raw", NEW)
-    file, position = sorted(payload_bytes(folder))[-1]
+    file, position = max(payload_bytes(folder))
     data = bytearray((folder / file).read_bytes())
     data[position] ^= 1
     (folder / file).write_bytes(data)

@@ -16,8 +16,14 @@ import torch
 import dcp_all as dcp
 from dcp_core.errors import CorruptCheckpointError, UnsafeCheckpointError
 from dcp_io import LocalStore, verify_checkpoint
-from integration_tests.robustness.crafted import METADATA, archive, little_memory, ours_with_object, saved
-from integration_tests.robustness.crafted import stock_checkpoint
+from integration_tests.robustness.crafted import (
+    METADATA,
+    archive,
+    little_memory,
+    ours_with_object,
+    saved,
+    stock_checkpoint,
+)
 from integration_tests.robustness.hostile_pickles import BOMBS, CODE, whole
 
 REFUSALS = (UnsafeCheckpointError, CorruptCheckpointError)

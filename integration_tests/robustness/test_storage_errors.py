@@ -112,9 +112,7 @@ def save_with_failing_thread(folder: str, rank: int, name: str, number: int, err
 @pytest.mark.parametrize(
     ("name", "number", "error"), [("pwritev", 1, errno.ENOSPC), ("pwritev", 2, errno.EIO), ("fsync", 1, errno.EIO)]
 )
-def test_an_error_in_a_writer_thread(
-    ranks: Any, tmp_path: Path, rank: int, name: str, number: int, error: int
-) -> None:
+def test_an_error_in_a_writer_thread(ranks: Any, tmp_path: Path, rank: int, name: str, number: int, error: int) -> None:
     folder = tmp_path / "checkpoint"
     ranks.run(2, save_big, str(folder), 1)
     before = sorted(path.name for path in folder.iterdir())

@@ -1,6 +1,6 @@
 """A process that has imported everything and forks the ranks of one job after another: a fresh job costs milliseconds.
 
-Run as `python -m integration_tests.robustness.zygote`: a job per line of stdin, its outcome per line of stdout, as JSON.
+Run as `python -m integration_tests.robustness.zygote`: a job per line of stdin, its outcome on stdout, as JSON.
 `Zygote` is the client.
 """
 
