@@ -1,4 +1,4 @@
-"""A process that has imported everything and forks the ranks of one job after another: a fresh job costs milliseconds.
+"""A process that has imported everything and forks the ranks of one job after another: a new one takes milliseconds.
 
 Run as `python -m integration_tests.robustness.zygote`: a job per line of stdin, its outcome on stdout, as JSON.
 `Zygote` is the client.

@@ -19,6 +19,7 @@ from dcp_manifest.blob import BLOCK_BYTES, BLOCK_CRCS, WholeBlob, first_blocks, 
         ([256, 0], "uint16", 2),
         ([65536, 0], "uint32", 2),
         ([2**32, 0], "uint64", 2),
+        ([7, 7], "uint8", 1),
         ([7, 7, 7], "uint8", 1),
     ],
 )

@@ -27,7 +27,14 @@ def test_volumes_that_overflow_are_refused():
     with pytest.raises(ValueError, match="memory"):
         BoxLayout(np.array([2], np.uint8)).volumes(np.array([2**40, 2**40]))
     with pytest.raises(ValueError, match="memory"):
-        BoxLayout(np.array([4], np.uint8)).volumes(np.array([2**32, 2**32, 2**32, 0]))
+        BoxLayout(np.array([64, 1], np.uint8)).volumes(np.full(65, 2**62))
+
+
+@pytest.mark.parametrize("place", [0, 2, 39])
+def test_one_size_of_0_makes_a_volume_of_0(place):
+    sizes = np.full(40, 2**62)
+    sizes[place] = 0
+    assert BoxLayout(np.array([40], np.uint8)).volumes(sizes).tolist() == [0]
 
 
 def test_starts():

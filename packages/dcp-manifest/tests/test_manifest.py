@@ -169,6 +169,7 @@ def test_a_crafted_manifest_is_refused_or_makes_sense(rich_bytes, data):
         (b'\\"world_size\\":2', b'\\"world_size\\":x'),
         (b'\\"save_id\\":\\"0123456789abcdef\\"', b'\\"save_id\\":  12345678901234567 '),
         (b"chunk.position", b"chunk.nowhere_"),
+        (b"model.wmodel.b", b"model.wmodel.w"),
         (b'"dtype":"U8"', b'"dtype":"I8"'),
     ],
 )
@@ -288,7 +289,11 @@ BROKEN = {
     "ndim": lambda index: setattr(index, "tensor_shape", index.tensor_shape[1:]),
     "rows": lambda index: setattr(index, "tensor_owner", index.tensor_owner[1:]),
     "negative": lambda index: index.chunk_sizes.__setitem__(0, -1),
-    "huge": lambda index: index.tensor_shape.__setitem__(0, -5),
+    "no ranks": lambda index: setattr(index, "info", ManifestInfo("s", 0, "w")),
+    "rank": lambda index: setattr(index, "info", ManifestInfo("s", 2, "w", rank=2)),
+    "negative rank": lambda index: setattr(index, "info", ManifestInfo("s", 2, "w", rank=-1)),
+    "generation": lambda index: setattr(index, "info", ManifestInfo("s", 2, "w", -1)),
+    "negative size": lambda index: index.tensor_shape.__setitem__(0, -5),
 }
 
 
@@ -300,5 +305,5 @@ def test_an_index_that_contradicts_itself_is_not_written(change, rich):
 
 
 def test_info_is_kept_whole(rich):
-    rich.info = ManifestInfo("s", 4, "w/2", 9, 3, 2**70, (("k", "v"), ("", "ü\n")))
+    rich.info = ManifestInfo("s", 4, "w/2", 0, 3, 2**70, (("k", "v"), ("", "ü\n")))
     assert decode(encode(rich), file="f").info == rich.info

@@ -90,10 +90,12 @@ def test_bytes_per_scalar(make_index):
     assert len(encode(index, interop=False)) / count <= 30
 
 
-def test_more_equal_rows_than_readers_accept_are_refused(make_index):
+@pytest.mark.parametrize(("ndim", "chunks"), [(0, 20_000), (64, 5_000)])
+def test_more_equal_rows_than_readers_accept_are_refused(make_index, ndim, chunks):
+    zeros = (0,) * ndim
     index = make_index(
-        [("t", 0, 0, 0, (), [((), ())] * 20_000)],
-        chunk_rows=[(0, 0, 0, 4, 0, 0, 0, 1)] * 20_000,
+        [("t", 0, 0, 0, zeros, [(zeros, zeros)] * chunks)],
+        chunk_rows=[(0, 0, 0, 0 if ndim else 4, 0, 0, 0, 1)] * chunks,
         dtypes=("float32",),
         files=("a",),
     )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import io
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import torch
 
 from dcp_core.byte_backend import ByteBackend
 from dcp_core.columns import metadata_from_index
-from dcp_core.errors import CorruptCheckpointError, DcpError
+from dcp_core.errors import CorruptCheckpointError, DcpError, UnsupportedFormatError
 from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorageMetadata
 from dcp_core.payloads import BoxSpan, box_span, tensor_bytes, view_box
 from dcp_core.plan import LoadItemType, LoadPlan, ReadItem
@@ -106,7 +106,7 @@ class ByteStorageReader(StorageReader):
                 requests.append(self._tensor_request(item, stored, planner))
             else:
                 archives[stored.file, stored.offset].append(item)
-        requests.extend(_archive_request(items, self._stored(items[0]), planner) for items in archives.values())
+        requests.extend(self._archive_request(items, planner) for items in archives.values())
         try:
             stats = self._backend.read(requests)
         except Exception as error:
@@ -130,15 +130,24 @@ class ByteStorageReader(StorageReader):
                 "the checkpoint is incomplete, load an earlier one",
                 key=index.fqn,
             )
-        return _stored_item(info, item)
+        stored = _stored_item(info, item)
+        if stored.chain:
+            raise UnsupportedFormatError(
+                f"{index.fqn!r} in {stored.file} is stored through transforms ({', '.join(map(repr, stored.chain))}) "
+                "that this version cannot undo: load it with the version that saved it"
+            )
+        return stored
 
-    def _tensor_request(self, item: ReadItem, stored: StoredItem, planner: LoadPlanner) -> ReadRequest:
-        target = _target(item, planner)
+    def _sizes(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and sizes of the stored chunk that an item reads from."""
         entry = cast(Metadata, self._metadata).state_dict_metadata[item.storage_index.fqn]
         if not isinstance(entry, TensorStorageMetadata):
             raise CorruptCheckpointError("the index lists an object where a tensor is stored", key=item.dest_index.fqn)
-        dtype = entry.properties.dtype
-        sizes = _chunk_sizes(entry, item.storage_index)
+        return entry.properties.dtype, _chunk_sizes(entry, item.storage_index)
+
+    def _tensor_request(self, item: ReadItem, stored: StoredItem, planner: LoadPlanner) -> ReadRequest:
+        target = _target(item, planner)
+        dtype, sizes = self._sizes(item)
         span = box_span(sizes, item.storage_offsets, item.lengths, dtype.itemsize)
         direct = _direct_memory(target, dtype, span)
 
@@ -148,6 +157,26 @@ class ByteStorageReader(StorageReader):
             planner.commit_tensor(item, target)
 
         return ReadRequest(item.storage_index.fqn, stored, span.start, span.stop, direct, done)
+
+    def _archive_request(self, items: Sequence[ReadItem], planner: LoadPlanner) -> ReadRequest:
+        """One read of a whole archive serves every item that wants a part of it."""
+        stored = self._stored(items[0])
+        key = items[0].storage_index.fqn
+        sizes = {self._sizes(item)[1] for item in items}
+
+        def done(data: memoryview) -> None:
+            tensor = _load_archive(data, stored, key)
+            if sizes != {tuple(tensor.shape)}:
+                raise CorruptCheckpointError(
+                    f"the stored tensor has sizes {tuple(tensor.shape)}, not {' or '.join(map(str, sizes))} as indexed",
+                    file=stored.file,
+                    key=key,
+                    offset=stored.offset,
+                )
+            for item in items:
+                _copy_part(tensor, item, planner)
+
+        return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
@@ -228,19 +257,6 @@ def _object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner) ->
     return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
 
 
-def _archive_request(items: Iterable[ReadItem], stored: StoredItem, planner: LoadPlanner) -> ReadRequest:
-    """One read of a whole archive serves every item that wants a part of it."""
-    wanted = list(items)
-    key = wanted[0].storage_index.fqn
-
-    def done(data: memoryview) -> None:
-        tensor = _load_archive(data, stored, key)
-        for item in wanted:
-            _copy_part(tensor, item, stored, planner)
-
-    return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
-
-
 def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tensor:
     load: Callable[..., Any] = torch.load
     try:
@@ -259,15 +275,8 @@ def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tenso
     return tensor.detach()
 
 
-def _copy_part(tensor: torch.Tensor, item: ReadItem, stored: StoredItem, planner: LoadPlanner) -> None:
+def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
     for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        if tensor.dim() != len(item.lengths) or offset + length > tensor.size(dim):
-            raise CorruptCheckpointError(
-                f"the stored tensor has sizes {tuple(tensor.shape)}; the index promises more",
-                file=stored.file,
-                key=item.storage_index.fqn,
-                offset=stored.offset,
-            )
         tensor = tensor.narrow(dim, offset, length)
     target = _target(item, planner)
     target.copy_(tensor)

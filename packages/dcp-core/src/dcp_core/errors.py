@@ -26,6 +26,7 @@ __all__ = [
     "DuplicateKeyError",
     "DuplicatePluginError",
     "MissingKeyError",
+    "NotEnoughMemoryError",
     "PlanError",
     "PluginLoadError",
     "PluginNotFoundError",
@@ -102,6 +103,10 @@ class MissingKeyError(DcpError, KeyError):
     def __str__(self) -> str:
         # KeyError would show the repr of the message.
         return str(self.args[0]) if self.args else ""
+
+
+class NotEnoughMemoryError(DcpError, MemoryError):
+    """A value that is to be loaded whole is larger than what can be allocated."""
 
 
 class DuplicateKeyError(DcpError, ValueError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.boxes import box_text, find_hole, overlaps
+from dcp_core.boxes import box_text, find_hole, find_overlap, overlaps
 from dcp_core.casts import is_lossless_cast
 from dcp_core.metadata import (
     BytesStorageMetadata,
@@ -111,6 +111,11 @@ def _plan_tensor(
             _problem(planned, fqn, "cast", f"{fqn!r}: {names[0]} → {names[1]} would lose values; {remedy}")
             return
     stored_boxes = [(chunk.offsets, chunk.sizes) for chunk in entry.chunks]
+    twice = find_overlap(stored_boxes) if len(stored_boxes) > 1 else None
+    if twice is not None:
+        one, other = (box_text(*stored_boxes[position]) for position in twice)
+        _problem(planned, fqn, "overlap", f"{fqn!r}: the checkpoint stores elements twice, in {one} and in {other}")
+        return
     for chunk in held.chunks:
         hole = find_hole((chunk.offsets, chunk.sizes), stored_boxes)
         if hole is not None:

@@ -6,12 +6,13 @@ Source: torch 2.13 `torch.distributed.checkpoint.default_planner` (options, exte
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from dcp_core.errors import DcpError, MissingKeyError, PlanError
+from dcp_core.errors import CorruptCheckpointError, DcpError, MissingKeyError, NotEnoughMemoryError, PlanError
 from dcp_core.flatten import FlatState, assign, flatten, get_element, is_empty_mapping, set_element
 from dcp_core.load_plan import LocalLoadPlan, plan_local_load
 from dcp_core.materialise import materialise_meta
@@ -236,11 +237,7 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
             path = tuple(paths.get(fqn, (fqn,)))
             if not self._includes(fqn, path):
                 continue
-            value = (
-                torch.empty(entry.size, dtype=entry.properties.dtype)
-                if isinstance(entry, TensorStorageMetadata)
-                else entry
-            )
+            value = _unfilled(fqn, entry) if isinstance(entry, TensorStorageMetadata) else entry
             set_element(state_dict, path, value)
             keys = tuple(int(element) if type(element) is IntKey else element for element in path)
             flat.values[fqn], flat.paths[fqn], flat.keys[fqn] = value, path, keys
@@ -256,3 +253,20 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
 
     def _follow_old_names(self, metadata: Metadata) -> None:
         """The names are the checkpoint's own."""
+
+
+def _unfilled(fqn: str, entry: TensorStorageMetadata) -> torch.Tensor:
+    """Memory for a whole stored tensor; not more than its chunks say they fill."""
+    promised = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+    if math.prod(entry.size) > promised:
+        raise CorruptCheckpointError(
+            f"the chunks hold {promised} elements of a tensor of shape {tuple(entry.size)}; load another checkpoint",
+            key=fqn,
+        )
+    try:
+        return torch.empty(entry.size, dtype=entry.properties.dtype)
+    except (RuntimeError, MemoryError) as error:
+        raise NotEnoughMemoryError(
+            f"{fqn!r} of shape {tuple(entry.size)} and dtype {entry.properties.dtype} does not fit into memory; load "
+            "fewer keys, or shards of it into a template (and if it was never so large, the index is damaged)"
+        ) from error

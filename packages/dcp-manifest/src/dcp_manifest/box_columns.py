@@ -56,11 +56,13 @@ class BoxLayout:
         """
         products = np.ones(self.boxes, np.int64)
         estimates = np.ones(self.boxes)
-        for dim in range(self.dims):
-            rows, numbers = self.rows(dim), sizes[self.places(dim)]
-            products[rows] *= numbers
-            estimates[rows] *= np.maximum(numbers, 1)
-            if len(estimates) and estimates.max() >= 2.0**62:
+        # An integer product that overflows is wrong, unless one of the sizes is 0: then it ends as 0 all the same.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for dim in range(self.dims):
+                rows, numbers = self.rows(dim), sizes[self.places(dim)]
+                products[rows] *= numbers
+                estimates[rows] *= numbers
+            if (estimates >= 2.0**62).any():
                 raise ValueError("a chunk has more elements than any memory")
         return products
 

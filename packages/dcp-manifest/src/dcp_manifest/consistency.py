@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_manifest.box_columns import BoxLayout, starts
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, TensorFlags
+from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo, TensorFlags
 from dcp_manifest.dtypes import ITEM_BYTES
 from dcp_manifest.items import Framing, border_counts
 
@@ -29,6 +29,8 @@ def check_index(index: CheckpointIndex) -> None:
     Raises:
         ValueError: The first contradiction, in a sentence.
     """
+    if index.info is not None:
+        _check_info(index.info)
     _check_tensors(index)
     _check_boxes(index)
     _check_names(index)
@@ -61,6 +63,12 @@ def derived_bytes(index: CheckpointIndex) -> npt.NDArray[np.int64]:
 def _require(fact: bool | np.bool_, sentence: str) -> None:
     if not fact:
         raise ValueError(sentence)
+
+
+def _check_info(info: ManifestInfo) -> None:
+    _require(info.world_size >= 1, f"a save by {info.world_size} ranks")
+    _require(info.rank is None or 0 <= info.rank < info.world_size, f"rank {info.rank} of {info.world_size}")
+    _require(info.generation >= 0, f"the generation {info.generation}")
 
 
 def _check_tensors(index: CheckpointIndex) -> None:

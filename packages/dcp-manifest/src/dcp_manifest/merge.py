@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.box_columns import BoxLayout, starts
+from dcp_manifest.box_columns import starts
 from dcp_manifest.columns import CheckpointIndex, ItemColumns
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.items import border_counts
@@ -43,7 +43,8 @@ def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
     merged.info = None if info is None else replace(info, rank=None)
     if any(part.paths is not None for part in indexes):
         merged.paths = {name: path for part in reversed(indexes) for name, path in (part.paths or {}).items()}
-    expanded = [_with_clashing_aliases_as_tensors(part, indexes) for part in indexes]
+    clashing = _clashing_aliases(indexes)
+    expanded = [_with_aliases_as_tensors(part, clashing) for part in indexes]
     rows = _merge_tensors(merged, expanded, dtypes)
     _merge_chunks(merged, expanded, rows, files, chains)
     _merge_objects(merged, expanded, files, chains)
@@ -65,32 +66,28 @@ def _object_keys(index: CheckpointIndex) -> list[tuple[str, int]]:
     return list(zip(index.object_names, index.object_owner.tolist(), strict=True))
 
 
-def _with_clashing_aliases_as_tensors(part: CheckpointIndex, indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
-    """`part`, with each alias that another rank stored as a tensor (or points elsewhere) made a tensor of its own."""
-    clashing = [row for row, name in enumerate(part.alias_names) if _clashes(name, part, row, indexes)]
-    if not clashing:
+def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
+    """Names that are an alias in one index, and in another a tensor, or an alias of something else."""
+    targets: dict[str, set[str]] = {}
+    for part in indexes:
+        for name, row in zip(part.alias_names, part.alias_targets.tolist(), strict=True):
+            targets.setdefault(name, set()).add(part.tensor_names[row])
+    tensors = {name for part in indexes for name in part.tensor_names} if targets else set()
+    return {name for name, found in targets.items() if name in tensors or len(found) > 1}
+
+
+def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> CheckpointIndex:
+    """`part`, with those of its aliases that are among `names` made tensors of their own."""
+    made = [row for row, name in enumerate(part.alias_names) if name in names]
+    if not made:
         return part
-    rows = np.concatenate([np.arange(len(part.tensor_names)), part.alias_targets[clashing].astype(np.int64)])
+    rows = np.concatenate([np.arange(len(part.tensor_names)), part.alias_targets[made].astype(np.int64)])
     picked = _take_tensors(part, rows)
-    picked.tensor_names = [*part.tensor_names, *(part.alias_names[row] for row in clashing)]
-    kept = [row for row in range(len(part.alias_names)) if row not in set(clashing)]
+    picked.tensor_names = [*part.tensor_names, *(part.alias_names[row] for row in made)]
+    kept = [row for row, name in enumerate(part.alias_names) if name not in names]
     picked.alias_names = [part.alias_names[row] for row in kept]
     picked.alias_targets = part.alias_targets[kept]
     return picked
-
-
-def _clashes(name: str, part: CheckpointIndex, row: int, indexes: Sequence[CheckpointIndex]) -> bool:
-    target = part.tensor_names[part.alias_targets[row]]
-    for other in indexes:
-        if other is part:
-            continue
-        if name in other.tensor_names:
-            return True
-        if name in other.alias_names:
-            found = other.alias_targets[other.alias_names.index(name)]
-            if other.tensor_names[found] != target:
-                return True
-    return False
 
 
 def _take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
@@ -158,7 +155,6 @@ def _merge_chunks(
 ) -> None:
     tensor = np.concatenate([np.repeat(row, part.tensor_chunks) for row, part in zip(rows, parts, strict=True)])
     ndim = merged.tensor_ndim[tensor]
-    layout = BoxLayout(ndim)
     offsets = np.concatenate([part.chunk_offsets for part in parts])
     sizes = np.concatenate([part.chunk_sizes for part in parts])
     kept = _first_of_equal(tensor, ndim, offsets, sizes)
@@ -167,7 +163,6 @@ def _merge_chunks(
     ends = starts(ndim)
     numbers = _ranges(ends[:-1][kept], ends[1:][kept])
     merged.chunk_offsets, merged.chunk_sizes = offsets[numbers], sizes[numbers]
-    del layout
     items = [_renumbered(part.chunk_items, part, files, chains) for part in parts if part.chunk_items is not None]
     merged.chunk_items = _take_items(items, kept) if items else None
 
