@@ -51,6 +51,9 @@ def save_all(folder: str, saver: Library, layout: str = "torch") -> Outcome:
         options = {"layout": layout} if saver == "ours" else {}
         if saver == "stock" and dist.get_rank() == 0:
             shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(parents=True)  # stock's ranks all make it, which fails where a new folder is seen late
+        if saver == "stock":
+            dist.barrier()
         writer = dcp.FileSystemWriter(target, **options)
         dcp.save({"value": kind.make("same")}, storage_writer=writer)
 

@@ -251,6 +251,32 @@ def test_syncing_is_ordered(store, patch_os):
     assert [kind for kind, _ in log] == ["write", "replace"]
 
 
+def test_folder_of_another_process_that_is_seen_late(tmp_path, monkeypatch):
+    """As network file systems do: it cannot be made, for it is there, and it cannot be seen yet."""
+    folder = tmp_path / "new"
+    looks = []
+    exists, is_folder, make = os.path.lexists, os.path.isdir, os.mkdir
+
+    def mkdir(path):
+        make(path)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+    def seen(look):
+        def late(path):
+            if str(path) != str(folder):
+                return look(path)
+            looks.append(path)
+            return len(looks) > 3 and look(path)
+
+        return late
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(os.path, "lexists", seen(exists))
+    monkeypatch.setattr(os.path, "isdir", seen(is_folder))
+    write(LocalStore(folder), "x", b"data")
+    assert (folder / "x").read_bytes() == b"data"
+
+
 def test_file_systems_without_folder_sync_are_accepted(store, patch_os):
     def refuse(number):
         def fsync(fd):

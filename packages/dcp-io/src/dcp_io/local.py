@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Sequence
 
 from dcp_io.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
@@ -21,6 +22,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o666
 # What file systems without synchronous folders answer.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
+# A folder that another process made may be seen late on shared file systems.
+_SECONDS_TO_BE_SEEN = 5.0
 
 
 class LocalStore(Store):
@@ -285,10 +288,18 @@ def _make_folder(path: str) -> None:
         try:
             os.mkdir(folder)
         except FileExistsError:  # another rank was faster, or it is not a folder
-            if not os.path.isdir(folder):
+            if not _is_folder(folder):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
         with contextlib.suppress(PermissionError):  # a parent that may be passed but not read cannot be synced
             _sync_folder(os.path.dirname(folder))
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a path that is known to exist is a folder: a shared file system may not see another's folder at once."""
+    deadline = time.monotonic() + _SECONDS_TO_BE_SEEN
+    while not os.path.lexists(path) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return os.path.isdir(path)
 
 
 def _sync_folder(path: str) -> None:
