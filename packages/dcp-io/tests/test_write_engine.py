@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dcp_io import data_file, write_engine
 from dcp_io.write_engine import write_items
+from dcp_io.writeback import start_writeback
 from dcp_manifest.items import Framing, block_bytes, border_count
 from dcp_manifest.requests import Payload, WriteRequest
 
@@ -250,3 +251,69 @@ def test_any_mixture_comes_back(store, helpers, write, monkeypatch, sizes, layou
         data = values(*sizes)
         items = write(data, layout=layout, threads=threads, prefix=f"__{next(COUNTER)}_")
     assert helpers.read_back(store, items) == data
+
+
+class Pieces:
+    """Data that is made in a buffer which is used again for each piece."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.nbytes = len(data)
+        self.asked: list[int] = []
+
+    def pieces(self, max_bytes):
+        self.asked.append(max_bytes)
+        buffer = bytearray(max_bytes)
+        for start in range(0, len(self.data), max_bytes):
+            part = self.data[start : start + max_bytes]
+            buffer[: len(part)] = part
+            yield memoryview(buffer)[: len(part)]
+
+
+@pytest.mark.parametrize("layout", ["torch", "raw"])
+def test_payloads_in_pieces_are_those_in_one(store, helpers, write, layout):
+    data = values(10, 70_000, 5 << 20, 3, 300_000, 64 << 10)
+    sources = {key: Pieces(value) for key, value in data.items()}
+
+    def request(key):
+        source = sources[key]
+        return WriteRequest(key, source.nbytes, lambda: Payload(source, Framing.RAW, "uint8", (source.nbytes,)))
+
+    requests = [request(key) for key in data]
+    options = {"layout": layout, "threads": 2, "sync": False, "max_inflight_bytes": 20_000}
+    items = write_items(store, requests, prefix="__0_", save_id="pieces", **options)
+    whole = write(data, layout=layout, threads=2)
+    for key, item in zip(data, items, strict=True):
+        assert (item.crc32, item.stored_bytes, item.lead) == (
+            whole[key].crc32,
+            whole[key].stored_bytes,
+            whole[key].lead,
+        )
+        assert item.running_crcs.tolist() == whole[key].running_crcs.tolist()
+    assert helpers.read_back(store, dict(zip(data, items, strict=True))) == data
+    assert {size for source in sources.values() for size in source.asked} == {10_000}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_disk_is_started_while_bytes_are_still_written(store, write, monkeypatch, sync):
+    started = []
+    monkeypatch.setattr(data_file, "SYNC_STEP_BYTES", 1 << 20)
+    monkeypatch.setattr("dcp_io.local.start_writeback", lambda fd, offset, length: started.append((offset, length)))
+    items = write(values(*[400_000] * 10, 9 << 20), layout="raw", sync=sync)
+    if not sync:
+        assert started == []
+        return
+    size = max(item.offset + item.length for item in items.values())
+    assert [offset for offset, _ in started] == [
+        sum(length for _, length in started[:number]) for number in range(len(started))
+    ]
+    assert size - sum(length for _, length in started) < (1 << 20) + data_file.STEP_BYTES
+
+
+def test_writeback_is_a_hint(tmp_path):
+    start_writeback(-1, 0, 10)
+    with open(tmp_path / "x", "wb") as file:
+        file.write(b"data")
+        file.flush()
+        start_writeback(file.fileno(), 0, 4)
+    assert (tmp_path / "x").read_bytes() == b"data"

@@ -50,7 +50,7 @@ class ByteBackend(Protocol):
         """Take part in a save without a coordinator. Every rank, with one agreed id."""
         ...
 
-    def write(self, requests: Sequence[WriteRequest], *, prefix: str, save_id: str) -> list[StoredItem]:
+    def write(self, requests: Sequence[WriteRequest], *, prefix: str, save_id: str) -> Sequence[StoredItem]:
         """Write items; they are durable on return, in the order of `requests`. Every rank."""
         ...
 

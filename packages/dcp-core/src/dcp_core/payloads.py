@@ -12,10 +12,14 @@ from collections.abc import Sequence
 import torch
 
 from dcp_core.errors import DcpError
+from dcp_core.tensor_pieces import TensorPieces
 from dcp_manifest.items import Framing
 from dcp_manifest.requests import Payload
 
 __all__ = ["BoxSpan", "PayloadError", "box_span", "bytes_payload", "tensor_bytes", "tensor_payload", "view_box"]
+
+# Smaller tensors are copied at once: pieces would cost more than their memory.
+_SMALL_BYTES = 64 << 10
 
 
 class PayloadError(DcpError, TypeError):
@@ -28,7 +32,7 @@ def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = Fa
     Args:
         key: FQN, for messages.
         tensor: Strided tensor on any device. A contiguous one on the CPU is not copied: its memory must not change
-            before the payload is written. Everything else is copied once.
+            before the payload is written. Everything else is copied piece by piece while it is written.
         self_describing: Give an archive that names its own dtype instead of bare values.
 
     Returns:
@@ -42,17 +46,20 @@ def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = Fa
         raise PayloadError(f"{key!r} is a meta tensor: it has no values to save; materialise it first")
     if tensor.layout is not torch.strided:
         raise PayloadError(f"{key!r} has layout {tensor.layout}: only strided tensors can be saved; use .to_dense()")
-    tensor = tensor.cpu()
     if tensor.is_quantized or self_describing:
         buffer = io.BytesIO()
-        torch.save(tensor.clone(), buffer)
+        torch.save(tensor.cpu().clone(), buffer)
         return Payload(buffer.getbuffer(), Framing.TORCH_ZIP)
     if type(tensor) is not torch.Tensor:
         tensor = tensor.as_subclass(torch.Tensor)
-    tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    return Payload(
-        tensor_bytes(tensor), Framing.RAW, str(tensor.dtype).removeprefix("torch."), tuple(int(n) for n in tensor.shape)
-    )
+    data: memoryview | TensorPieces
+    if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        data = tensor_bytes(tensor)
+    elif tensor.nbytes > _SMALL_BYTES:
+        data = TensorPieces(tensor)
+    else:
+        data = tensor_bytes(tensor.cpu().resolve_conj().resolve_neg().contiguous())
+    return Payload(data, Framing.RAW, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def bytes_payload(data: io.BytesIO | bytes | memoryview) -> Payload:
@@ -65,7 +72,9 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor as writable bytes; it stays alive as long as the view."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    # Not reshape(-1): dimensions of size 1 may have any stride, and a view as bytes would refuse that.
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 class BoxSpan:

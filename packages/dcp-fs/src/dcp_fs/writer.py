@@ -14,6 +14,7 @@ from dcp_io import LocalStore, StoreBackend
 __all__ = ["FileSystemWriter"]
 
 STALE_AFTER_SECONDS = 3600.0
+DEFAULT_INFLIGHT_BYTES = 64 << 20
 
 
 class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
@@ -25,13 +26,17 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         sync_files: Flush data to the disk before the checkpoint is published. Without it a crash of the machine may
             lose a checkpoint that `save` reported as done; a crash of the process never does.
         thread_count: Writer threads of this rank; None takes the cores that this process may use, at most 8.
-        per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing.
+        per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing, if
+            `max_inflight_bytes` is not given.
         cache_staged_state_dict: See `BlockingAsyncStager`.
         overwrite: Whether a checkpoint that is already there may be replaced.
         _extensions: Stream transforms, in the order of writing.
         serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
         interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
+        max_inflight_bytes: Memory that buffers of all threads may take: tensors on an accelerator, and views that are
+            not contiguous, are copied through them while they are written. None takes 64 MiB, or more if
+            `per_thread_copy_ahead` asks for more.
         stale_after_seconds: After this long without a sign of life a save of another host counts as dead, and its
             leftovers are removed.
 
@@ -53,6 +58,7 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         *,
         layout: Layout = "torch",
         interop: bool = True,
+        max_inflight_bytes: int | None = None,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:
         check_choice("layout", layout, Layout)
@@ -65,11 +71,16 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
             )
         if thread_count is not None and thread_count < 1:
             raise ValueError(f"thread_count={thread_count} must be at least 1")
+        if max_inflight_bytes is not None and max_inflight_bytes < 1:
+            raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
         self.thread_count = thread_count or default_thread_count()
         self.per_thread_copy_ahead = per_thread_copy_ahead
         self.layout = layout
+        self.max_inflight_bytes = max_inflight_bytes or max(
+            DEFAULT_INFLIGHT_BYTES, self.thread_count * per_thread_copy_ahead
+        )
         self.stale_after_seconds = stale_after_seconds
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop)
@@ -87,6 +98,7 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
             single_file=self.single_file_per_rank,
             sync=self.sync_files,
             stale_after_seconds=self.stale_after_seconds,
+            max_inflight_bytes=self.max_inflight_bytes,
         )
 
     @classmethod

@@ -11,11 +11,11 @@ from dcp_io.read_engine import read_items
 from dcp_io.read_plan import Verify
 from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession
 from dcp_io.store import Store
-from dcp_io.write_engine import Layout, write_items
+from dcp_io.write_engine import MAX_INFLIGHT_BYTES, Layout, write_items
 from dcp_manifest.columns import CheckpointIndex
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.items import StoredItem
 from dcp_manifest.requests import ReadRequest, ReadStats, WriteRequest
+from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["StoreBackend"]
 
@@ -31,6 +31,7 @@ class StoreBackend:
         sync: Whether what is written survives a crash of the machine.
         verify: What reads are checked against; see `Verify`.
         stale_after_seconds: See `SaveSession.begin`.
+        max_inflight_bytes: Memory that the buffers of a write or read may take.
 
     Ranks: each has its own; nothing here is collective.
     """
@@ -45,6 +46,7 @@ class StoreBackend:
         sync: bool = True,
         verify: Verify = "blocks",
         stale_after_seconds: float = STALE_AFTER_SECONDS,
+        max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     ) -> None:
         self.store = store
         self.changed_keys: set[str] = set()
@@ -55,6 +57,7 @@ class StoreBackend:
         self._sync = sync
         self._verify: Verify = verify
         self._stale_after_seconds = stale_after_seconds
+        self._max_inflight_bytes = max_inflight_bytes
         self._save: SaveSession | JoinedSave | None = None
         self._generation = 1
         self._save_id: str | None = None
@@ -120,7 +123,7 @@ class StoreBackend:
             self.store.make()
             self._save = JoinedSave(self.store, save_id)
 
-    def write(self, requests: Sequence[WriteRequest], *, prefix: str, save_id: str) -> list[StoredItem]:
+    def write(self, requests: Sequence[WriteRequest], *, prefix: str, save_id: str) -> StoredItems:
         """Write items; see `write_items`. Raises DcpError if this save was neither begun nor joined."""
         save = self._running()
         if save.save_id != save_id:
@@ -134,9 +137,10 @@ class StoreBackend:
             threads=self._threads,
             single_file=self._single_file,
             sync=self._sync,
+            max_inflight_bytes=self._max_inflight_bytes,
         )
         if isinstance(save, JoinedSave):
-            save.wrote(item.file for item in items)
+            save.wrote(items.files)
         return items
 
     def publish(self, name: str, data: bytes) -> None:

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dcp_io.crc import RunningCrc, crc32
 from dcp_io.store import Buffer, Sink
-from dcp_io.zip_payload import tensor_frame
+from dcp_io.zip_payload import Frame, tensor_frame
 from dcp_manifest.dtypes import ITEM_BYTES
-from dcp_manifest.items import CRC_BLOCK_MIN_BYTES, Framing, StoredItem
-from dcp_manifest.requests import Payload
+from dcp_manifest.items import CRC_BLOCK_MIN_BYTES, Framing
+from dcp_manifest.requests import Payload, PiecewiseData
 
-__all__ = ["ALIGNMENT_BYTES", "DataFile", "alignment"]
+__all__ = ["ALIGNMENT_BYTES", "DataFile", "Place", "alignment"]
 
 ALIGNMENT_BYTES = 64
 # Pieces are collected up to this size before they are handed to the storage.
 PACK_BYTES = 1 << 20
 # Of a large payload, so much is checksummed and then written while it is still in the processor's cache.
 STEP_BYTES = 4 << 20
+# After so many bytes the storage is asked to begin to make them durable. Measured: less keeps the disk waiting for
+# calls, much more leaves too much to the end.
+SYNC_STEP_BYTES = 32 << 20
 _ZEROS: Final = bytes(ALIGNMENT_BYTES)
 _NO_BORDERS: Final[npt.NDArray[np.uint32]] = np.zeros(0, np.uint32)
 _NO_BORDERS.flags.writeable = False
+_RAW = int(Framing.RAW)
+
+
+class Place(NamedTuple):
+    """Where an item lies in its file; the numbers of a `StoredItem`."""
+
+    offset: int
+    length: int
+    lead: int
+    stored_bytes: int
+    framing: int
+    crc32: int
+    running_crcs: npt.NDArray[np.uint32]
 
 
 class DataFile:
@@ -35,15 +51,21 @@ class DataFile:
     Args:
         sink: A new object; this takes over closing it.
         layout: `torch` frames RAW payloads as archives, `raw` does not.
+        sync: Whether the file must be durable once it is closed.
+        max_piece_bytes: Memory that the pieces of a payload may take.
     """
 
-    def __init__(self, sink: Sink, *, layout: str) -> None:
+    def __init__(self, sink: Sink, *, layout: str, sync: bool, max_piece_bytes: int) -> None:
         self._sink = sink
         self._framed = layout == "torch"
+        self._sync = sync
+        self._max_piece_bytes = max_piece_bytes
         self._pieces: list[Buffer] = []
-        self._pending_bytes = 0
+        self._position = 0
+        self._written = 0
+        self._sync_started = 0
 
-    def add(self, key: str, payload: Payload) -> StoredItem:
+    def add(self, key: str, payload: Payload) -> Place:
         """Append one item; its bytes may be handed to the storage later, at the latest by `close`.
 
         Args:
@@ -54,71 +76,75 @@ class DataFile:
             ValueError: The payload's length contradicts its dtype and sizes.
             OSError: The storage refused.
         """
-        data = _flat(key, payload)
-        size = len(data)
-        prefix = suffix = b""
-        frame, item_bytes = None, 1
-        if payload.framing is Framing.RAW:
+        data = payload.data
+        if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
+            raise ValueError(
+                f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data"
+            )
+        size = len(data) if isinstance(data, bytes | memoryview) else data.nbytes
+        frame, lead, item_bytes = None, 0, 1
+        if payload.framing == _RAW:
             item_bytes = _item_bytes(key, payload, size)
             if self._framed:
                 frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes)
-                prefix = frame.prefix
-        position = self._sink.tell() + self._pending_bytes
-        gap = -(position + len(prefix)) % alignment(payload.framing, size, item_bytes, framed=self._framed)
-        self._collect(_ZEROS[:gap])
-        self._collect(prefix)
-        if size <= CRC_BLOCK_MIN_BYTES:
-            value, borders = crc32(data), _NO_BORDERS
-            self._collect(data)
-        else:
-            value, borders = self._stream(data)
+                lead = len(frame.prefix)
+        gap = -(self._position + lead) % alignment(payload.framing, size, item_bytes, framed=self._framed)
+        if gap:
+            self._pieces.append(_ZEROS[:gap])
+        offset = self._position + gap
         if frame is not None:
-            suffix = frame.suffix(value)
-            self._collect(suffix)
-        if self._pending_bytes >= PACK_BYTES:
+            self._pieces.append(frame.prefix)
+        self._position = offset + lead
+        if size > CRC_BLOCK_MIN_BYTES:
+            value, borders = self._stream(data, size)
+        else:
+            small = data if isinstance(data, bytes | memoryview) else _joined(data, self._max_piece_bytes)
+            value, borders = crc32(small), _NO_BORDERS
+            self._pieces.append(small)
+            self._position += size
+        if frame is not None:
+            self._end_frame(frame, value)
+        if self._position - self._written >= PACK_BYTES:
             self._flush()
-        return StoredItem(
-            file=self._sink.name,
-            offset=position + gap,
-            length=len(prefix) + size + len(suffix),
-            lead=len(prefix),
-            stored_bytes=size,
-            framing=payload.framing,
-            crc32=value,
-            running_crcs=borders,
-        )
+        return Place(offset, self._position - offset, lead, size, int(payload.framing), value, borders)
 
-    def close(self, *, sync: bool) -> None:
+    def close(self) -> None:
         """Hand over what is pending and complete the file."""
         self._flush()
-        self._sink.close(sync=sync)
+        self._sink.close(sync=self._sync)
 
     def abort(self) -> None:
         """Remove the file."""
         self._pieces.clear()
         self._sink.abort()
 
-    def _collect(self, piece: Buffer) -> None:
-        if piece:
-            self._pieces.append(piece)
-            self._pending_bytes += len(piece)
+    def _end_frame(self, frame: Frame, value: int) -> None:
+        suffix = frame.suffix(value)
+        self._pieces.append(suffix)
+        self._position += len(suffix)
 
-    def _stream(self, data: Buffer) -> tuple[int, npt.NDArray[np.uint32]]:
+    def _stream(self, data: Buffer | PiecewiseData, size: int) -> tuple[int, npt.NDArray[np.uint32]]:
         """Write a large payload from its own memory; its CRC32 and running CRCs."""
-        running = RunningCrc(len(data))
-        view = memoryview(data)
-        for start in range(0, len(view), STEP_BYTES):
-            part = view[start : start + STEP_BYTES]
-            running.update(part)
-            self._flush(part)
+        running = RunningCrc(size)
+        pieces = (data,) if isinstance(data, bytes | bytearray | memoryview) else data.pieces(self._max_piece_bytes)
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), STEP_BYTES):
+                part = view[start : start + STEP_BYTES]
+                running.update(part)
+                self._position += len(part)
+                self._flush(part)
         return running.value, running.borders()
 
     def _flush(self, *more: Buffer) -> None:
         if self._pieces or more:
             pieces = [b"".join(self._pieces)] if self._pieces else []
             self._pieces.clear()
-            self._pending_bytes = 0
             self._sink.write([*pieces, *more])
+            self._written = self._position
+            if self._sync and self._written - self._sync_started >= SYNC_STEP_BYTES:
+                self._sink.start_sync()
+                self._sync_started = self._written
 
 
 def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> int:
@@ -130,11 +156,9 @@ def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> 
     return ALIGNMENT_BYTES
 
 
-def _flat(key: str, payload: Payload) -> Buffer:
-    data = payload.data
-    if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
-        raise ValueError(f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data")
-    return data
+def _joined(data: PiecewiseData, max_bytes: int) -> bytes:
+    # One copy each: `join` would ask for all pieces before it looks at the first.
+    return b"".join([bytes(piece) for piece in data.pieces(max_bytes)])
 
 
 def _item_bytes(key: str, payload: Payload, size: int) -> int:

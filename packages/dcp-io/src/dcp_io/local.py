@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from dcp_io.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
 from dcp_io.vectors import read_fully, write_fully
+from dcp_io.writeback import start_writeback
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
 __all__ = ["LocalStore"]
@@ -180,6 +181,7 @@ class _LocalSink(Sink):
         self._name = name
         self._path = path
         self._position = 0
+        self._sync_started = 0
         with _naming(path):
             self._fd = os.open(path, _CREATE, _MODE)
         self._exists = True
@@ -197,6 +199,11 @@ class _LocalSink(Sink):
         """Write at the end of the file."""
         with _naming(self._path):
             self._position += write_fully(self._fd, buffers, self._position)
+
+    def start_sync(self) -> None:
+        """Have the kernel begin to write back what it has not begun with yet."""
+        start_writeback(self._fd, self._sync_started, self._position - self._sync_started)
+        self._sync_started = self._position
 
     def close(self, *, sync: bool) -> None:
         """Close the file, after fsync if asked."""

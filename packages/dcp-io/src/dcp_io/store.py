@@ -53,6 +53,9 @@ class Sink(ABC):
             OSError: The storage refused (full, gone, broken); it names the object. The sink can only be aborted.
         """
 
+    def start_sync(self) -> None:  # noqa: B027 - a hint, which most storages have no use for
+        """Begin to make durable what has been written, without waiting: `close` will be called with `sync`."""
+
     @abstractmethod
     def close(self, *, sync: bool) -> None:
         """Complete the object. With `sync`, its bytes survive a crash of the machine once this has returned.

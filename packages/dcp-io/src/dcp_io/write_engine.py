@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
-from collections.abc import Sequence
-from typing import Literal, get_args
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, get_args
 
-from dcp_io.data_file import DataFile
-from dcp_io.store import Store
+import numpy as np
+
+from dcp_io.data_file import DataFile, Place
+from dcp_io.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
-from dcp_manifest.items import StoredItem
+from dcp_manifest.columns import ItemColumns
 from dcp_manifest.requests import WriteRequest
+from dcp_manifest.stored_items import StoredItems
 
-__all__ = ["DATA_SUFFIX", "Layout", "write_items"]
+__all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "Layout", "write_items"]
 
 Layout = Literal["torch", "raw"]
 """`torch`: tensors are archives that `torch.load` opens. `raw`: aligned bytes only, small items side by side."""
@@ -22,6 +26,9 @@ Layout = Literal["torch", "raw"]
 DATA_SUFFIX = ".distcp"
 # Below this much data per file, the cost of another file (and its fsync) exceeds what a thread wins.
 FILE_MIN_BYTES = 4 << 20
+MAX_INFLIGHT_BYTES = 64 << 20
+_NO_BORDERS: Final = np.zeros(0, np.uint32)
+_NOWHERE: Final = (0, Place(0, 0, 0, 0, 0, 0, _NO_BORDERS))
 
 
 def write_items(
@@ -34,12 +41,13 @@ def write_items(
     threads: int = 1,
     single_file: bool = True,
     sync: bool = True,
-) -> list[StoredItem]:
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+) -> StoredItems:
     """Write every item, or none: once this returns all are stored (durably with `sync`), on an error all are gone.
 
     Each thread writes files of its own, balanced by `cost_bytes`, largest items first; it resolves an item when its
-    turn has come, so one item per thread is in memory beside the trainer's. Tensors' bytes go from their memory to
-    the storage without a copy; a tensor that changes meanwhile is found damaged when it is loaded.
+    turn has come. Tensors' bytes go from their memory to the storage without a copy, or piece by piece through a
+    buffer where that is not possible; a tensor that changes meanwhile is found damaged when it is loaded.
 
     Args:
         store: Where to; its folder must exist.
@@ -49,7 +57,8 @@ def write_items(
         layout: How tensors are framed.
         threads: At most so many writer threads, at least 1; fewer are used for little data.
         single_file: One file per thread; otherwise one per item.
-        sync: Whether files and folder are durable on return.
+        sync: Whether files and folder are durable on return. The storage begins with that while writing goes on.
+        max_inflight_bytes: Memory that buffers of all threads may take together, for payloads that come in pieces.
 
     Returns:
         Where each item lies, in the order of `requests`. No request, no file.
@@ -61,11 +70,19 @@ def write_items(
 
     Ranks: one; not collective.
     """
-    _check_choices(layout, threads)
+    _check_choices(layout, threads, max_inflight_bytes)
     if not requests:
-        return []
-    batch = _Batch(store, requests, prefix=prefix, save_id=save_id, layout=layout, single_file=single_file, sync=sync)
+        return StoredItems.of([])
     buckets = _buckets(requests, threads)
+    batch = _Batch(
+        store,
+        requests,
+        name=f"{prefix}{{}}.{save_id}{DATA_SUFFIX}",
+        single_file=single_file,
+        open_file=functools.partial(
+            DataFile, layout=layout, sync=sync, max_piece_bytes=max(1, max_inflight_bytes // len(buckets))
+        ),
+    )
     try:
         run_together([functools.partial(batch.write_bucket, n, bucket) for n, bucket in enumerate(buckets)])
         if sync:
@@ -84,24 +101,38 @@ class _Batch:
         store: Store,
         requests: Sequence[WriteRequest],
         *,
-        prefix: str,
-        save_id: str,
-        layout: Layout,
+        name: str,
         single_file: bool,
-        sync: bool,
+        open_file: Callable[[Sink], DataFile],
     ) -> None:
         self._store = store
         self._requests = requests
-        self._name = f"{prefix}{{}}.{save_id}{DATA_SUFFIX}"
-        self._layout = layout
+        self._name = name
         self._single_file = single_file
-        self._sync = sync
-        self._found: list[StoredItem | None] = [None] * len(requests)
+        self._open_file = open_file
+        self._places: list[tuple[int, Place]] = [_NOWHERE] * len(requests)
         self._made: list[str] = []
+        self._lock = threading.Lock()
 
-    def items(self) -> list[StoredItem]:
+    def items(self) -> StoredItems:
         """Where the items lie, in the order of the requests."""
-        return [item for item in self._found if item is not None]
+        files = np.array([file for file, _ in self._places], np.uint32)
+        offset, length, lead, stored_bytes, framing, crc32, running = zip(
+            *(place for _, place in self._places), strict=True
+        )
+        columns = ItemColumns(
+            file=files,
+            offset=np.array(offset, np.uint64),
+            length=np.array(length, np.uint64),
+            lead=np.array(lead, np.uint32),
+            stored_bytes=np.array(stored_bytes, np.uint64),
+            framing=np.array(framing, np.uint8),
+            chain=np.zeros(len(files), np.uint8),
+            checked=np.ones(len(files), np.uint8),
+            crc32=np.array(crc32, np.uint32),
+            running_crcs=np.concatenate([_NO_BORDERS, *(borders for borders in running if len(borders))]),
+        )
+        return StoredItems(columns, self._made)
 
     def remove_files(self) -> None:
         """Delete every file that was made."""
@@ -120,23 +151,28 @@ class _Batch:
     def _write_file(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
         stop.check()
         sink = self._store.create(self._name.format(number))
-        self._made.append(sink.name)
-        file = DataFile(sink, layout=self._layout)
+        with self._lock:
+            row = len(self._made)
+            self._made.append(sink.name)
+        file = self._open_file(sink)
+        requests, places = self._requests, self._places
         try:
             for position in positions:
                 stop.check()
-                request = self._requests[position]
-                self._found[position] = file.add(request.key, request.resolve())
+                request = requests[position]
+                places[position] = row, file.add(request.key, request.resolve())
             stop.check()
-            file.close(sync=self._sync)
+            file.close()
         except BaseException:
             file.abort()
             raise
 
 
-def _check_choices(layout: Layout, threads: int) -> None:
+def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> None:
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
+    if max_inflight_bytes < 1:
+        raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
     if layout not in get_args(Layout):
         raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, get_args(Layout)))}")
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BoxLayout", "starts"]
+__all__ = ["BoxLayout", "ranges", "starts"]
 
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -18,6 +18,14 @@ def starts(counts: npt.NDArray[np.integer[Any]]) -> I64:
     sums = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums
+
+
+def ranges(first: I64, last: I64) -> I64:
+    """The numbers of several half-open ranges, one after another."""
+    lengths = last - first
+    sums = starts(lengths)
+    numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)
+    return numbers
 
 
 class BoxLayout:

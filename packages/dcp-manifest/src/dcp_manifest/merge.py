@@ -9,10 +9,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.box_columns import starts
+from dcp_manifest.box_columns import ranges, starts
 from dcp_manifest.columns import CheckpointIndex, ItemColumns
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.items import border_counts
+from dcp_manifest.stored_items import take_items
 
 __all__ = ["merge_rank_indexes"]
 
@@ -93,27 +93,19 @@ def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> C
 def _take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
     """The index with these rows of the table of tensors, in this order, and their chunks."""
     shapes, boxes, chunks = part.shape_starts(), part.box_starts(), part.chunk_starts()
-    chunk_rows = _ranges(chunks[:-1][rows], chunks[1:][rows])
+    chunk_rows = ranges(chunks[:-1][rows], chunks[1:][rows])
     return replace(
         part,
         tensor_dtype=part.tensor_dtype[rows],
         tensor_flags=part.tensor_flags[rows],
         tensor_ndim=part.tensor_ndim[rows],
         tensor_owner=part.tensor_owner[rows],
-        tensor_shape=part.tensor_shape[_ranges(shapes[:-1][rows], shapes[1:][rows])],
+        tensor_shape=part.tensor_shape[ranges(shapes[:-1][rows], shapes[1:][rows])],
         tensor_chunks=part.tensor_chunks[rows],
-        chunk_offsets=part.chunk_offsets[_ranges(boxes[:-1][rows], boxes[1:][rows])],
-        chunk_sizes=part.chunk_sizes[_ranges(boxes[:-1][rows], boxes[1:][rows])],
-        chunk_items=None if part.chunk_items is None else _take_items([part.chunk_items], chunk_rows),
+        chunk_offsets=part.chunk_offsets[ranges(boxes[:-1][rows], boxes[1:][rows])],
+        chunk_sizes=part.chunk_sizes[ranges(boxes[:-1][rows], boxes[1:][rows])],
+        chunk_items=None if part.chunk_items is None else take_items([part.chunk_items], chunk_rows),
     )
-
-
-def _ranges(first: I64, last: I64) -> I64:
-    """The numbers of several ranges, one after another."""
-    lengths = last - first
-    sums = starts(lengths)
-    numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)
-    return numbers
 
 
 def _merge_tensors(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], dtypes: dict[str, int]) -> list[I64]:
@@ -161,10 +153,10 @@ def _merge_chunks(
     kept = kept[np.argsort(tensor[kept], kind="stable")]
     merged.tensor_chunks = np.bincount(tensor[kept], minlength=len(merged.tensor_names)).astype(np.int64)
     ends = starts(ndim)
-    numbers = _ranges(ends[:-1][kept], ends[1:][kept])
+    numbers = ranges(ends[:-1][kept], ends[1:][kept])
     merged.chunk_offsets, merged.chunk_sizes = offsets[numbers], sizes[numbers]
     items = [_renumbered(part.chunk_items, part, files, chains) for part in parts if part.chunk_items is not None]
-    merged.chunk_items = _take_items(items, kept) if items else None
+    merged.chunk_items = take_items(items, kept) if items else None
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], offsets: I64, sizes: I64) -> I64:
@@ -196,7 +188,7 @@ def _merge_objects(
     merged.object_names = [name for name, _ in rows]
     merged.object_owner = np.array([owner for _, owner in rows], np.uint32)
     items = [_renumbered(part.object_items, part, files, chains) for part in parts if part.object_items is not None]
-    merged.object_items = _take_items(items, np.array(list(rows.values()), np.int64)) if items else None
+    merged.object_items = take_items(items, np.array(list(rows.values()), np.int64)) if items else None
 
 
 def _merge_aliases(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], rows: Sequence[I64]) -> None:
@@ -215,15 +207,3 @@ def _renumbered(
     file_rows = np.array([files[name] for name in part.files], np.uint32)
     chain_rows = np.array([0, *(chains[chain] + 1 for chain in part.chains)], np.uint8)
     return replace(items, file=file_rows[items.file], chain=chain_rows[items.chain])
-
-
-def _take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
-    """Rows of several tables that are thought one after another."""
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")
-    }
-    borders = starts(border_counts(columns["stored_bytes"]) * (columns["checked"] != 0))
-    running = np.concatenate([part.running_crcs for part in parts])
-    places = _ranges(borders[:-1][rows], borders[1:][rows])
-    return ItemColumns(**{name: column[rows] for name, column in columns.items()}, running_crcs=running[places])

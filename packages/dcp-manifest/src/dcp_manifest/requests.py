@@ -6,19 +6,40 @@ importing each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from dcp_manifest.items import Framing, StoredItem
 
-__all__ = ["Payload", "ReadRequest", "ReadStats", "WriteRequest"]
+__all__ = ["Payload", "PiecewiseData", "ReadRequest", "ReadStats", "WriteRequest"]
 
 
-@dataclass(frozen=True, slots=True)
+class PiecewiseData(Protocol):
+    """Bytes that are made piece by piece while they are written, since all of them at once would take much memory.
+
+    For tensors that are not one run of bytes in this process's memory: on a device, or laid out otherwise.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the pieces have together."""
+        ...
+
+    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
+        """The bytes in order. A piece stays as it is until the next one is asked for.
+
+        Args:
+            max_bytes: At most so much memory is held at a time, as far as one element fits into it.
+        """
+        ...
+
+
+@dataclass(slots=True)
 class Payload:
     """The bytes of one item, ready to be written."""
 
-    data: memoryview | bytes
+    data: memoryview | bytes | PiecewiseData
     """One-dimensional, contiguous, of bytes; the memory must stay unchanged until the write is done."""
     framing: Framing
     dtype: str | None = None
@@ -27,7 +48,7 @@ class Payload:
     """Of a RAW payload: the chunk's sizes in elements."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriteRequest:
     """One item to write."""
 

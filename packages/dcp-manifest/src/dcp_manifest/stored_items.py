@@ -1,0 +1,114 @@
+"""Many stored items at once: columns inside, records for whoever asks for one.
+
+A save of 20,000 small tensors makes no record per tensor this way: what the engine finds out goes to the index as is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_manifest.box_columns import ranges, starts
+from dcp_manifest.columns import CheckpointIndex, ItemColumns
+from dcp_manifest.items import StoredItem, border_counts
+
+__all__ = ["StoredItems", "take_items"]
+
+I64 = npt.NDArray[np.int64]
+
+_NO_BORDERS = np.zeros(0, np.uint32)
+
+
+class StoredItems(Sequence[StoredItem]):
+    """Where items lie, in the order in which their writing was asked for.
+
+    Args:
+        columns: One row per item; `file` and `chain` count in the tables given here.
+        files: Names of the data files.
+        chains: Transform chains; row value n means `chains[n - 1]`, 0 none.
+    """
+
+    def __init__(self, columns: ItemColumns, files: Sequence[str], chains: Sequence[tuple[str, ...]] = ()) -> None:
+        self.columns = columns
+        self.files = tuple(files)
+        self.chains = tuple(chains)
+
+    @classmethod
+    def of(cls, items: Iterable[StoredItem]) -> StoredItems:
+        """The columns of single records."""
+        items = list(items)
+        files: dict[str, int] = {}
+        chains: dict[tuple[str, ...], int] = {(): 0}
+        running = [item.running_crcs for item in items if item.crc32 is not None and item.running_crcs is not None]
+        columns = ItemColumns(
+            file=np.array([files.setdefault(item.file, len(files)) for item in items], np.uint32),
+            offset=np.array([item.offset for item in items], np.uint64),
+            length=np.array([item.length for item in items], np.uint64),
+            lead=np.array([item.lead for item in items], np.uint32),
+            stored_bytes=np.array([item.stored_bytes for item in items], np.uint64),
+            framing=np.array([item.framing for item in items], np.uint8),
+            chain=np.array([chains.setdefault(item.chain, len(chains)) for item in items], np.uint8),
+            checked=np.array([item.crc32 is not None for item in items], np.uint8),
+            crc32=np.array([item.crc32 or 0 for item in items], np.uint32),
+            running_crcs=np.concatenate(running) if running else _NO_BORDERS,
+        )
+        return cls(columns, tuple(files), tuple(chains)[1:])
+
+    @classmethod
+    def joined(cls, parts: Sequence[StoredItems]) -> StoredItems:
+        """The items of several, one after another; equal file names and chains become one."""
+        files: dict[str, int] = {}
+        chains: dict[tuple[str, ...], int] = {(): 0}
+        pieces: list[ItemColumns] = []
+        for part in parts:
+            file_rows = np.array([files.setdefault(name, len(files)) for name in part.files] or [0], np.uint32)
+            chain_rows = np.array([chains.setdefault(links, len(chains)) for links in ((), *part.chains)], np.uint8)
+            pieces.append(
+                replace(part.columns, file=file_rows[part.columns.file], chain=chain_rows[part.columns.chain])
+            )
+        if not pieces:
+            return cls.of([])
+        return cls(take_items(pieces, np.arange(sum(map(len, pieces)))), tuple(files), tuple(chains)[1:])
+
+    def take(self, rows: I64) -> StoredItems:
+        """The items of these rows, in this order."""
+        return StoredItems(take_items([self.columns], rows), self.files, self.chains)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @overload
+    def __getitem__(self, position: int) -> StoredItem: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[StoredItem]: ...
+    def __getitem__(self, position: int | slice) -> StoredItem | list[StoredItem]:
+        if isinstance(position, slice):
+            return [self[row] for row in range(*position.indices(len(self)))]
+        row = range(len(self))[position]
+        return self._index.stored_item(self.columns, row, self._running_starts[row])
+
+    @cached_property
+    def _running_starts(self) -> list[int]:
+        starts: list[int] = CheckpointIndex.running_starts(self.columns).tolist()
+        return starts
+
+    @cached_property
+    def _index(self) -> CheckpointIndex:
+        return CheckpointIndex(files=self.files, chains=self.chains)
+
+
+def take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
+    """Rows of several tables that are thought one after another, with their running CRCs."""
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")
+    }
+    borders = starts(border_counts(columns["stored_bytes"]) * (columns["checked"] != 0))
+    running = np.concatenate([part.running_crcs for part in parts])
+    places = ranges(borders[:-1][rows], borders[1:][rows])
+    return ItemColumns(**{name: column[rows] for name, column in columns.items()}, running_crcs=running[places])
