@@ -1,0 +1,1 @@
+"""How fast, how lean: this library, PyTorch's own and others beside the raw floor. `nox -s bench -- --help`."""
