@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dcp_core.lazy import LazyDict
+from dcp_core.lazy import LazyDict, LazyList
 
 
 class Source:
@@ -114,3 +114,69 @@ def test_values_keep_their_identity_when_the_rest_is_made() -> None:
     assert list(lazy.values())[1] == ["b", "changed"]
     with pytest.raises(KeyError):
         lazy["x"]
+
+
+class ListSource:
+    def __init__(self) -> None:
+        self.walks = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        self.walks += 1
+        return iter((3, 1, 2, 1))
+
+
+LIST_USES: dict[str, Callable[[list[int]], Any]] = {
+    "iterate": lambda items: [*items],
+    "reversed": lambda items: list(reversed(items)),
+    "contains": lambda items: (2 in items, 7 in items),
+    "get": lambda items: (items[0], items[-1], items[1:3]),
+    "set": lambda items: items.__setitem__(0, 9) or list(items),
+    "delete": lambda items: items.__delitem__(0) or list(items),
+    "add": lambda items: items + [5],  # noqa: RUF005 - the operator is what is tested
+    "add to": lambda items: [5, *items],
+    "extend in place": lambda items: items.__iadd__([5]) and list(items),
+    "repeat": lambda items: (items * 2, 2 * items),
+    "equal": lambda items: (items == [3, 1, 2, 1], items == [3, 1, 2, 1], items != [3], items < [4]),
+    "show": repr,
+    "append": lambda items: items.append(8) or list(items),
+    "clear": lambda items: items.clear() or len(items),
+    "copy": lambda items: (items.copy(), copy.copy(items), copy.deepcopy(items)),
+    "count": lambda items: items.count(1),
+    "extend": lambda items: items.extend([8]) or list(items),
+    "index": lambda items: items.index(2),
+    "insert": lambda items: items.insert(0, 8) or list(items),
+    "pop": lambda items: (items.pop(), items.pop(0)),
+    "remove": lambda items: items.remove(1) or list(items),
+    "reverse": lambda items: items.reverse() or list(items),
+    "sort": lambda items: items.sort() or list(items),
+    "sorted": sorted,
+    "pickle": lambda items: pickle.loads(pickle.dumps(items)),
+    "sum": sum,
+    "tuple": tuple,
+    "join": lambda items: "".join(map(str, items)),
+    "truth": bool,
+    "enumerate": lambda items: list(enumerate(items)),
+}
+
+
+@pytest.mark.parametrize("use", LIST_USES)
+def test_lazy_list_is_a_list(use):
+    assert LIST_USES[use](LazyList(ListSource())) == LIST_USES[use]([3, 1, 2, 1])
+
+
+def test_lazy_list_has_every_method_of_a_list():
+    own = {name for name, value in vars(list).items() if callable(value)}
+    harmless = {"__new__", "__init__", "__getattribute__", "__sizeof__", "__class_getitem__", "__hash__"}
+    assert own - harmless <= set(vars(LazyList)) | {"__len__"}
+
+
+def test_lazy_list_is_made_once_and_then_an_ordinary_one():
+    source = ListSource()
+    items = LazyList(source)
+    assert (len(items), source.walks, items.source) == (4, 0, source)
+    items.append(5)
+    assert items[0] == 3
+    assert (len(items), source.walks, items.source) == (5, 1, None)

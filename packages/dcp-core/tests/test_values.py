@@ -2,22 +2,66 @@
 
 import torch
 
-from dcp_core.plan import WriteItemType
+from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from dcp_core.plan import TensorWriteData, WriteItem, WriteItemType
+from dcp_core.plan_columns import columns_of
+from dcp_core.shards import write_items
 from dcp_core.values import find_ties, local_values
 
 
 def ties(**values: object) -> dict[str, str]:
-    return find_ties(local_values(values))
+    return find_ties(local_values(values).held.items())
+
+
+class OwnItems:
+    """Decides on its items itself, as objects with stock's hooks do."""
+
+    def __init__(self, *items: WriteItem) -> None:
+        self.items = list(items)
+
+    def __create_write_items__(self, fqn: str, value: object) -> list[WriteItem]:
+        return self.items
+
+
+def shard(fqn: str, offset: int, size: int, at: int | None = None) -> WriteItem:
+    chunk = ChunkStorageMetadata(torch.Size([offset]), torch.Size([size]))
+    data = TensorWriteData(chunk, TensorProperties(torch.int32), torch.Size([10]))
+    return WriteItem(MetadataIndex(fqn, [offset if at is None else at]), WriteItemType.SHARD, None, data)
 
 
 def test_each_value_has_its_items() -> None:
-    values = {value.fqn: value for value in local_values({"t": torch.ones(2, 3), "o": 7})}
-    (tensor,) = values["t"].items
+    values = local_values({"t": torch.ones(2, 3), "o": 7})
+    tensor, other = values.items
     assert tensor.type is WriteItemType.TENSOR
     assert tensor.tensor_data is not None
     assert tensor.tensor_data.size == (2, 3)
-    assert values["o"].items[0].type is WriteItemType.BYTE_IO
-    assert values["o"].held is None
+    assert other.type is WriteItemType.BYTE_IO
+    assert list(values.held) == ["t"]
+    assert values.objects == ["o"]
+
+
+def test_columns_say_what_records_would() -> None:
+    state = {
+        "scalar": torch.tensor(1.5),
+        "grad": torch.nn.Parameter(torch.ones(2, 0, 3)),
+        "object": {1, 2},
+        "own": OwnItems(shard("own", 0, 4), shard("own", 6, 4)),
+        "nothing": OwnItems(),
+        "bits": torch.zeros(7, dtype=torch.bool),
+    }
+    values = local_values(state)
+    assert columns_of(values.items) is not None
+    assert len(values.items) == 6
+    expected = [item for fqn, value in state.items() for item in write_items(fqn, value)]
+    assert sorted(values.items, key=str) == sorted(expected, key=str)
+    assert columns_of(values.items) is None  # somebody has looked, and may have changed an item
+
+
+def test_unusual_items_stay_as_they_are() -> None:
+    items = [shard("own", 0, 4, at=1), shard("own", 4, 6)]
+    values = local_values({"t": torch.ones(2), "own": OwnItems(*items)})
+    assert columns_of(values.items) is None
+    assert values.items[1:] == items
 
 
 def test_same_memory_same_value() -> None:

@@ -5,7 +5,6 @@ A concrete storage says how to open its backend (`_open`) and which ids it accep
 
 from __future__ import annotations
 
-import io
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,15 +15,18 @@ from typing import Any
 import torch
 
 from dcp_core.byte_backend import ByteBackend
-from dcp_core.columns import index_from_metadata
+from dcp_core.columns import index_from_metadata, metadata_from_index
 from dcp_core.errors import DcpError
+from dcp_core.global_columns import index_with_items
+from dcp_core.lazy import LazyList
 from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, StorageMeta
-from dcp_core.payloads import PayloadError, bytes_payload, tensor_payload
-from dcp_core.plan import SavePlan, WriteItem, WriteItemType
+from dcp_core.plan import SavePlan, WriteItem
+from dcp_core.plan_columns import WrittenColumns, columns_of
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult
+from dcp_core.write_requests import column_requests, item_request
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
 from dcp_manifest.items import StoredItem
-from dcp_manifest.requests import Payload, WriteRequest
+from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
 
@@ -140,11 +142,22 @@ class ByteStorageWriter(StorageWriter):
         self._placement = placement
         if not self._rank_local and not self._is_coordinator:
             self._backend.join_save(placement.save_id)
-        items = [*plan.items]
-        requests = [_request(item, planner) for item in items]
+        columns = columns_of(plan.items)
+        items = [] if columns is not None else [*plan.items]
+        requests = [
+            *(
+                column_requests(columns, planner)
+                if columns is not None
+                else (item_request(item, planner) for item in items)
+            )
+        ]
         stored = self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        done.set_result([_result(item, where) for item, where in zip(items, stored, strict=True)])
+        if columns is not None:
+            table = stored if isinstance(stored, StoredItems) else StoredItems.of(stored)
+            done.set_result(LazyList(WrittenColumns(columns, table)))
+        else:
+            done.set_result([_result(item, where) for item, where in zip(items, stored, strict=True)])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -152,7 +165,9 @@ class ByteStorageWriter(StorageWriter):
         placement = self._placement
         if placement is None:
             raise DcpError("finish was called before a plan was prepared")
-        metadata.storage_data = _storage_data(metadata, results)
+        index = index_with_items(metadata, results)
+        if index is None:
+            metadata.storage_data = _storage_data(metadata, results)
         metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=placement.save_id)
         info = ManifestInfo(
             save_id=placement.save_id,
@@ -162,7 +177,11 @@ class ByteStorageWriter(StorageWriter):
             rank=self._rank if self._rank_local else None,
             created_ns=time.time_ns(),
         )
-        index = index_from_metadata(metadata, info=info, aliases=metadata.aliases)
+        if index is None:
+            index = index_from_metadata(metadata, info=info, aliases=metadata.aliases)
+        else:
+            index.info = info
+            metadata.storage_data = metadata_from_index(index).storage_data
         data = encode(index, interop=self._interop)
         if self._rank_local:
             self._backend.publish(f"__{self._rank}.{placement.save_id}{METADATA_NAME}", data)
@@ -175,43 +194,6 @@ class ByteStorageWriter(StorageWriter):
         """Remove what this rank wrote for a save that failed with `error`."""
         del error
         self._backend.abort_save()
-
-
-def _request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
-    def resolve() -> Payload:
-        data = planner.resolve_data(item)
-        if isinstance(data, torch.Tensor):
-            return _tensor_payload(item, data)
-        if isinstance(data, io.BytesIO):
-            return bytes_payload(data)
-        raise PayloadError(
-            f"the planner gave a {type(data).__qualname__} for {item.index.fqn!r}; it must be a tensor or a BytesIO"
-        )
-
-    return WriteRequest(key=item.index.fqn, cost_bytes=_cost_bytes(item), resolve=resolve)
-
-
-def _tensor_payload(item: WriteItem, tensor: torch.Tensor) -> Payload:
-    """The payload of a resolved tensor, framed so that the index (which is made from the plan) stays true."""
-    planned = item.tensor_data
-    if planned is None:
-        raise PayloadError(f"the planner gave a tensor for {item.index.fqn!r}, which was planned as an object")
-    if tuple(tensor.shape) != tuple(planned.chunk.sizes):
-        raise PayloadError(
-            f"{item.index.fqn!r} was planned with sizes {tuple(planned.chunk.sizes)} but resolved to "
-            f"{tuple(tensor.shape)}; change the plan's tensor_data together with the data"
-        )
-    # A planner may convert in resolve_data without saying so in its plan: such an item carries its own dtype.
-    return tensor_payload(item.index.fqn, tensor, self_describing=tensor.dtype != planned.properties.dtype)
-
-
-def _cost_bytes(item: WriteItem) -> int:
-    if item.type is WriteItemType.BYTE_IO or item.tensor_data is None:
-        return item.bytes_io_data.nbytes if item.bytes_io_data else 0
-    count = 1
-    for size in item.tensor_data.chunk.sizes:
-        count *= size
-    return count * item.tensor_data.properties.dtype.itemsize
 
 
 def _result(item: WriteItem, stored: StoredItem) -> WriteResult:

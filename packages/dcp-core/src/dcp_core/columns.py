@@ -7,6 +7,7 @@ made from an index are built lazily, so that reading one tensor of a large check
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,17 @@ from dcp_core.metadata import (
 )
 from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
 from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.stored_items import StoredItems
 
-__all__ = ["STOCK_VERSION", "dtype_name", "dtype_of", "index_from_metadata", "metadata_from_index"]
+__all__ = [
+    "STOCK_VERSION",
+    "dtype_name",
+    "dtype_of",
+    "flag_bits",
+    "index_from_metadata",
+    "metadata_from_index",
+    "paths_of",
+]
 
 STOCK_VERSION = "1.0.0"
 _MODULES = ["dcp-manifest/1"]
@@ -98,7 +108,7 @@ def index_from_metadata(
         if not isinstance(record, TensorStorageMetadata) and name not in aliases
     ]
     tables = _Tables({}, {}, {})
-    index = CheckpointIndex(info=info, object_names=objects, paths=_paths(metadata.planner_data))
+    index = CheckpointIndex(info=info, object_names=objects, paths=paths_of(metadata.planner_data))
     index.object_owner = np.zeros(len(objects), np.uint32)
     _put_tensors(index, tensors, tables)
     _put_aliases(index, aliases)
@@ -119,7 +129,8 @@ class _Tables(NamedTuple):
     chains: dict[tuple[str, ...], int]
 
 
-def _paths(planner_data: Any) -> dict[str, tuple[PathElement, ...]] | None:
+def paths_of(planner_data: Any) -> dict[str, tuple[PathElement, ...]] | None:
+    """Planner data as a manifest holds it. Raises UnsupportedValueError if it is not of that form."""
     if planner_data is None:
         return None
     if isinstance(planner_data, Mapping) and all(
@@ -141,7 +152,7 @@ def _put_tensors(index: CheckpointIndex, tensors: list[tuple[str, TensorStorageM
     index.tensor_owner = np.zeros(count, np.uint32)
     dtypes = [tables.dtypes.setdefault(dtype_name(record.properties.dtype), len(tables.dtypes)) for record in records]
     index.tensor_dtype = np.array(dtypes, np.uint8)
-    index.tensor_flags = np.array([_flag_bits(record.properties) for record in records], np.uint8)
+    index.tensor_flags = np.array([flag_bits(record.properties) for record in records], np.uint8)
     index.tensor_ndim = np.array([len(record.size) for record in records], np.uint8)
     index.tensor_shape = _flat(record.size for record in records)
     index.tensor_chunks = np.array([len(record.chunks) for record in records], np.int64)
@@ -153,7 +164,8 @@ def _flat(boxes: Iterable[Sequence[int]]) -> np.ndarray[Any, np.dtype[np.int64]]
     return np.fromiter((number for box in boxes for number in box), np.int64)
 
 
-def _flag_bits(properties: TensorProperties) -> int:
+def flag_bits(properties: TensorProperties) -> int:
+    """The properties of a tensor beside its dtype, as manifests have them."""
     if properties.layout is torch.strided and properties.memory_format is torch.contiguous_format:
         return properties.requires_grad | properties.pin_memory << 1
     return TensorFlags(
@@ -179,23 +191,11 @@ def _item_columns(keys: Iterable[MetadataIndex], storage_data: Any, tables: _Tab
             f"storage_data of type {type(storage_data).__qualname__} does not fit into a manifest: it must map "
             "MetadataIndex to StorageInfo"
         )
-    items = [_stored(key, storage_data, framing) for key in keys]
+    items = StoredItems.of(_stored(key, storage_data, framing) for key in keys)
     files, chains = tables.files, tables.chains
-    running = [item.running_crcs for item in items if item.crc32 is not None and item.running_crcs is not None]
-    return ItemColumns(
-        file=np.array([files.setdefault(item.file, len(files)) for item in items], np.uint32),
-        offset=np.array([item.offset for item in items], np.uint64),
-        length=np.array([item.length for item in items], np.uint64),
-        lead=np.array([item.lead for item in items], np.uint32),
-        stored_bytes=np.array([item.stored_bytes for item in items], np.uint64),
-        framing=np.array([item.framing for item in items], np.uint8),
-        chain=np.array(
-            [chains.setdefault(item.chain, len(chains)) + 1 if item.chain else 0 for item in items], np.uint8
-        ),
-        checked=np.array([item.crc32 is not None for item in items], np.uint8),
-        crc32=np.array([item.crc32 or 0 for item in items], np.uint32),
-        running_crcs=np.concatenate(running) if running else np.zeros(0, np.uint32),
-    )
+    file_rows = np.array([files.setdefault(name, len(files)) for name in items.files] or [0], np.uint32)
+    chain_rows = np.array([0, *(chains.setdefault(links, len(chains)) + 1 for links in items.chains)], np.uint8)
+    return replace(items.columns, file=file_rows[items.columns.file], chain=chain_rows[items.columns.chain])
 
 
 def _stored(key: MetadataIndex, storage_data: Mapping[MetadataIndex, Any], framing: Framing) -> StoredItem:

@@ -24,7 +24,7 @@ from dcp_core.metadata import (
 )
 from dcp_manifest.columns import CheckpointIndex, ItemColumns, TensorFlags
 
-__all__ = ["StateRecords", "StorageRecords", "dtype_of"]
+__all__ = ["StateRecords", "StorageRecords", "dtype_of", "properties_of"]
 
 _MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 Boxes = list[tuple[int, ...]]
@@ -38,6 +38,18 @@ def dtype_of(name: str) -> torch.dtype:
             f"the checkpoint holds tensors of dtype {name!r}, which torch {torch.__version__} lacks"
         )
     return dtype
+
+
+def properties_of(dtype: str, flags: int) -> TensorProperties:
+    """The record of a tensor's properties, from a dtype's name and flags as manifests have them."""
+    found = TensorFlags.from_bits(flags)
+    return TensorProperties(
+        dtype=dtype_of(dtype),
+        layout=getattr(torch, found.layout),
+        requires_grad=found.requires_grad,
+        memory_format=_MEMORY_FORMATS[found.memory_format],
+        pin_memory=found.pin_memory,
+    )
 
 
 class StateRecords:
@@ -97,17 +109,10 @@ class StateRecords:
 
     def _tensor(self, row: int) -> TensorStorageMetadata:
         index = self.index
-        flags = TensorFlags.from_bits(int(index.tensor_flags[row]))
         shape = index.tensor_shape[self._shape_starts[row] : self._shape_starts[row + 1]].tolist()
         boxes = zip(self.offsets(row), self._boxes(index.chunk_sizes, row), strict=True)
         return TensorStorageMetadata(
-            properties=TensorProperties(
-                dtype=dtype_of(index.dtypes[index.tensor_dtype[row]]),
-                layout=getattr(torch, flags.layout),
-                requires_grad=flags.requires_grad,
-                memory_format=_MEMORY_FORMATS[flags.memory_format],
-                pin_memory=flags.pin_memory,
-            ),
+            properties=properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row])),
             size=torch.Size(shape),
             chunks=[ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes],
         )

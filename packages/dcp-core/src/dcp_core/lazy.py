@@ -1,7 +1,7 @@
-"""A dict whose values are made when they are first looked up.
+"""A dict whose values are made when they are first looked up, and a list whose items are.
 
-It *is* a dict: it compares, copies, pickles and mutates like one. Looking up single keys makes only their values;
-whatever needs all of them, or changes the dict, makes all of them first. Nothing here knows what the values are.
+They *are* a dict and a list: they compare, copy, pickle and mutate like them. Looking up single keys of the dict makes
+only their values; whatever needs all of them, or changes it, makes all of them first. Nothing here knows what they are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["LazyDict", "LazySource"]
+__all__ = ["LazyDict", "LazyList", "LazyListSource", "LazySource"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -75,6 +75,19 @@ class LazyDict(dict[K, V]):
     def __reduce_ex__(self, protocol: Any) -> tuple[type[dict[K, V]], tuple[dict[K, V]]]:
         return dict, (dict(self),)
 
+    @property
+    def source(self) -> LazySource[K, V] | None:
+        """What the dict stands for, as long as nobody has looked at all of it or changed it.
+
+        Values that were looked up one by one may have been changed in place; `touched` tells whether there are any.
+        """
+        return self._source
+
+    @property
+    def touched(self) -> bool:
+        """Whether any value has been made."""
+        return super().__len__() > 0
+
     def fill(self) -> None:
         """Make every value that is not made yet; from here on this is an ordinary dict."""
         with self._lock:
@@ -87,10 +100,10 @@ class LazyDict(dict[K, V]):
             self._source = None
 
 
-def _filled_first(name: str) -> Callable[..., Any]:
-    method = getattr(dict, name)
+def _filled_first(name: str, base: type) -> Callable[..., Any]:
+    method = getattr(base, name)
 
-    def call(self: LazyDict[Any, Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self: LazyDict[Any, Any] | LazyList[Any], *args: Any, **kwargs: Any) -> Any:
         self.fill()
         return method(self, *args, **kwargs)
 
@@ -104,4 +117,55 @@ for _name in (
     *("__setitem__", "__delitem__", "clear", "copy", "items", "keys", "values", "pop", "popitem"),
     *("setdefault", "update"),
 ):
-    setattr(LazyDict, _name, _filled_first(_name))
+    setattr(LazyDict, _name, _filled_first(_name, dict))
+
+
+class LazyListSource(Protocol[V_co]):
+    """Where the items of a `LazyList` come from; its contents never change."""
+
+    def __len__(self) -> int:
+        """Number of items."""
+        ...
+
+    def __iter__(self) -> Iterator[V_co]:
+        """Every item, in order."""
+        ...
+
+
+class LazyList(list[V]):
+    """A list over a `LazyListSource`, made whole by whatever looks at an item or changes it.
+
+    Until then `source` tells what it stands for; afterwards it is an ordinary list and `source` is None.
+    """
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: LazyListSource[V]) -> None:
+        super().__init__()
+        self._source: LazyListSource[V] | None = source
+
+    @property
+    def source(self) -> LazyListSource[V] | None:
+        """What the list stands for, as long as nobody has looked at its items."""
+        return self._source
+
+    def __len__(self) -> int:
+        source = self._source
+        return super().__len__() if source is None else len(source)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[type[list[V]], tuple[list[V]]]:
+        return list, ([*self],)
+
+    def fill(self) -> None:
+        """Make every item; from here on this is an ordinary list."""
+        source, self._source = self._source, None
+        if source is not None:
+            super().extend(source)
+
+
+for _name in (
+    *("__iter__", "__reversed__", "__contains__", "__getitem__", "__setitem__", "__delitem__", "__add__", "__iadd__"),
+    *("__mul__", "__rmul__", "__imul__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__"),
+    *("append", "clear", "copy", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort"),
+):
+    setattr(LazyList, _name, _filled_first(_name, list))

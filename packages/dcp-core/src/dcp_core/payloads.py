@@ -5,6 +5,7 @@ What lies around a payload in a file (zip framing, alignment, CRCs) is the engin
 
 from __future__ import annotations
 
+import ctypes
 import io
 import math
 from collections.abc import Sequence
@@ -16,7 +17,16 @@ from dcp_core.tensor_pieces import TensorPieces
 from dcp_manifest.items import Framing
 from dcp_manifest.requests import Payload
 
-__all__ = ["BoxSpan", "PayloadError", "box_span", "bytes_payload", "tensor_bytes", "tensor_payload", "view_box"]
+__all__ = [
+    "BoxSpan",
+    "PayloadError",
+    "box_span",
+    "bytes_payload",
+    "small_bytes",
+    "tensor_bytes",
+    "tensor_payload",
+    "view_box",
+]
 
 # Smaller tensors are copied at once: pieces would cost more than their memory.
 _SMALL_BYTES = 64 << 10
@@ -66,6 +76,13 @@ def bytes_payload(data: io.BytesIO | bytes | memoryview) -> Payload:
     """The payload of an object that a planner has turned into bytes."""
     view = data.getbuffer() if isinstance(data, io.BytesIO) else data
     return Payload(view, Framing.OBJECT)
+
+
+def small_bytes(tensor: torch.Tensor) -> bytes | None:
+    """A copy of the bytes of an ordinary tensor, the cheap way; None if they do not lie in a row in this memory."""
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+        return None
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

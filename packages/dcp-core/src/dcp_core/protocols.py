@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -88,6 +89,13 @@ class SavePlanner(ABC):
     @abstractmethod
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """The tensor (on any device) or the bytes of one item of the final plan. Every rank."""
+
+    def plain_values(self) -> Mapping[str, Any] | None:
+        """The values by FQN, if each item is written as it lies there; None if `resolve_data` must be asked.
+
+        With it a storage may take tensors from the mapping itself, which is faster for many small ones. Every rank.
+        """
+        return None
 
 
 class LoadPlanner:

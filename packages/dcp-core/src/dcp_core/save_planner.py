@@ -8,22 +8,26 @@ from __future__ import annotations
 import io
 import warnings
 import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from dcp_core.dedup import OnDivergence, dedup_save_plans, divergent_keys, report_divergence
 from dcp_core.flatten import empty_mappings, flatten
+from dcp_core.global_columns import plan_alone
 from dcp_core.global_plan import check_coverage, create_default_global_save_plan, drop_aliases
 from dcp_core.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from dcp_core.objects import dump_object, report_unloadable
 from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import BytesIOWriteData, SavePlan, WriteItem, WriteItemType
+from dcp_core.plan_columns import PlanColumns, columns_of
 from dcp_core.protocols import SavePlanner
-from dcp_core.shards import find_state_dict_object
-from dcp_core.values import LocalValue, find_ties, local_values
+from dcp_core.shards import LocalTensor, find_state_dict_object
+from dcp_core.values import LocalValues, find_ties, local_values
 
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
 
@@ -38,7 +42,7 @@ def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: b
         is_coordinator: Not used: every rank proposes all that it holds.
     """
     del is_coordinator
-    return SavePlan([item for value in local_values(state_dict) for item in value.items])
+    return SavePlan(local_values(state_dict).items)
 
 
 class DefaultSavePlanner(SavePlanner):
@@ -108,16 +112,17 @@ class DefaultSavePlanner(SavePlanner):
             UnsupportedValueError: A value cannot be saved; names its FQN and why.
             UnloadableObjectError: An object would not load back, and `strict_objects` is set.
         """
-        values = list(local_values(self.state_dict))
+        values = local_values(self.state_dict)
         plain = self._writes_what_it_holds()
         digests = self._digests(values)
-        items = [item for value in values for item in value.items]
-        if plain:
-            items = [self._dump(item, digests) if item.type is WriteItemType.BYTE_IO else item for item in items]
+        items = values.items
+        if plain and values.objects:
+            sizes = {fqn: self._dump(fqn, digests) for fqn in values.objects}
+            items = _with_object_sizes(items, sizes)
         plan = SavePlan(
             items,
             planner_data={**self.mappings, **self._empty} if self.flatten_state_dict else None,
-            aliases=(find_ties(values) or None) if plain else None,
+            aliases=(find_ties(values.held.items()) or None) if plain else None,
             digests=digests,
         )
         self.plan = plan
@@ -131,15 +136,10 @@ class DefaultSavePlanner(SavePlanner):
         """
         divergent = divergent_keys(all_plans)
         report_divergence(divergent, self.on_divergence)
-        plans, aliases = drop_aliases(all_plans)
-        plans = dedup_save_plans(plans, self.dedup_save_to_lowest_rank, pinned_to_lowest=divergent)
-        plans, metadata = create_default_global_save_plan(plans)
-        check_coverage(metadata.state_dict_metadata, complete=_holds_whole_job(all_plans))
-        for alias, target in aliases.items():
-            entry = metadata.state_dict_metadata[target]
-            if isinstance(entry, TensorStorageMetadata):
-                metadata.state_dict_metadata[alias] = TensorStorageMetadata(entry.properties, entry.size, entry.chunks)
-        metadata.aliases = aliases or None
+        complete = _holds_whole_job(all_plans)
+        plans, metadata = plan_alone(all_plans, complete=complete) or self._plan_items(
+            all_plans, divergent, complete=complete
+        )
         if self.flatten_state_dict:
             merged: dict[str, tuple[str | int, ...]] = {}
             for plan in all_plans:
@@ -151,6 +151,20 @@ class DefaultSavePlanner(SavePlanner):
         self.global_plan = plans
         self.metadata = metadata
         return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
+
+    def _plan_items(
+        self, all_plans: list[SavePlan], divergent: Iterable[str], *, complete: bool
+    ) -> tuple[list[SavePlan], Metadata]:
+        plans, aliases = drop_aliases(all_plans)
+        plans = dedup_save_plans(plans, self.dedup_save_to_lowest_rank, pinned_to_lowest=divergent)
+        plans, metadata = create_default_global_save_plan(plans)
+        check_coverage(metadata.state_dict_metadata, complete=complete)
+        for alias, target in aliases.items():
+            entry = metadata.state_dict_metadata[target]
+            if isinstance(entry, TensorStorageMetadata):
+                metadata.state_dict_metadata[alias] = TensorStorageMetadata(entry.properties, entry.size, entry.chunks)
+        metadata.aliases = aliases or None
+        return plans, metadata
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """The plan as the coordinator sent it."""
@@ -177,33 +191,50 @@ class DefaultSavePlanner(SavePlanner):
             report_unloadable(data, key=fqn, strict=self.strict_objects)
         return io.BytesIO(data)
 
+    def plain_values(self) -> Mapping[str, Any] | None:
+        """The flat state dict; None if a subclass may look up or make something else."""
+        return self.state_dict if self._writes_what_it_holds() else None
+
     def _writes_what_it_holds(self) -> bool:
         """Whether items are written as they lie in the state dict; a subclass may look up or make something else."""
         own = DefaultSavePlanner
         hooks = ("resolve_data", "lookup_object", "transform_object")
         return all(getattr(type(self), name) is getattr(own, name) for name in hooks)
 
-    def _dump(self, item: WriteItem, digests: dict[str, int] | None) -> WriteItem:
-        """An object's item with its size; its bytes are kept for writing if they are few."""
-        fqn = item.index.fqn
+    def _dump(self, fqn: str, digests: dict[str, int] | None) -> int:
+        """How many bytes an object takes; they are kept for writing if they are few."""
         data = dump_object(self.state_dict[fqn], key=fqn)
         report_unloadable(data, key=fqn, strict=self.strict_objects)
         if len(data) <= _SMALL_BYTES:
             self._dumped[fqn] = data
             if digests is not None:
                 digests[fqn] = zlib.crc32(data)
-        return replace(item, bytes_io_data=BytesIOWriteData(len(data)))
+        return len(data)
 
-    def _digests(self, values: list[LocalValue]) -> dict[str, int] | None:
+    def _digests(self, values: LocalValues) -> dict[str, int] | None:
         """Checksums of small tensors that every rank should agree on; None where there is no other rank."""
         alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
         if alone or self.on_divergence == "ignore":
             return None
-        return {
-            value.fqn: zlib.crc32(tensor_bytes(value.held.shards[0].get().contiguous()))
-            for value in values
-            if value.held is not None and value.held.whole and _is_cheap(value.held.shards[0].get())
+        whole = {
+            fqn: held.shards[0].get() if isinstance(held, LocalTensor) else held.detach()
+            for fqn, held in values.held.items()
+            if not isinstance(held, LocalTensor) or held.whole
         }
+        return {
+            fqn: zlib.crc32(tensor_bytes(tensor.contiguous())) for fqn, tensor in whole.items() if _is_cheap(tensor)
+        }
+
+
+def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list[WriteItem]:
+    columns = columns_of(items)
+    if columns is not None:
+        nbytes = np.array([sizes[fqn] for fqn in columns.index.object_names], np.int64)
+        return PlanColumns(columns.index, columns.whole, nbytes).items()
+    return [
+        replace(item, bytes_io_data=BytesIOWriteData(sizes[item.index.fqn])) if item.index.fqn in sizes else item
+        for item in items
+    ]
 
 
 def _is_cheap(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from dcp_manifest.columns import CheckpointIndex, ItemColumns
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.stored_items import take_items
 
-__all__ = ["merge_rank_indexes"]
+__all__ = ["merge_rank_indexes", "take_tensors"]
 
 I64 = npt.NDArray[np.int64]
 Key = TypeVar("Key")
@@ -82,7 +82,7 @@ def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> C
     if not made:
         return part
     rows = np.concatenate([np.arange(len(part.tensor_names)), part.alias_targets[made].astype(np.int64)])
-    picked = _take_tensors(part, rows)
+    picked = take_tensors(part, rows)
     picked.tensor_names = [*part.tensor_names, *(part.alias_names[row] for row in made)]
     kept = [row for row, name in enumerate(part.alias_names) if name not in names]
     picked.alias_names = [part.alias_names[row] for row in kept]
@@ -90,8 +90,8 @@ def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> C
     return picked
 
 
-def _take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
-    """The index with these rows of the table of tensors, in this order, and their chunks."""
+def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
+    """The index with these rows of the table of tensors, in this order, and their chunks; names stay as they are."""
     shapes, boxes, chunks = part.shape_starts(), part.box_starts(), part.chunk_starts()
     chunk_rows = ranges(chunks[:-1][rows], chunks[1:][rows])
     return replace(

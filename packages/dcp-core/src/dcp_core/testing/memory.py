@@ -24,6 +24,7 @@ __all__ = ["FOLDERS", "MemoryBackend", "MemoryReader", "MemoryWriter"]
 FOLDERS: dict[str, dict[str, bytes]] = defaultdict(dict)
 """Folder → name → bytes, of this process."""
 
+_PIECE_BYTES = 1 << 16
 _save_ids = itertools.count(1)
 
 
@@ -60,10 +61,12 @@ class MemoryBackend:
         items = []
         for request in requests:
             payload = request.resolve()
-            start = len(data)
-            data += payload.data
+            start, crc = len(data), 0
+            source = payload.data
+            for piece in (source,) if isinstance(source, bytes | memoryview) else source.pieces(_PIECE_BYTES):
+                data += piece
+                crc = zlib.crc32(piece, crc)
             size = len(data) - start
-            crc = zlib.crc32(payload.data)
             items.append(StoredItem(name, start, size, 0, size, payload.framing, crc))
         self._files[name] = bytes(data)
         return items

@@ -1,0 +1,125 @@
+"""The items of a save plan as columns, from a rank's values to what was written of them; records only when asked for.
+
+A plan of 20,000 tensors, or of 3,000 shards on each of 256 ranks, makes no object per item this way. `SavePlan.items`
+and the results of a write are `LazyList`s over these columns, which whoever iterates gets as stock's records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dcp_core.index_records import properties_of
+from dcp_core.lazy import LazyList
+from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, StorageInfo
+from dcp_core.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.protocols import WriteResult
+from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.stored_items import StoredItems
+
+__all__ = ["PlanColumns", "WrittenColumns", "columns_of", "object_item", "written_of"]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+
+
+class PlanColumns:
+    """The write items of one rank: the chunks of each tensor, in the order of the table, then the objects.
+
+    Args:
+        index: Tensors, their chunks and objects by name; where they are stored is not known yet.
+        whole: Of each tensor, 1 if it is an ordinary one, of which every rank holds all.
+        object_bytes: Of each object; -1 where it is not known.
+        hinted: Whether items carry the position of their chunk among those of the tensor.
+    """
+
+    def __init__(self, index: CheckpointIndex, whole: U8, object_bytes: I64, *, hinted: bool = False) -> None:
+        self.index = index
+        self.whole = whole
+        self.object_bytes = object_bytes
+        self.hinted = hinted
+
+    def __len__(self) -> int:
+        return int(self.index.tensor_chunks.sum()) + len(self.index.object_names)
+
+    def __iter__(self) -> Iterator[WriteItem]:
+        for row in range(len(self.index.tensor_names)):
+            yield from self.tensor_items(row)
+        for name, nbytes in zip(self.index.object_names, self.object_bytes.tolist(), strict=True):
+            yield object_item(name, nbytes)
+
+    def tensor_items(self, row: int) -> list[WriteItem]:
+        """The items of one tensor, in the order of its chunks."""
+        index, name, size = self.index, self.index.tensor_names[row], torch.Size(self.shapes[row])
+        properties = properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row]))
+        kind = WriteItemType.TENSOR if self.whole[row] else WriteItemType.SHARD
+        dims, first = len(size), self._box_starts[row]
+        items = []
+        for position in range(int(index.tensor_chunks[row])):
+            box = slice(first + position * dims, first + (position + 1) * dims)
+            offsets, sizes = index.chunk_offsets[box].tolist(), index.chunk_sizes[box].tolist()
+            chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            key = MetadataIndex(name, chunk.offsets, position if self.hinted else None)
+            items.append(WriteItem(key, kind, None, TensorWriteData(chunk, properties, size)))
+        return items
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Global shape of each tensor."""
+        numbers = self.index.tensor_shape.tolist()
+        return [tuple(numbers[start:stop]) for start, stop in pairwise(self.index.shape_starts().tolist())]
+
+    @cached_property
+    def _box_starts(self) -> list[int]:
+        starts: list[int] = self.index.box_starts().tolist()
+        return starts
+
+    def items(self) -> LazyList[WriteItem]:
+        """The items as a plan holds them."""
+        return LazyList(self)
+
+
+def object_item(name: str, nbytes: int) -> WriteItem:
+    """The item of an object; `nbytes` is -1 where it is not known."""
+    return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, BytesIOWriteData(nbytes) if nbytes >= 0 else None)
+
+
+def columns_of(items: Sequence[WriteItem]) -> PlanColumns | None:
+    """The columns behind a plan's items; None if somebody has looked at them or made them otherwise."""
+    source = items.source if isinstance(items, LazyList) else None
+    return source if isinstance(source, PlanColumns) else None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenColumns:
+    """What one rank wrote: its items, and where each of them lies."""
+
+    planned: PlanColumns
+    stored: StoredItems
+    """In the order of the items."""
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __iter__(self) -> Iterator[WriteResult]:
+        for item, stored in zip(self.planned, self.stored, strict=True):
+            info = StorageInfo(
+                relative_path=stored.file,
+                offset=stored.offset,
+                length=stored.length,
+                transform_descriptors=list(stored.chain) or None,
+                stored=stored,
+            )
+            yield WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=info)
+
+
+def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:
+    """The columns behind the results of a write; None if somebody has looked at them or made them otherwise."""
+    source = results.source if isinstance(results, LazyList) else None
+    return source if isinstance(source, WrittenColumns) else None

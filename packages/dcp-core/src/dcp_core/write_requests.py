@@ -1,0 +1,86 @@
+"""Planned items → requests to a byte engine, each with the function that gives its bytes when its turn has come."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from dcp_core.index_records import dtype_of
+from dcp_core.payloads import PayloadError, bytes_payload, small_bytes, tensor_payload
+from dcp_core.plan import WriteItem
+from dcp_core.plan_columns import PlanColumns, object_item
+from dcp_core.protocols import SavePlanner
+from dcp_core.values import is_plain
+from dcp_manifest.items import Framing
+from dcp_manifest.requests import Payload, WriteRequest
+
+__all__ = ["column_requests", "item_request"]
+
+# So small a tensor is copied rather than viewed: for a few bytes that is cheaper.
+_SMALL_BYTES = 4 << 10
+
+
+def item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
+    """The request of one item whose data the planner resolves."""
+
+    def resolve() -> Payload:
+        data = planner.resolve_data(item)
+        if isinstance(data, torch.Tensor):
+            return _tensor_payload(item, data)
+        if isinstance(data, io.BytesIO):
+            return bytes_payload(data)
+        raise PayloadError(
+            f"the planner gave a {type(data).__qualname__} for {item.index.fqn!r}; it must be a tensor or a BytesIO"
+        )
+
+    return WriteRequest(item.index.fqn, item.chunk_bytes(), resolve)
+
+
+def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[WriteRequest]:
+    """The requests of a plan's items, in their order.
+
+    Where the planner writes values as they are, ordinary tensors get theirs without a record of the item.
+    """
+    find = getattr(planner, "plain_values", None)  # a planner ported from stock need not have it
+    values: Mapping[str, Any] = (find() if find is not None else None) or {}
+    index = columns.index
+    item_bytes = [dtype_of(name).itemsize for name in index.dtypes]
+    rows = zip(index.tensor_names, index.tensor_dtype.tolist(), columns.shapes, columns.whole.tolist(), strict=True)
+    for row, (name, dtype, shape, whole) in enumerate(rows):
+        value = values.get(name) if whole else None
+        if value is None or not is_plain(value) or value.is_quantized:
+            for item in columns.tensor_items(row):
+                yield item_request(item, planner)
+            continue
+        nbytes = math.prod(shape) * item_bytes[dtype]
+        resolve = partial(_plain_payload, name, value, index.dtypes[dtype], shape, nbytes)
+        yield WriteRequest(name, nbytes, resolve)
+    for name, nbytes in zip(index.object_names, columns.object_bytes.tolist(), strict=True):
+        yield item_request(object_item(name, nbytes), planner)
+
+
+def _plain_payload(key: str, tensor: torch.Tensor, dtype: str, shape: tuple[int, ...], nbytes: int) -> Payload:
+    if tensor.nbytes != nbytes:
+        raise PayloadError(f"{key!r} was planned with sizes {shape} but has {tuple(tensor.shape)} now")
+    if nbytes <= _SMALL_BYTES and (data := small_bytes(tensor)) is not None:
+        return Payload(data, Framing.RAW, dtype, shape)
+    return tensor_payload(key, tensor)
+
+
+def _tensor_payload(item: WriteItem, tensor: torch.Tensor) -> Payload:
+    """The payload of a resolved tensor, framed so that the index (which is made from the plan) stays true."""
+    planned = item.tensor_data
+    if planned is None:
+        raise PayloadError(f"the planner gave a tensor for {item.index.fqn!r}, which was planned as an object")
+    if tuple(tensor.shape) != tuple(planned.chunk.sizes):
+        raise PayloadError(
+            f"{item.index.fqn!r} was planned with sizes {tuple(planned.chunk.sizes)} but resolved to "
+            f"{tuple(tensor.shape)}; change the plan's tensor_data together with the data"
+        )
+    # A planner may convert in resolve_data without saying so in its plan: such an item carries its own dtype.
+    return tensor_payload(item.index.fqn, tensor, self_describing=tensor.dtype != planned.properties.dtype)
