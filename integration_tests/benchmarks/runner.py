@@ -89,8 +89,7 @@ class CaseRun:
                 if not warm_up:
                     costs.append(cost)
         except (WorkerError, CalledProcessError) as error:
-            output = getattr(error, "stderr", None) or ""
-            entry.failure = f"{error} {output}".strip()
+            entry.failure = _reason(error).replace(str(folder.parent), "…")
             self._close(contender)
         finally:
             folders.remove(folder)
@@ -101,10 +100,11 @@ class CaseRun:
         savers, loaders = self._team(contender, "save"), self._team(contender, "load")
         common = {"library": contender.library, "folder": str(folder)}
         check = "all" if check_all else "ends"
-        folders.settle()
+        settle = folders.settle if row.place == "disk" else _nothing
+        settle()
         yield "save", _together(savers.call("save", **common, fsync=row.fsync, options=dict(contender.save)))
         entry.sizes = folders.file_sizes(folder)
-        folders.settle()
+        settle()
         for operation, options in contender.loads.items():
             yield operation, _together(loaders.call("load", **common, options=dict(options), check=check))
         for operation, options in contender.loads.items() if row.cold else ():
@@ -132,6 +132,18 @@ class CaseRun:
         hosts = (contender.environment, contender.library)
         for key in [key for key in self._teams if key[0] in hosts]:
             self._teams.pop(key).close()
+
+
+def _nothing() -> None:
+    """What is in memory has nothing to write back."""
+
+
+def _reason(error: WorkerError | CalledProcessError) -> str:
+    """What a table can say about a failure."""
+    if isinstance(error, WorkerError):
+        return str(error)
+    lines = str(error.stderr).strip().splitlines()
+    return f"its environment could not be made: {lines[-1] if lines else error.returncode}"
 
 
 def _together(replies: Sequence[Reply]) -> Cost:

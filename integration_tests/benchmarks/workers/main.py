@@ -37,13 +37,14 @@ class Worker:
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
         self.sums: list[int] = []
+        self.ends: list[tuple[bytes, bytes]] = []
 
     def make(self, *, library: str, tensors: list[dict[str, Any]], seed: int) -> Reply:
         """Make the state, once."""
         module = _library(library)
         self.state = module.make(read_specs(tensors), seed=seed)
         memories = [module.as_bytes(value) for value in self.state.values()]
-        self.sums = checksum(memories)
+        self.sums, self.ends = checksum(memories), _ends(memories)
         return {"bytes": sum(map(len, memories))}
 
     def versions(self, *, libraries: list[str]) -> Reply:
@@ -61,7 +62,6 @@ class Worker:
         """Load, timed; then see that the values came. `check`: `all` of them, or the `ends` of each tensor."""
         module = _library(library)
         memories = [module.as_bytes(value) for value in self.state.values()]
-        ends = [(bytes(memory[:1]), bytes(memory[-1:])) for memory in memories]
         (zero if check == "all" else poison)(memories)
         loaded: dict[str, Any] = {}
 
@@ -72,17 +72,17 @@ class Worker:
         cost = measure(call)
         if loaded:
             memories = [module.as_bytes(loaded[name]) for name in self.state]
-        right = (
-            checksum(memories) == self.sums
-            if check == "all"
-            else [(bytes(memory[:1]), bytes(memory[-1:])) for memory in memories] == ends
-        )
+        right = checksum(memories) == self.sums if check == "all" else _ends(memories) == self.ends
         if loaded:  # what lies elsewhere did not bring the state's own values back
             for name, value in self.state.items():
                 module.as_bytes(value)[:] = module.as_bytes(loaded[name])
         if not right:
             raise WrongValuesError("the loaded values differ from those that were saved")
         return cost
+
+
+def _ends(memories: list[Any]) -> list[tuple[bytes, bytes]]:
+    return [(bytes(memory[:1]), bytes(memory[-1:])) for memory in memories]
 
 
 def _library(name: str) -> Library:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 
 from integration_tests.benchmarks.workers.library import Options
 from integration_tests.benchmarks.workers.torch_state import as_bytes, make
 
 __all__ = ["as_bytes", "load", "make", "save", "version"]
+
+dcp: Any = importlib.import_module("torch.distributed.checkpoint")  # its names are not exported for type checkers
 
 
 def version() -> str:

@@ -1,0 +1,134 @@
+"""Makes `docs/benchmarks.md` and its pictures of results: `python -m integration_tests.benchmarks.report FILE`.
+
+What stands between the two marks of the page is written by hand, and kept when the page is made anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from integration_tests.benchmarks import tables
+from integration_tests.benchmarks.bars import judge
+from integration_tests.benchmarks.charts import draw
+from integration_tests.benchmarks.contenders import CONTENDERS
+from integration_tests.benchmarks.environments import ROOT
+from integration_tests.benchmarks.results import Results
+
+__all__ = ["main", "page"]
+
+ROUNDS = 9  # that count; with fewer the medians are not to be relied on
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- notes: by hand, kept -->", "<!-- end of notes -->"
+
+METHOD = """\
+How fast this library saves and loads, and what it takes, beside PyTorch's own checkpointing, four other libraries and
+the *raw floor*: the same bytes by plain system calls, with none of what a checkpoint is for. Measured by
+
+```sh
+nox -s bench -- --json results.json
+.nox/shared/bin/python -m integration_tests.benchmarks.report results.json    # makes this page
+```
+
+`nox -s bench -- --list` names cases and contenders; `--case`, `--contender`, `--place`, `--rounds`, `--scale` choose.
+The environments of the other libraries are made in `.nox/rivals` when they are first needed.
+
+## How it is measured
+
+- Each contender is a process of its own that lives as long as the case, in an environment of its own; ranks are
+  processes on one machine, over gloo, with `OMP_NUM_THREADS=1`.
+- All hold the same seeded values; floats look like weights, N(0, 0.02). State dicts are flat.
+- A round takes the contenders in random order; each saves into a fresh folder and loads what it saved. The first round
+  warms up and does not count. A ratio is that of two times of one round; shown are the median of all rounds, and the
+  least and the most. `ours ÷ this` below 1 means that we are faster.
+- Before each save and each load everything dirty is written back, so that nobody pays for another's bytes.
+- fsync is the same for all in a table. Who cannot do it gets an explicit fsync of all files and folders, within the
+  time; who always does it is marked.
+- Loads bring values back into existing tensors, from a warm page cache; in the first round every byte is compared,
+  then the ends of each tensor. *cold*: after the files' pages were dropped; *from disk ÷ state* shows that they were.
+- *peak*: resident memory above what was resident before, mapped files included; of several ranks the largest.
+  *read ÷ state*: bytes that `read` calls returned, of all ranks; mapped files do not count there.
+- Times of several ranks: those of the slowest.
+"""
+
+
+def page(results: Results, notes: str, images: Mapping[str, str]) -> str:
+    """The whole page as Markdown."""
+    return "\n".join([*_head(results, notes), *_cases(results, images), ""])
+
+
+def _head(results: Results, notes: str) -> Iterator[str]:
+    yield "# Benchmarks\n"
+    yield METHOD
+    if any(row.scale != 1 or row.rounds < ROUNDS for row in results.rows):
+        yield f"**A trial run: sizes scaled down, or fewer than {ROUNDS} rounds. These numbers say little about speed.**\n"
+    yield "## On what\n"
+    yield from _table(("", ""), results.machine.items())
+    yield "\n## What was promised\n"
+    yield "Medians of paired ratios; of stock, its best setting.\n"
+    yield from _table(tables.BAR_HEADINGS, tables.bar_lines(judge(results)))
+    yield f"\n{BEGIN}\n{notes.strip()}\n{END}\n"
+    failed = list(tables.failures(results))
+    yield "## Who took part\n"
+    yield from _table(("", "version", "remarks"), _contenders(results))
+    yield "\n### What failed\n"
+    if failed:
+        yield from _table(("where", "who", "what it said"), failed)
+    else:
+        yield "Nothing."
+
+
+def _contenders(results: Results) -> Iterator[tuple[str, str, str]]:
+    syncs = {"itself": "", "explicit": "flushed by the harness", "always": "flushes always"}
+    for each in CONTENDERS:
+        remarks = "; ".join(filter(None, (each.note, syncs[each.fsync])))
+        yield each.name, results.versions.get(each.library, ""), remarks
+
+
+def _cases(results: Results, images: Mapping[str, str]) -> Iterator[str]:
+    for case in dict.fromkeys(row.case for row in results.rows):
+        rows = [row for row in results.rows if row.case == case]
+        yield f"\n## {rows[0].title[0].upper()}{rows[0].title[1:]}\n"
+        first = rows[0]
+        yield f"{first.tensors:,} tensors, {first.bytes:,} bytes. {first.notes}".strip() + "\n"
+        if case in images:
+            yield f"![{first.title}]({images[case]})"
+        for row in rows:
+            for kind in tables.KINDS:
+                found = list(tables.lines(row, kind))
+                if found:
+                    where = f"{row.place}, {'fsync' if row.fsync else 'no fsync'}"
+                    yield f"\n### {case}: {kind}, {where}\n\nRounds: {row.rounds}, {row.measured}.\n"
+                    yield from _table(tables.headings(kind), found)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(headings) + " |"
+    yield "| --- " + "| ---: " * (len(headings) - 1) + "|" if len(headings) > 3 else "| --- " * len(headings) + "|"
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+def _notes(path: Path) -> str:
+    """The part written by hand."""
+    text = path.read_text() if path.exists() else ""
+    return text.partition(BEGIN)[2].partition(END)[0]
+
+
+def main(given: Sequence[str]) -> int:
+    """Write page and pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args(given)
+    results = Results.read(options.results)
+    images = draw(results, options.page.parent / "images")
+    links = {case: path.relative_to(options.page.parent).as_posix() for case, path in images.items()}
+    options.page.write_text(page(results, _notes(options.page), links))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
