@@ -23,6 +23,12 @@ class Source:
         self.made.append(str(key))
         return [str(key)]
 
+    def has(self, key: object) -> bool:
+        return key in ("a", "b", "c")
+
+    def keys(self) -> Iterator[str]:
+        return iter(("a", "b", "c"))
+
     def items(self) -> Iterator[tuple[str, list[str]]]:
         return ((key, self.make(key)) for key in ("a", "b", "c"))
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from dcp_manifest.columns import CheckpointIndex
 from dcp_manifest.items import StoredItem
-from dcp_manifest.requests import ReadRequest, ReadStats, WriteRequest
+from dcp_manifest.requests import ReadRequest, ReadStats, Writable
 
 __all__ = ["ByteBackend"]
 
@@ -50,7 +50,7 @@ class ByteBackend(Protocol):
         """Take part in a save without a coordinator. Every rank, with one agreed id."""
         ...
 
-    def write(self, requests: Sequence[WriteRequest], *, prefix: str, save_id: str) -> Sequence[StoredItem]:
+    def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> Sequence[StoredItem]:
         """Write items; they are durable on return, in the order of `requests`. Every rank."""
         ...
 

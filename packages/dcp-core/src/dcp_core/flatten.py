@@ -13,7 +13,7 @@ Source: torch 2.13 `torch.distributed.checkpoint.{_nested_dict,_traverse}` (nami
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,17 +67,7 @@ def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> Fla
     """
     flat = FlatState()
     try:
-        for path, keys, value in _leaves(state_dict, (), (), descend_plain=descend_plain, top=True):
-            if value is _EMPTY:
-                flat.empty.append(path)
-                continue
-            name = ".".join(map(str, path))
-            if name in flat.values:
-                raise DuplicateKeyError(
-                    f"two values would be saved as {name!r}: the one at {flat.keys[name]!r} and the one at {keys!r}; "
-                    "rename one of the keys"
-                )
-            flat.values[name], flat.paths[name], flat.keys[name] = value, path, keys
+        _fill(flat, state_dict, "", (), (), descend_plain=descend_plain)
     except RecursionError:
         raise UnsupportedValueError("the state dict contains itself, or is nested too deeply to be saved") from None
     return flat
@@ -171,23 +161,40 @@ def assign(template: Mapping[Any, Any], keys: tuple[Any, ...], value: object) ->
         ) from None
 
 
-_EMPTY: Any = object()
-_Leaf = tuple[Path, tuple[Any, ...], Any]
+def _fill(
+    flat: FlatState,
+    container: Mapping[Any, Any] | list[Any],
+    prefix: str,
+    path: Path,
+    keys: tuple[Any, ...],
+    *,
+    descend_plain: bool,
+) -> None:
+    """Add the leaves of a container; `prefix` is its name with a dot behind, empty at the top."""
+    is_list = isinstance(container, list)
+    entries: Iterable[tuple[Any, Any]] = enumerate(container) if isinstance(container, list) else container.items()
+    for key, value in entries:
+        element = key if is_list or type(key) is str else _element(key)
+        name, at, real = f"{prefix}{element}", (*path, element), (*keys, key)
+        # Tensors first: asking each of them whether it is a Mapping would take most of the time.
+        if not isinstance(value, torch.Tensor) and _is_container(value, descend_plain=descend_plain):
+            if value:
+                _fill(flat, value, f"{name}.", at, real, descend_plain=descend_plain)
+            else:
+                flat.empty.append(at)
+        elif name in flat.values:
+            raise DuplicateKeyError(
+                f"two values would be saved as {name!r}: the one at {flat.keys[name]!r} and the one at {real!r}; "
+                "rename one of the keys"
+            )
+        else:
+            flat.values[name], flat.paths[name], flat.keys[name] = value, at, real
 
 
-def _leaves(
-    value: Any, path: Path, keys: tuple[Any, ...], *, descend_plain: bool, top: bool = False
-) -> Iterator[_Leaf]:
-    if isinstance(value, Mapping) and (top or descend_plain or _holds_tensor(value)):
-        if not value and not top:
-            yield path, keys, _EMPTY
-        for key, item in value.items():
-            yield from _leaves(item, (*path, _element(key)), (*keys, key), descend_plain=descend_plain)
-    elif isinstance(value, list) and (_holds_entry(value) if descend_plain else _holds_tensor(value)):
-        for position, item in enumerate(value):
-            yield from _leaves(item, (*path, position), (*keys, position), descend_plain=descend_plain)
-    else:
-        yield path, keys, value
+def _is_container(value: object, *, descend_plain: bool) -> bool:
+    if isinstance(value, Mapping):
+        return descend_plain or _holds_tensor(value)
+    return isinstance(value, list) and (_holds_entry(value) if descend_plain else _holds_tensor(value))
 
 
 def _element(key: object) -> PathElement:

@@ -5,6 +5,7 @@ These are the sources behind the lazy dicts of a `Metadata` that was read; the w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, cast
@@ -88,6 +89,34 @@ class StateRecords:
             return BytesStorageMetadata()
         return self._tensor(self.tensors[cast("str", key)])
 
+    def has(self, key: object) -> bool:
+        """Whether there is a tensor or object of that name."""
+        return key in self.tensors or key in self.objects
+
+    @cached_property
+    def single(self) -> list[tuple[int, ...] | None]:
+        """Of each tensor row, the shape if one chunk holds all of it, else None."""
+        index = self.index
+        starts, shapes = self._shape_starts, index.tensor_shape.tolist()
+        found: list[tuple[int, ...] | None] = [None] * len(index.tensor_names)
+        candidates = np.flatnonzero(index.tensor_chunks == 1).tolist()
+        boxes, offsets, sizes = self._box_starts, index.chunk_offsets.tolist(), index.chunk_sizes.tolist()
+        for row in candidates:
+            shape = shapes[starts[row] : starts[row + 1]]
+            box = slice(boxes[row], boxes[row + 1])
+            if sizes[box] == shape and not any(offsets[box]):
+                found[row] = tuple(shape)
+        return found
+
+    @cached_property
+    def dtypes(self) -> list[torch.dtype | None]:
+        """The dtypes of the table; None where this torch lacks one."""
+        return [getattr(torch, name, None) for name in self.index.dtypes]
+
+    def keys(self) -> Iterator[str]:
+        """Every FQN: tensors, then objects."""
+        return itertools.chain(self.tensors, self.objects)
+
     def items(self) -> Iterator[tuple[str, STORAGE_TYPES]]:
         """Every FQN with its record: tensors, then objects."""
         for name, row in self.tensors.items():
@@ -138,10 +167,31 @@ class StorageRecords:
 
     def make(self, key: object) -> StorageInfo:
         """Where one item is stored. Raises KeyError."""
+        row, columns = self._row(key)
+        return self._chunk(row) if columns is self._index.chunk_items else self._object(row)
+
+    def has(self, key: object) -> bool:
+        """Whether there is such an item."""
+        try:
+            return self._row(key)[1] is not None
+        except KeyError:
+            return False
+
+    def keys(self) -> Iterator[MetadataIndex]:
+        """Every item: chunks of tensors, then objects."""
+        if self._index.chunk_items is not None:
+            for name, row in self._records.tensors.items():
+                for position, offset in enumerate(self._records.offsets(row)):
+                    yield MetadataIndex(name, offset, position)
+        if self._index.object_items is not None:
+            yield from map(MetadataIndex, self._records.objects)
+
+    def _row(self, key: object) -> tuple[int, ItemColumns | None]:
+        """Row of an item, and the columns that it is a row of. Raises KeyError."""
         if not isinstance(key, MetadataIndex):
             raise KeyError(key)
         if key.offset is None:
-            return self._object(self._records.objects[key.fqn])
+            return self._records.objects[key.fqn], self._index.object_items
         row = self._records.tensors[key.fqn]
         offsets = self._records.offsets(row)
         wanted = tuple(key.offset)
@@ -151,7 +201,7 @@ class StorageRecords:
             if wanted not in offsets:
                 raise KeyError(key)
             position = offsets.index(wanted)
-        return self._chunk(self._records.chunk_starts[row] + position)
+        return self._records.chunk_starts[row] + position, self._index.chunk_items
 
     def items(self) -> Iterator[tuple[MetadataIndex, StorageInfo]]:
         """Every item: chunks of tensors, then objects."""

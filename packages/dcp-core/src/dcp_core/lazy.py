@@ -7,7 +7,7 @@ only their values; whatever needs all of them, or changes it, makes all of them 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 from typing import Any, Protocol, TypeVar
 
 __all__ = ["LazyDict", "LazyList", "LazyListSource", "LazySource"]
@@ -16,7 +16,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 K_co = TypeVar("K_co", covariant=True)
 V_co = TypeVar("V_co", covariant=True)
-_MISSING: Any = object()
 
 
 class LazySource(Protocol[K_co, V_co]):
@@ -28,6 +27,14 @@ class LazySource(Protocol[K_co, V_co]):
 
     def make(self, key: object) -> V_co:
         """The value of one key. Raises KeyError if there is none."""
+        ...
+
+    def has(self, key: object) -> bool:
+        """Whether there is that key."""
+        ...
+
+    def keys(self) -> Iterator[K_co]:
+        """Every key, in order, each once."""
         ...
 
     def items(self) -> Iterator[tuple[K_co, V_co]]:
@@ -66,11 +73,20 @@ class LazyDict(dict[K, V]):
             return default
 
     def __contains__(self, key: object) -> bool:
-        return self.get(key, _MISSING) is not _MISSING
+        source = self._source
+        return super().__contains__(key) if source is None else source.has(key)
 
     def __len__(self) -> int:
         source = self._source
         return super().__len__() if source is None else len(source)
+
+    def __iter__(self) -> Iterator[K]:
+        source = self._source
+        return super().__iter__() if source is None else source.keys()
+
+    def keys(self) -> Any:
+        """The names, without their values: a set-like view."""
+        return super().keys() if self._source is None else KeysView(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[type[dict[K, V]], tuple[dict[K, V]]]:
         return dict, (dict(self),)
@@ -113,8 +129,8 @@ def _filled_first(name: str, base: type) -> Callable[..., Any]:
 
 
 for _name in (
-    *("__iter__", "__reversed__", "__eq__", "__ne__", "__repr__", "__or__", "__ror__", "__ior__"),
-    *("__setitem__", "__delitem__", "clear", "copy", "items", "keys", "values", "pop", "popitem"),
+    *("__reversed__", "__eq__", "__ne__", "__repr__", "__or__", "__ror__", "__ior__"),
+    *("__setitem__", "__delitem__", "clear", "copy", "items", "values", "pop", "popitem"),
     *("setdefault", "update"),
 ):
     setattr(LazyDict, _name, _filled_first(_name, dict))

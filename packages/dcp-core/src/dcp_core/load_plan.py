@@ -14,6 +14,8 @@ import torch
 
 from dcp_core.boxes import box_text, find_hole, find_overlap, overlaps
 from dcp_core.casts import is_lossless_cast
+from dcp_core.lazy import LazyList
+from dcp_core.load_columns import ReadColumns, WholeTensors, records_of
 from dcp_core.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -55,8 +57,14 @@ def plan_local_load(
         The items, and all problems; nothing is raised for them here.
     """
     planned = LocalLoadPlan()
+    records = records_of(metadata)
+    columns = None if records is None else ReadColumns(records, [], planned.items)
+    whole = None if records is None else WholeTensors(records)
     entries = metadata.state_dict_metadata
     for fqn, value in state_dict.items():
+        if columns is not None and whole is not None and whole.match(fqn, value):
+            columns.names.append(fqn)
+            continue
         entry = entries.get(fqn)
         if entry is None:
             planned.missing.append(fqn)
@@ -73,6 +81,9 @@ def plan_local_load(
             planned.matched.append(fqn)
         else:
             _problem(planned, fqn, "kind", f"{fqn!r} is a tensor in the template but an object in the checkpoint")
+    if columns is not None:
+        planned.matched.extend(columns.names)
+        planned.items = LazyList(columns)
     return planned
 
 

@@ -18,10 +18,11 @@ import torch.distributed as dist
 from dcp_core.convert import as_metadata
 from dcp_core.coordination import Coordinator, make_coordinator
 from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.load_columns import read_columns_of
 from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.metadata import Metadata
 from dcp_core.plan import LoadPlan
-from dcp_core.protocols import CheckpointId, LoadPlanner, Stateful, StorageReader
+from dcp_core.protocols import CheckpointId, LoadPlanner, Stateful, StorageReader, is_stateful
 from dcp_core.report import LoadReport
 from dcp_core.storage_choice import resolve_reader
 
@@ -148,7 +149,7 @@ class _Load:
     def prepare(self) -> None:
         self.reader = resolve_reader(self.reader, self.checkpoint_id)
         for key, value in self.state_dict.items():
-            if isinstance(value, Stateful):
+            if is_stateful(value):
                 self.stateful[key] = value
                 value = value.state_dict()
             self.template[key] = value
@@ -202,8 +203,10 @@ class _Load:
         local = getattr(self.planner, "local_load", None)
         items = self.plan.items if self.plan is not None else []
         stored = self.metadata.state_dict_metadata if self.metadata is not None else {}
-        used = {item.storage_index.fqn for item in items}
+        columns = read_columns_of(items)
         flat = getattr(self.planner, "state_dict", {})
+        used: set[str] = set(columns.names) if columns is not None else set()
+        used.update(item.storage_index.fqn for item in (items if columns is None else columns.others))
         return LoadReport(
             loaded=tuple(sorted(local.matched if local is not None else {item.dest_index.fqn for item in items})),
             missing=tuple(sorted(local.missing)) if local is not None else (),

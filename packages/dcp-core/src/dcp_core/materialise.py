@@ -32,6 +32,8 @@ def materialise_meta(container: Any, *, path: str = "") -> Any:
         return _materialised(container, path) if container.is_meta else container
     if isinstance(container, dict):
         for key, value in container.items():
+            if isinstance(value, torch.Tensor) and not value.is_meta:
+                continue
             container[key] = materialise_meta(value, path=f"{path}.{key}" if path else str(key))
         return container
     if isinstance(container, list | tuple) and _holds_meta(container):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from dcp_core.coordination import Coordinator, make_coordinator
 from dcp_core.metadata import Metadata
 from dcp_core.plan import SavePlan
-from dcp_core.protocols import CheckpointId, SavePlanner, Stateful, StorageWriter, WriteResult
+from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, is_stateful
 from dcp_core.save_planner import DefaultSavePlanner
 from dcp_core.storage_choice import resolve_writer
 
@@ -99,7 +99,7 @@ class _Save:
     def plan_locally(self) -> SavePlan:
         self.writer = resolve_writer(self.writer, self.checkpoint_id)
         state_dict = {
-            key: value.state_dict() if isinstance(value, Stateful) else value for key, value in self.state_dict.items()
+            key: value.state_dict() if is_stateful(value) else value for key, value in self.state_dict.items()
         }
         meta = self.writer.storage_meta()
         is_coordinator = self.coordinator.is_coordinator

@@ -48,8 +48,8 @@ def _from_cuda(tensor: torch.Tensor, max_bytes: int) -> Iterator[memoryview]:
     limit = max(1, max_bytes // 2 // tensor.dtype.itemsize)
     count = min(limit, tensor.numel())
     buffers = [torch.empty(count, dtype=tensor.dtype, pin_memory=True) for _ in range(2)]
-    copied = [torch.cuda.Event() for _ in buffers]
-    stream = torch.cuda.Stream(tensor.device)
+    copied = [torch.cuda.Event() for _ in buffers]  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
     # What computes the tensor may still be running.
     stream.wait_stream(torch.cuda.current_stream(tensor.device))
     waiting: tuple[torch.Tensor, torch.cuda.Event] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class LocalValues:
     objects: list[str] = field(default_factory=list)
 
 
-def is_plain(value: object) -> bool:
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
     """Whether a value is an ordinary strided tensor with data, of no special class."""
     if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
         return False
@@ -152,19 +152,19 @@ def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
 
     Ranks: every rank; the answers of the ranks may differ, and only what all agree on is a tie of the job.
     """
-    sharing: dict[int, list[tuple[str, Held]]] = {}
-    for fqn, value in held:
+    values = dict(held)
+    first_at: dict[int, str] = {}
+    sharing: dict[int, list[str]] = {}
+    for fqn, value in values.items():
         address = _address(value)
-        if address:
-            sharing.setdefault(address, []).append((fqn, value))
+        if address and (first := first_at.setdefault(address, fqn)) is not fqn:
+            sharing.setdefault(address, [first]).append(fqn)
     ties: dict[str, str] = {}
     for candidates in sharing.values():
-        if len(candidates) == 1:
-            continue
-        first: dict[Hashable, str] = {}
-        for fqn, value in candidates:
-            signature = _signature(fqn, value)
-            target = fqn if signature is None else first.setdefault(signature, fqn)
+        known: dict[Hashable, str] = {}
+        for fqn in candidates:
+            signature = _signature(fqn, values[fqn])
+            target = fqn if signature is None else known.setdefault(signature, fqn)
             if target != fqn:
                 ties[fqn] = target
     return ties
@@ -173,10 +173,8 @@ def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
 def _address(value: Held) -> int:
     """Where the first box lies; 0 where there is no memory that could tell."""
     if isinstance(value, LocalTensor):
-        if not value.shards:
-            return 0
-        value = value.shards[0].get()
-    return 0 if value.is_meta or value.is_quantized or value.numel() == 0 else value.data_ptr()
+        return value.shards[0].get().data_ptr() if value.shards else 0
+    return value.data_ptr()
 
 
 def _signature(fqn: str, value: Held) -> Hashable | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from dcp_core.plan_columns import PlanColumns, object_item
 from dcp_core.protocols import SavePlanner
 from dcp_core.values import is_plain
 from dcp_manifest.items import Framing
-from dcp_manifest.requests import Payload, WriteRequest
+from dcp_manifest.requests import Payload, Writable, WriteRequest
 
 __all__ = ["column_requests", "item_request"]
 
@@ -41,7 +41,7 @@ def item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
     return WriteRequest(item.index.fqn, item.chunk_bytes(), resolve)
 
 
-def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[WriteRequest]:
+def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writable]:
     """The requests of a plan's items, in their order.
 
     Where the planner writes values as they are, ordinary tensors get theirs without a record of the item.
@@ -57,19 +57,29 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
             for item in columns.tensor_items(row):
                 yield item_request(item, planner)
             continue
-        nbytes = math.prod(shape) * item_bytes[dtype]
-        resolve = partial(_plain_payload, name, value, index.dtypes[dtype], shape, nbytes)
-        yield WriteRequest(name, nbytes, resolve)
+        yield _WholeTensor(name, math.prod(shape) * item_bytes[dtype], value, index.dtypes[dtype], shape)
     for name, nbytes in zip(index.object_names, columns.object_bytes.tolist(), strict=True):
         yield item_request(object_item(name, nbytes), planner)
 
 
-def _plain_payload(key: str, tensor: torch.Tensor, dtype: str, shape: tuple[int, ...], nbytes: int) -> Payload:
-    if tensor.nbytes != nbytes:
-        raise PayloadError(f"{key!r} was planned with sizes {shape} but has {tuple(tensor.shape)} now")
-    if nbytes <= _SMALL_BYTES and (data := small_bytes(tensor)) is not None:
-        return Payload(data, Framing.RAW, dtype, shape)
-    return tensor_payload(key, tensor)
+@dataclass(slots=True)
+class _WholeTensor:
+    """The request of an ordinary tensor: one object where a function and its arguments would be three."""
+
+    key: str
+    cost_bytes: int
+    tensor: torch.Tensor
+    dtype: str
+    shape: tuple[int, ...]
+
+    def resolve(self) -> Payload:
+        """The tensor's bytes: a copy of a few, a view of many."""
+        tensor, nbytes = self.tensor, self.cost_bytes
+        if tensor.nbytes != nbytes:
+            raise PayloadError(f"{self.key!r} was planned with sizes {self.shape} but has {tuple(tensor.shape)} now")
+        if nbytes <= _SMALL_BYTES and (data := small_bytes(tensor)) is not None:
+            return Payload(data, Framing.RAW, self.dtype, self.shape)
+        return tensor_payload(self.key, tensor)
 
 
 def _tensor_payload(item: WriteItem, tensor: torch.Tensor) -> Payload:

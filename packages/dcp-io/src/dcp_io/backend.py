@@ -14,7 +14,7 @@ from dcp_io.store import Store
 from dcp_io.write_engine import MAX_INFLIGHT_BYTES, Layout, write_items
 from dcp_manifest.columns import CheckpointIndex
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.requests import ReadRequest, ReadStats, WriteRequest
+from dcp_manifest.requests import ReadRequest, ReadStats, Writable
 from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["StoreBackend"]
@@ -123,7 +123,7 @@ class StoreBackend:
             self.store.make()
             self._save = JoinedSave(self.store, save_id)
 
-    def write(self, requests: Sequence[WriteRequest], *, prefix: str, save_id: str) -> StoredItems:
+    def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
         """Write items; see `write_items`. Raises DcpError if this save was neither begun nor joined."""
         save = self._running()
         if save.save_id != save_id:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,21 +26,14 @@ STEP_BYTES = 4 << 20
 # calls, much more leaves too much to the end.
 SYNC_STEP_BYTES = 32 << 20
 _ZEROS: Final = bytes(ALIGNMENT_BYTES)
-_NO_BORDERS: Final[npt.NDArray[np.uint32]] = np.zeros(0, np.uint32)
-_NO_BORDERS.flags.writeable = False
 _RAW = int(Framing.RAW)
 
 
-class Place(NamedTuple):
-    """Where an item lies in its file; the numbers of a `StoredItem`."""
+Place = tuple[int, int, int, int, int, int]
+"""Offset, length, lead, stored_bytes, framing and crc32 of an item, as in a `StoredItem`.
 
-    offset: int
-    length: int
-    lead: int
-    stored_bytes: int
-    framing: int
-    crc32: int
-    running_crcs: npt.NDArray[np.uint32]
+A bare tuple of numbers: the garbage collector, whose passes are what many small objects cost most, leaves it alone.
+"""
 
 
 class DataFile:
@@ -64,6 +57,8 @@ class DataFile:
         self._position = 0
         self._written = 0
         self._sync_started = 0
+        self.running_crcs: list[npt.NDArray[np.uint32]] = []
+        """Of each item that has any, in the order of `add`."""
 
     def add(self, key: str, payload: Payload) -> Place:
         """Append one item; its bytes may be handed to the storage later, at the latest by `close`.
@@ -96,17 +91,17 @@ class DataFile:
             self._pieces.append(frame.prefix)
         self._position = offset + lead
         if size > CRC_BLOCK_MIN_BYTES:
-            value, borders = self._stream(data, size)
+            value = self._stream(data, size)
         else:
             small = data if isinstance(data, bytes | memoryview) else _joined(data, self._max_piece_bytes)
-            value, borders = crc32(small), _NO_BORDERS
+            value = crc32(small)
             self._pieces.append(small)
             self._position += size
         if frame is not None:
             self._end_frame(frame, value)
         if self._position - self._written >= PACK_BYTES:
             self._flush()
-        return Place(offset, self._position - offset, lead, size, int(payload.framing), value, borders)
+        return offset, self._position - offset, lead, size, int(payload.framing), value
 
     def close(self) -> None:
         """Hand over what is pending and complete the file."""
@@ -123,8 +118,8 @@ class DataFile:
         self._pieces.append(suffix)
         self._position += len(suffix)
 
-    def _stream(self, data: Buffer | PiecewiseData, size: int) -> tuple[int, npt.NDArray[np.uint32]]:
-        """Write a large payload from its own memory; its CRC32 and running CRCs."""
+    def _stream(self, data: Buffer | PiecewiseData, size: int) -> int:
+        """Write a large payload from its own memory; its CRC32."""
         running = RunningCrc(size)
         pieces = (data,) if isinstance(data, bytes | bytearray | memoryview) else data.pieces(self._max_piece_bytes)
         for piece in pieces:
@@ -134,7 +129,9 @@ class DataFile:
                 running.update(part)
                 self._position += len(part)
                 self._flush(part)
-        return running.value, running.borders()
+        if len(borders := running.borders()):
+            self.running_crcs.append(borders)
+        return running.value
 
     def _flush(self, *more: Buffer) -> None:
         if self._pieces or more:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
-import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from dcp_io.data_file import DataFile, Place
 from dcp_io.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_manifest.columns import ItemColumns
-from dcp_manifest.requests import WriteRequest
+from dcp_manifest.requests import Writable
 from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "Layout", "write_items"]
@@ -28,12 +28,11 @@ DATA_SUFFIX = ".distcp"
 FILE_MIN_BYTES = 4 << 20
 MAX_INFLIGHT_BYTES = 64 << 20
 _NO_BORDERS: Final = np.zeros(0, np.uint32)
-_NOWHERE: Final = (0, Place(0, 0, 0, 0, 0, 0, _NO_BORDERS))
 
 
 def write_items(
     store: Store,
-    requests: Sequence[WriteRequest],
+    requests: Sequence[Writable],
     *,
     prefix: str,
     save_id: str,
@@ -99,7 +98,7 @@ class _Batch:
     def __init__(
         self,
         store: Store,
-        requests: Sequence[WriteRequest],
+        requests: Sequence[Writable],
         *,
         name: str,
         single_file: bool,
@@ -110,29 +109,29 @@ class _Batch:
         self._name = name
         self._single_file = single_file
         self._open_file = open_file
-        self._places: list[tuple[int, Place]] = [_NOWHERE] * len(requests)
         self._made: list[str] = []
-        self._lock = threading.Lock()
+        self._written: list[tuple[str, Sequence[int], list[Place], list[npt.NDArray[np.uint32]]]] = []
 
     def items(self) -> StoredItems:
         """Where the items lie, in the order of the requests."""
-        files = np.array([file for file, _ in self._places], np.uint32)
-        offset, length, lead, stored_bytes, framing, crc32, running = zip(
-            *(place for _, place in self._places), strict=True
-        )
+        # Each file's items lie together here, whichever thread was done first; `order` says where each request's is.
+        written = sorted(self._written, key=lambda file: file[0])
+        rows = np.array([row for _, _, places, _ in written for row in places], np.int64).reshape(-1, 6)
+        files = np.repeat(np.arange(len(written)), [len(places) for _, _, places, _ in written])
+        order = np.argsort(np.concatenate([positions for _, positions, _, _ in written]), kind="stable")
         columns = ItemColumns(
-            file=files,
-            offset=np.array(offset, np.uint64),
-            length=np.array(length, np.uint64),
-            lead=np.array(lead, np.uint32),
-            stored_bytes=np.array(stored_bytes, np.uint64),
-            framing=np.array(framing, np.uint8),
-            chain=np.zeros(len(files), np.uint8),
-            checked=np.ones(len(files), np.uint8),
-            crc32=np.array(crc32, np.uint32),
-            running_crcs=np.concatenate([_NO_BORDERS, *(borders for borders in running if len(borders))]),
+            file=files.astype(np.uint32),
+            offset=rows[:, 0].astype(np.uint64),
+            length=rows[:, 1].astype(np.uint64),
+            lead=rows[:, 2].astype(np.uint32),
+            stored_bytes=rows[:, 3].astype(np.uint64),
+            framing=rows[:, 4].astype(np.uint8),
+            chain=np.zeros(len(rows), np.uint8),
+            checked=np.ones(len(rows), np.uint8),
+            crc32=rows[:, 5].astype(np.uint32),
+            running_crcs=np.concatenate([_NO_BORDERS, *(part for *_, running in written for part in running)]),
         )
-        return StoredItems(columns, self._made)
+        return StoredItems(columns, [name for name, *_ in written]).take(order)
 
     def remove_files(self) -> None:
         """Delete every file that was made."""
@@ -151,21 +150,20 @@ class _Batch:
     def _write_file(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
         stop.check()
         sink = self._store.create(self._name.format(number))
-        with self._lock:
-            row = len(self._made)
-            self._made.append(sink.name)
+        self._made.append(sink.name)
         file = self._open_file(sink)
-        requests, places = self._requests, self._places
+        places: list[Place] = []
         try:
             for position in positions:
                 stop.check()
-                request = requests[position]
-                places[position] = row, file.add(request.key, request.resolve())
+                request = self._requests[position]
+                places.append(file.add(request.key, request.resolve()))
             stop.check()
             file.close()
         except BaseException:
             file.abort()
             raise
+        self._written.append((sink.name, positions, places, file.running_crcs))
 
 
 def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> None:
@@ -177,7 +175,7 @@ def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> Non
         raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, get_args(Layout)))}")
 
 
-def _buckets(requests: Sequence[WriteRequest], threads: int) -> list[list[int]]:
+def _buckets(requests: Sequence[Writable], threads: int) -> list[list[int]]:
     """Positions of the requests for each thread: the largest first, each to the thread with the least to do."""
     total = sum(request.cost_bytes for request in requests)
     count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))

@@ -49,7 +49,7 @@ class Frame:
     def suffix(self, crc32: int) -> bytes:
         """What follows the payload, given the payload's CRC32."""
         crc = crc32.to_bytes(4, "little")
-        return self.before_crc + crc + self.between_crcs + crc + self.after_crc
+        return b"".join((self.before_crc, crc, self.between_crcs, crc, self.after_crc))
 
     @property
     def suffix_bytes(self) -> int:

@@ -26,7 +26,7 @@ from dcp_manifest.items import Framing, StoredItem, block_bytes, border_count, b
 from dcp_manifest.manifest import decode, encode, read_index
 from dcp_manifest.manifest_file import ManifestFile
 from dcp_manifest.merge import merge_rank_indexes
-from dcp_manifest.requests import Payload, PiecewiseData, ReadRequest, ReadStats, WriteRequest
+from dcp_manifest.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
 from dcp_manifest.stock_read import read_stock
 from dcp_manifest.stock_write import is_stock_readable, stock_head
 from dcp_manifest.stored_items import StoredItems
@@ -60,6 +60,7 @@ __all__ = [
     "TensorFlags",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
+    "Writable",
     "WriteRequest",
     "block_bytes",
     "border_count",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.runs import Runs
 
-__all__ = ["Payload", "PiecewiseData", "ReadRequest", "ReadStats", "WriteRequest"]
+__all__ = ["Payload", "PiecewiseData", "ReadRequest", "ReadStats", "Writable", "WriteRequest"]
 
 
 class PiecewiseData(Protocol):
@@ -48,9 +49,27 @@ class Payload:
     """Of a RAW payload: the chunk's sizes in elements."""
 
 
+class Writable(Protocol):
+    """One item to write: a `WriteRequest`, or anything that looks like one."""
+
+    @property
+    def key(self) -> str:
+        """FQN, for messages."""
+        ...
+
+    @property
+    def cost_bytes(self) -> int:
+        """About how many bytes it will take: writers are balanced by it."""
+        ...
+
+    def resolve(self) -> Payload:
+        """The payload; asked for once, in a writer thread, when its turn has come."""
+        ...
+
+
 @dataclass(slots=True)
 class WriteRequest:
-    """One item to write."""
+    """One item to write, as data."""
 
     key: str
     """FQN, for messages."""
@@ -64,16 +83,31 @@ class WriteRequest:
 class ReadRequest:
     """A byte range of one stored item that somebody wants.
 
-    `start` and `stop` count bytes within the stored range. The bytes are put into `into` if it is given (of exactly
-    `stop - start` bytes); then `done` is called with them, in the reading thread, once they are verified.
+    `start` and `stop` count bytes within the stored range. Who reads them takes the bytes in one of three ways:
+
+    - `into`: they are put there.
+    - `piece`: they come in disjoint pieces, in any order and in any thread, several at a time. Each is given by its
+      position in the stored range and its bytes; inner borders are multiples of the item's CRC block. Where the item
+      has CRCs at block borders a piece is verified before; where it has one for all of it, or none, before `done`.
+    - neither: `done` gets all of them at once, which takes memory for all of them.
+
+    A view that `piece` or `done` is given is only valid during the call, unless it is `into`.
     """
 
     key: str
+    """FQN, for messages."""
     item: StoredItem
     start: int
     stop: int
     into: memoryview | None = None
+    """Writable, of exactly `stop - start` bytes."""
     done: Callable[[memoryview], None] | None = None
+    """Called once, in some reading thread, when everything is verified and handed over: with `into`, with nothing
+    after `piece`, else with the bytes."""
+    piece: Callable[[int, memoryview], None] | None = None
+    runs: Runs | None = None
+    """With `piece`: the bytes of [start, stop) that are wanted; what pieces hold between them is undefined, and need
+    not be read."""
 
 
 @dataclass(frozen=True, slots=True)

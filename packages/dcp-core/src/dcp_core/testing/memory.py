@@ -17,7 +17,7 @@ from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_core.protocols import CheckpointId
 from dcp_manifest import METADATA_NAME, CheckpointIndex, choose_index
 from dcp_manifest.items import StoredItem
-from dcp_manifest.requests import ReadRequest, ReadStats, WriteRequest
+from dcp_manifest.requests import ReadRequest, ReadStats, Writable
 
 __all__ = ["FOLDERS", "MemoryBackend", "MemoryReader", "MemoryWriter"]
 
@@ -54,7 +54,7 @@ class MemoryBackend:
         del rank, overwrite
         self._save_id = save_id
 
-    def write(self, requests: Sequence[WriteRequest], *, prefix: str, save_id: str) -> list[StoredItem]:
+    def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> list[StoredItem]:
         """Payloads back to back in one file."""
         name = f"{prefix}0.{save_id}.distcp"
         data = bytearray()
@@ -109,6 +109,8 @@ class MemoryBackend:
             self.changed_keys.add(request.key)
             if request.into is not None:
                 request.into[:] = part
+            if request.piece is not None:
+                request.piece(request.start, memoryview(part))
             if request.done is not None:
                 request.done(memoryview(part))
         return ReadStats(total)

@@ -1,0 +1,79 @@
+"""Read items of ordinary tensors that are stored whole, without a record for each.
+
+Most tensors of an unsharded template are of that kind; all others have their records beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dcp_core.index_records import StateRecords
+from dcp_core.lazy import LazyDict, LazyList
+from dcp_core.metadata import Metadata, MetadataIndex
+from dcp_core.plan import LoadItemType, ReadItem
+from dcp_core.values import is_plain
+
+__all__ = ["ReadColumns", "WholeTensors", "read_columns_of", "records_of"]
+
+
+@dataclass(slots=True)
+class ReadColumns:
+    """The read items of one rank."""
+
+    records: StateRecords
+    """Of the checkpoint."""
+    names: list[str] = field(default_factory=list)
+    """Tensors that are read whole, from their only chunk."""
+    others: list[ReadItem] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.names) + len(self.others)
+
+    def __iter__(self) -> Iterator[ReadItem]:
+        tensors, shapes = self.records.tensors, self.records.single
+        for name in self.names:
+            lengths = torch.Size(shapes[tensors[name]] or ())
+            nothing = torch.Size((0,) * len(lengths))
+            index = MetadataIndex(name, nothing, 0)
+            yield ReadItem(LoadItemType.TENSOR, index, nothing, index, nothing, lengths)
+        yield from self.others
+
+
+class WholeTensors:
+    """Tells which values of a template are ordinary tensors that a checkpoint holds just so, in one chunk.
+
+    Args:
+        records: Of the checkpoint, as the index has them: nobody has changed an entry.
+    """
+
+    def __init__(self, records: StateRecords) -> None:
+        self._rows = records.tensors
+        self._shapes = records.single
+        self._dtypes = records.dtypes
+        self._dtype_rows = records.index.tensor_dtype.tolist()
+
+    def match(self, fqn: str, value: object) -> bool:
+        """Whether shape and dtype are those of the checkpoint's, and nothing else needs to be looked at."""
+        row = self._rows.get(fqn)
+        return (
+            row is not None
+            and is_plain(value)
+            and value.shape == self._shapes[row]
+            and value.dtype == self._dtypes[self._dtype_rows[row]]
+        )
+
+
+def records_of(metadata: Metadata) -> StateRecords | None:
+    """The records behind metadata that was read and is as it was; None if it was made or changed otherwise."""
+    entries = metadata.state_dict_metadata
+    source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
+    return source if isinstance(source, StateRecords) else None
+
+
+def read_columns_of(items: Sequence[ReadItem]) -> ReadColumns | None:
+    """The columns behind a plan's items; None if somebody has looked at them or made them otherwise."""
+    source = items.source if isinstance(items, LazyList) else None
+    return source if isinstance(source, ReadColumns) else None
