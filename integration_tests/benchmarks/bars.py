@@ -91,11 +91,11 @@ def _bytes_per_tensor(contender: str, part: str) -> Measure:
 
 
 def _peak(results: Results) -> float | None:
-    """The largest peak of all our saves and loads of 4 GiB, MiB."""
+    """The largest peak of all our saves and loads by several ranks, MiB."""
     peaks = [
         cost["peak_bytes"] / MIB
         for row in results.rows
-        if row.case.startswith("4gib")
+        if row.case in ("4gib", "4gib-reshard", "rows", "columns")
         for name in (OURS, RAW)
         if name in row.entries
         for costs in row.entries[name].operations.values()
@@ -134,5 +134,5 @@ BARS = (
     Bar("bytes read ÷ needed, rows (16 MiB in one piece), verified", 1.1, _read_ratio("rows", "load")),
     Bar("bytes read ÷ needed, columns (2 KiB of 8), verified", 4.05, _read_ratio("columns", "load")),
     Bar("bytes read ÷ needed, columns, unverified", 1.6, _read_ratio("columns", "load, unverified")),
-    Bar("largest peak above the tensors, 4 GiB, both layouts, resharded too", BUDGET_MIB, _peak, "MiB"),
+    Bar("largest peak of a rank above its tensors: 1 and 4 GiB, resharded or not, both layouts", BUDGET_MIB, _peak, "MiB"),
 )

@@ -34,7 +34,7 @@ def draw(results: Results, folder: Path) -> dict[str, Path]:
 def _picture(rows: Sequence[RowResult], path: Path) -> None:
     panels = [(row, kind, bars) for row in rows for kind in tables.KINDS if (bars := list(_bars(row, kind)))]
     heights = [len(bars) + 2 for _, _, bars in panels]
-    with mpl.rc_context({"svg.hashsalt": "dcp", "font.size": 9}):
+    with mpl.rc_context({"svg.hashsalt": "dcp", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(9, 0.24 * sum(heights)), layout="constrained")
         axes = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
         for axis, (row, kind, bars) in zip(axes, panels, strict=True):

@@ -63,7 +63,7 @@ def _head(results: Results, notes: str) -> Iterator[str]:
     yield "# Benchmarks\n"
     yield METHOD
     if any(row.scale != 1 or row.rounds < ROUNDS for row in results.rows):
-        yield f"**A trial run: sizes scaled down, or fewer than {ROUNDS} rounds. These numbers say little about speed.**\n"
+        yield f"**A trial run: sizes scaled down, or fewer than {ROUNDS} rounds. It says little about speed.**\n"
     yield "## On what\n"
     yield from _table(("", ""), results.machine.items())
     yield "\n## What was promised\n"

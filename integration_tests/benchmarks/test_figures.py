@@ -66,7 +66,7 @@ def test_bars_of_bytes_and_memory_take_the_worse_layout() -> None:
     ]  # fmt: skip
     bars = found(Results(rows=rows))
     assert bars["bytes read ÷ needed, rows (16 MiB in one piece), verified"] == 1.5
-    assert bars["largest peak above the tensors, 4 GiB, both layouts, resharded too"] == 9
+    assert bars["largest peak of a rank above its tensors: 1 and 4 GiB, resharded or not, both layouts"] == 9
     assert bars["20,000 scalars, data per tensor, readable by stock"] == 7
 
 
