@@ -134,5 +134,10 @@ BARS = (
     Bar("bytes read ÷ needed, rows (16 MiB in one piece), verified", 1.1, _read_ratio("rows", "load")),
     Bar("bytes read ÷ needed, columns (2 KiB of 8), verified", 4.05, _read_ratio("columns", "load")),
     Bar("bytes read ÷ needed, columns, unverified", 1.6, _read_ratio("columns", "load, unverified")),
-    Bar("largest peak of a rank above its tensors: 1 and 4 GiB, resharded or not, both layouts", BUDGET_MIB, _peak, "MiB"),
+    Bar(
+        "largest peak of a rank above its tensors: 1 and 4 GiB, resharded or not, both layouts",
+        BUDGET_MIB,
+        _peak,
+        "MiB",
+    ),
 )
