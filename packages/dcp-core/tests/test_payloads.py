@@ -1,13 +1,9 @@
-"""Tensors as bytes, and boxes of row-major chunks as byte ranges."""
-
-import math
+"""Tensors and objects as bytes."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dcp_core.payloads import PayloadError, box_span, bytes_payload, tensor_bytes, tensor_payload, view_box
+from dcp_core.payloads import PayloadError, bytes_payload, tensor_payload
 from dcp_manifest.items import Framing
 
 
@@ -63,22 +59,3 @@ def test_tensors_without_plain_memory_are_refused(tensor: torch.Tensor, words: s
 
 def test_objects_keep_their_bytes() -> None:
     assert bytes_payload(b"abc").data == b"abc"
-
-
-@st.composite
-def boxes(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
-    sizes = draw(st.lists(st.integers(1, 5), max_size=4))
-    offsets = [draw(st.integers(0, size)) for size in sizes]
-    lengths = [draw(st.integers(0, size - offset)) for size, offset in zip(sizes, offsets, strict=True)]
-    return sizes, offsets, lengths
-
-
-@given(boxes())
-def test_box_spans_agree_with_slicing(box: tuple[list[int], list[int], list[int]]) -> None:
-    sizes, offsets, lengths = box
-    chunk = torch.arange(math.prod(sizes), dtype=torch.int32).reshape(sizes)
-    wanted = chunk[tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))]
-    span = box_span(sizes, offsets, lengths, 4)
-    data = tensor_bytes(chunk)[span.start : span.stop]
-    assert torch.equal(view_box(data, torch.int32, lengths, span.strides), wanted)
-    assert span.contiguous == (len(data) == wanted.numel() * 4)

@@ -1,27 +1,28 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_io.crc import running_crcs
-from dcp_io.ranges import align_to_blocks, box_runs, merge_ranges, split_range
+from dcp_io.ranges import align_to_blocks, merge_ranges, merge_runs, split_range
 from dcp_manifest.items import Framing, StoredItem, block_bytes
 
 RANGE = st.tuples(st.integers(0, 200), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
 @given(st.lists(RANGE, max_size=12), st.integers(0, 20), st.integers(1, 80))
-def test_merged_groups_cover_every_range_once_and_never_overlap(ranges, gap, limit):
+def test_merged_groups_cover_every_range_within_the_limit(ranges, gap, limit):
     groups = merge_ranges(ranges, gap_bytes=gap, limit_bytes=limit)
     members = [member for _, positions in groups for member in positions]
     assert sorted(members) == list(range(len(ranges)))
     for (start, stop), positions in groups:
         assert start == min(ranges[member][0] for member in positions)
         assert stop == max(ranges[member][1] for member in positions)
-    for (_, stop), (start, _) in zip((group for group, _ in groups), (group for group, _ in groups[1:]), strict=False):
-        assert stop <= start
+        assert stop - start <= max(limit, *(ranges[member][1] - ranges[member][0] for member in positions), 0)
 
 
 @given(st.lists(RANGE, min_size=1, max_size=12), st.integers(0, 20))
@@ -43,7 +44,8 @@ def test_no_group_bridges_more_than_the_gap(ranges, gap):
         ([], 0, 10, []),
         ([(0, 4), (4, 8)], 0, 8, [(0, 8)]),
         ([(0, 4), (4, 8)], 0, 7, [(0, 4), (4, 8)]),
-        ([(0, 6), (4, 8)], 0, 7, [(0, 8)]),
+        ([(0, 6), (4, 8)], 0, 7, [(0, 6), (4, 8)]),
+        ([(0, 6), (4, 8)], 0, 8, [(0, 8)]),
         ([(8, 9), (0, 4)], 4, 10, [(0, 9)]),
         ([(8, 9), (0, 4)], 3, 10, [(0, 4), (8, 9)]),
     ],
@@ -83,24 +85,15 @@ def test_split_pieces_join_up_on_aligned_borders(start, length, step, align):
     assert all(border % align == 0 for _, border in pieces[:-1])
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.integers(0, 5)), max_size=4), st.sampled_from([1, 2, 8])
-)
-def test_box_runs_are_the_boxs_elements_in_order(dims, item_bytes):
-    sizes = [size for size, _, _ in dims]
-    offsets = [min(offset, size) for size, offset, _ in dims]
-    lengths = [min(length, size - offset) for (size, _, length), offset in zip(dims, offsets, strict=True)]
-    flat = np.arange(int(np.prod(sizes)) * item_bytes).reshape(*sizes, item_bytes)
-    box = flat[tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))]
-    runs = box_runs(sizes, offsets, lengths, item_bytes)
-    assert [n for a, b in runs for n in range(a, b)] == box.reshape(-1).tolist()
-    if lengths == sizes and box.size:
-        assert len(runs) == 1
-
-
-@pytest.mark.parametrize(
-    ("sizes", "offsets", "lengths"), [((2,), (1,), (2,)), ((2,), (-1,), (1,)), ((2,), (0, 0), (1, 1))]
-)
-def test_a_box_outside_of_its_chunk_is_refused(sizes, offsets, lengths):
-    with pytest.raises(ValueError, match="box"):
-        box_runs(sizes, offsets, lengths, 1)
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 60)), max_size=12), st.integers(1, 20))
+def test_merged_runs_hold_all_and_bridge_only_small_gaps(pairs, gap):
+    wanted = {n for start, length in pairs for n in range(start, start + length)}
+    starts = np.array([start for start, _ in pairs], np.int64)
+    stops = starts + np.array([length for _, length in pairs], np.int64)
+    merged = list(zip(*(side.tolist() for side in merge_runs(starts, stops, gap_bytes=gap)), strict=True))
+    covered = [n for start, stop in merged for n in range(start, stop)]
+    assert covered == sorted(set(covered))
+    assert wanted <= set(covered)
+    assert all(start - stop >= gap for (_, stop), (start, _) in itertools.pairwise(merged))
+    holes = sorted(set(covered) - wanted)
+    assert all(any(n + k in wanted for k in range(1, gap)) for n in holes)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import read_plan, write_engine
+from dcp_io import read_engine, read_plan, write_engine
 from dcp_io.read_engine import read_items
 from dcp_io.write_engine import write_items
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.items import Framing, StoredItem, block_bytes
 from dcp_manifest.requests import ReadRequest
+from dcp_manifest.runs import Runs
 
 RNG = np.random.default_rng(1)
 SIZES = [0, 1, 63, 70_000, 300_000, 1_500_000]
@@ -73,15 +74,15 @@ def test_whole_items(store, written, verify, threads, direct):
     ),
     verify=st.sampled_from(VERIFY),
     threads=st.integers(1, 3),
-    direct_min=st.sampled_from([1, 100_000]),
+    stream_min=st.sampled_from([1, 100_000]),
     step=st.sampled_from([1, 200_000]),
     gap=st.sampled_from([0, 1000]),
 )
-def test_any_ranges(store, written, monkeypatch, cuts, verify, threads, direct_min, step, gap):
+def test_any_ranges(store, written, monkeypatch, cuts, verify, threads, stream_min, step, gap):
     data, items = written
     with monkeypatch.context() as patch:
-        patch.setattr(read_plan, "DIRECT_MIN_BYTES", direct_min)
-        patch.setattr(read_plan, "STEP_BYTES", step)
+        patch.setattr(read_plan, "STREAM_MIN_BYTES", stream_min)
+        patch.setattr(read_engine, "STEP_BYTES", step)
         patch.setattr(read_plan, "GAP_BYTES", gap)
         targets = []
         for number, one, two, direct in cuts:
@@ -275,6 +276,7 @@ def test_few_files_are_open_at_a_time(store, helpers):
         ({"start": 5, "stop": 4}, ValueError, "not in its stored range"),
         ({"stop": 1 << 40}, ValueError, "not in its stored range"),
         ({"into": memoryview(bytearray(3))}, ValueError, "destination"),
+        ({"into": memoryview(bytearray(10)), "piece": print}, ValueError, "in pieces"),
     ],
 )
 def test_contradictory_requests_are_refused(store, written, change, error, message):
@@ -344,26 +346,225 @@ def test_what_carries_no_crc_is_reported(store):
         read_items(store, [Target("k", tensor, 0, len(data), direct=False).request])
 
 
-def test_one_crc_without_running_ones_covers_the_whole_item(store, written):
+def without_block_crcs(item):
+    return StoredItem(item.file, item.offset, item.length, item.lead, item.stored_bytes, Framing.RAW, item.crc32)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_single_crc_for_many_blocks_is_checked_with_the_whole(store, written, monkeypatch, direct, threads):
+    monkeypatch.setattr(read_engine, "STEP_BYTES", 1)
     data, items = written
-    whole = items["t5"]
-    item = StoredItem(whole.file, whole.offset, whole.length, whole.lead, whole.stored_bytes, Framing.RAW, whole.crc32)
-    target = Target("t5", item, 500_000, 900_000, direct=True)
-    assert read_items(store, [target.request]).bytes_read == item.stored_bytes
-    target.check(data["t5"][500_000:900_000])
-    flip(store, item.file, item.offset + item.lead)
-    with pytest.raises(CorruptCheckpointError):
-        read_items(store, [Target("t5", item, 500_000, 900_000, direct=False).request])
+    item = without_block_crcs(items["t5"])
+    flip(store, item.file, item.offset + item.lead + 7)
+    part = Target("t5", item, 500_000, 900_000, direct=direct)
+    stats = read_items(store, [part.request], threads=threads)
+    assert (stats.bytes_read, stats.unverified_keys) == (400_000, {"t5"})
+    part.check(data["t5"][500_000:900_000])
+    for start, stop, verify in [(0, item.stored_bytes, "blocks"), (500_000, 900_000, "full")]:
+        target = Target("t5", item, start, stop, direct=direct)
+        with pytest.raises(CorruptCheckpointError, match="differ from what was written"):
+            read_items(store, [target.request], threads=threads, verify=verify)
+        assert target.seen == []
+    flip(store, item.file, item.offset + item.lead + 7)
+    part = Target("t5", item, 500_000, 900_000, direct=direct)
+    stats = read_items(store, [part.request], threads=threads, verify="full")
+    assert (stats.bytes_read, stats.unverified_keys) == (item.stored_bytes, set())
+    part.check(data["t5"][500_000:900_000])
+
+
+class Pieces:
+    """Collects the pieces of a range of an item, of which only some runs may be looked at."""
+
+    def __init__(self, key, item, start, stop, runs=None):
+        self.memory = bytearray(item.stored_bytes)
+        self.places = []
+        self.done = 0
+        self.request = ReadRequest(key, item, start, stop, None, self.finish, self.take, runs)
+
+    def take(self, position, data):
+        self.places.append((position, position + len(data)))
+        self.memory[position : position + len(data)] = data
+
+    def finish(self, data):
+        assert len(data) == 0 or self.request.stop - self.request.start < read_plan.STREAM_MIN_BYTES
+        self.done += 1
+
+    def check(self, expected, block):
+        request = self.request
+        assert self.done == 1
+        ends = sorted(self.places)
+        assert [stop for _, stop in ends[:-1]] == [start for start, _ in ends[1:]], "disjoint, without holes"
+        assert (ends[0][0], ends[-1][1]) == (request.start, request.stop)
+        assert all(stop % block == 0 for _, stop in ends[:-1])
+        assert self.memory[request.start : request.stop] == expected[request.start : request.stop]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 1_499_000), st.integers(1, 1_500_000)), min_size=1, max_size=4),
+    grid=st.none() | st.tuples(st.integers(1, 5000), st.integers(1, 200), st.integers(0, 20_000)),
+    verify=st.sampled_from(VERIFY),
+    threads=st.integers(1, 3),
+    step=st.sampled_from([1, 200_000, 8 << 20]),
+)
+def test_pieces_are_disjoint_whole_and_right(store, written, monkeypatch, ranges, grid, verify, threads, step):
+    data, items = written
+    item = items["t5"]
+    wanted = []
+    for start, length in ranges:
+        stop = min(item.stored_bytes, start + length)
+        runs = None
+        if grid is not None:
+            run, count, gap = grid
+            count = min(count, max(1, (stop - start) // (run + gap)))
+            runs = Runs(start, min(run, stop - start), (count,), (run + gap,))
+            stop = runs.stop
+        wanted.append(Pieces("t5", item, start, stop, runs))
+    with monkeypatch.context() as patch:
+        patch.setattr(read_engine, "STEP_BYTES", step)
+        read_items(store, [one.request for one in wanted], threads=threads, verify=verify)
+    for one in wanted:
+        if grid is None:
+            one.check(data["t5"], block_bytes(item.stored_bytes))
+        else:
+            assert one.done == 1
+            for start, stop in zip(*one.request.runs.within(0, 1 << 30), strict=True):
+                assert one.memory[start:stop] == data["t5"][start:stop]
+
+
+def test_requests_for_one_item_never_read_a_byte_twice(store, written):
+    data, items = written
+    item = items["t5"]
+    columns = [Runs(n * 2048, 2048, (183,), (8192,)) for n in range(4)]
+    for verify in (True, False):
+        wanted = [Pieces("t5", item, runs.start, runs.stop, runs) for runs in columns]
+        targets = [Target("t5", item, 300_001 * n, 300_001 * n + 299_000, direct=True) for n in range(5)]
+        everything = Target("t5", item, 7, item.stored_bytes - 7, direct=False)
+        stats = read_items(store, [one.request for one in (*wanted, *targets, everything)], threads=2, verify=verify)
+        assert stats.bytes_read <= item.stored_bytes
+        for n, target in enumerate(targets):
+            target.check(data["t5"][300_001 * n : 300_001 * n + 299_000])
+        everything.check(data["t5"][7:-7])
+        for one in wanted:
+            for start, stop in zip(*one.request.runs.within(0, 1 << 30), strict=True):
+                assert one.memory[start:stop] == data["t5"][start:stop]
+
+
+@pytest.mark.parametrize(
+    ("verify", "runs", "most"),
+    [
+        ("blocks", Runs(0, 2048, (183,), (8192,)), 4.05),
+        (False, Runs(0, 2048, (183,), (8192,)), 1.0),
+        (False, Runs(0, 2048, (240,), (6000,)), 6000 / 2048),
+        ("blocks", Runs(0, 64, (3,), (700_000,)), 3 * 65_536 / (3 * 64)),
+    ],
+    ids=["columns verified", "columns", "gaps under 4 KiB", "few blocks"],
+)
+def test_gaps_between_runs_are_skipped(store, written, verify, runs, most):
+    _, items = written
+    wanted = Pieces("t5", items["t5"], runs.start, runs.stop, runs)
+    stats = read_items(store, [wanted.request], verify=verify)
+    assert stats.bytes_read / (runs.run_bytes * runs.counts[0]) <= most
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("limit", [1, 3 << 20, 64 << 20])
+def test_buffers_stay_within_the_limit(store, helpers, monkeypatch, limit, threads):
+    big = RNG.bytes(20 << 20)
+    small = {f"s{n}": RNG.bytes(200_000) for n in range(40)}
+    requests = [helpers.raw_request(key, value) for key, value in {"big": big, **small}.items()]
+    items = dict(
+        zip(["big", *small], write_items(store, requests, prefix="__0_", save_id="abc", sync=False), strict=True)
+    )
+    held = []
+    real = read_engine._memory
+    monkeypatch.setattr(read_engine, "_memory", lambda size: held.append(size) or real(size))
+    wanted = Pieces("big", items["big"], 5, len(big) - 5)
+    targets = [Target(key, items[key], 0, 200_000, direct=True) for key in small]
+    reads = [wanted.request, *(target.request for target in targets)]
+    read_items(store, reads, threads=threads, max_inflight_bytes=limit)
+    wanted.check(big, block_bytes(len(big)))
+    assert sum(held) <= 2 * max(limit, 1 << 20), "a thread's buffer may have grown once"
+    for target in targets:
+        target.check(small[target.request.key])
+
+
+@pytest.mark.parametrize("place", ["into", "piece"])
+def test_an_error_in_any_thread_is_raised(store, written, monkeypatch, place):
+    monkeypatch.setattr(read_engine, "STEP_BYTES", 1)
+    _, items = written
+    calls = []
+
+    def piece(position, view):
+        calls.append(position)
+        if position > 700_000:
+            raise KeyError("mine")
+
+    item = items["t5"]
+    changed = set()
+    if place == "piece":
+        with pytest.raises(KeyError, match="mine"):
+            read_items(
+                store, [ReadRequest("t5", item, 0, 1_500_000, None, None, piece)], threads=3, changed_keys=changed
+            )
+    else:
+        flip(store, item.file, item.offset + item.lead + 800_000)
+        target = Target("t5", item, 0, 1_500_000, direct=True)
+        with pytest.raises(CorruptCheckpointError, match="differ"):
+            read_items(store, [target.request], threads=3, changed_keys=changed)
+        assert target.seen == []
+    assert changed == {"t5"}
+    assert len(calls) < 20
+
+
+def test_short_reads_are_continued(store, written, patch_os):
+    data, items = written
+
+    def short(fd, buffers, offset):
+        first = memoryview(buffers[0])
+        return os.preadv(fd, [first[: max(1, len(first) // 3)]], offset)
+
+    patch_os(preadv=short)
+    wanted = Pieces("t5", items["t5"], 0, 1_500_000)
+    targets = [Target(key, items[key], 0, items[key].stored_bytes, direct=True) for key in ("t2", "t4")]
+    read_items(store, [wanted.request, *(target.request for target in targets)], threads=2)
+    wanted.check(data["t5"], block_bytes(1_500_000))
+    for target in targets:
+        target.check(data[target.request.key])
+
+
+def test_an_item_of_more_than_two_gib(store, monkeypatch):
+    size = (2 << 30) + (5 << 20) + 3
+    with open(os.path.join(store.path, "x"), "wb") as handle:
+        handle.truncate(size)
+        handle.seek(size - 4)
+        handle.write(b"last")
+    item = StoredItem("x", 0, size, 0, size, Framing.RAW)
+    ends = []
+
+    def piece(position, view):
+        if position + len(view) == size:
+            ends.append(bytes(view[-1:]))
+
+    runs = Runs(1, 1, (2,), (size - 2,))
+    sparse = read_items(store, [ReadRequest("k", item, 1, size, None, None, piece, runs)], threads=2)
+    assert (ends, sparse.bytes_read) == ([b"t"], 2)
+    lengths = []
+    stats = read_items(store, [ReadRequest("k", item, 0, size, None, None, lambda _, view: lengths.append(len(view)))])
+    assert (sum(lengths), stats.bytes_read) == (size, size)
 
 
 def test_threads_must_be_positive(store):
     with pytest.raises(ValueError, match="threads=0"):
         read_items(store, [], threads=0)
+    with pytest.raises(ValueError, match="max_inflight_bytes=0"):
+        read_items(store, [], max_inflight_bytes=0)
     assert read_items(store, []).bytes_read == 0
 
 
 def test_done_is_called_once_even_when_pieces_finish_at_once(store, written, monkeypatch):
-    monkeypatch.setattr(read_plan, "STEP_BYTES", 1)
+    monkeypatch.setattr(read_engine, "STEP_BYTES", 1)
     data, items = written
     lock = threading.Lock()
     for _ in range(20):

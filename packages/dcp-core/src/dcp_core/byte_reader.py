@@ -1,7 +1,7 @@
 """The storage reader over any byte engine: read items become byte ranges, bytes become values of the template.
 
-Bytes go straight into the destination's memory where the wanted box is one run of bytes on both sides; otherwise the
-smallest range that holds the box is read and its elements are copied out.
+Bytes go straight into the destination's memory where the wanted box is one run of bytes on both sides; otherwise they
+come in pieces, of which the box's elements are copied out.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from typing import Any, cast
 
 import torch
 
+from dcp_core.box_copy import BoxCopy
 from dcp_core.byte_backend import ByteBackend
 from dcp_core.columns import metadata_from_index
+from dcp_core.device_copy import DeviceCopies
 from dcp_core.errors import CorruptCheckpointError, DcpError, UnsupportedFormatError
 from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorageMetadata
-from dcp_core.payloads import BoxSpan, box_span, tensor_bytes, view_box
+from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import LoadItemType, LoadPlan, ReadItem
 from dcp_core.protocols import CheckpointId, LoadPlanner, StorageReader
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.requests import ReadRequest
+from dcp_manifest.runs import box_runs
 
 __all__ = ["ByteStorageReader"]
 
@@ -97,13 +100,14 @@ class ByteStorageReader(StorageReader):
             CheckpointNotFoundError: A data file is missing.
         """
         requests: list[ReadRequest] = []
+        copies = DeviceCopies()
         archives: dict[tuple[str, int], list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             stored = self._stored(item)
             if item.type is LoadItemType.BYTE_IO:
                 requests.append(_object_request(item, stored, planner))
             elif stored.framing is Framing.RAW:
-                requests.append(self._tensor_request(item, stored, planner))
+                requests.append(self._tensor_request(item, stored, planner, copies))
             else:
                 archives[stored.file, stored.offset].append(item)
         requests.extend(self._archive_request(items, planner) for items in archives.values())
@@ -145,18 +149,29 @@ class ByteStorageReader(StorageReader):
             raise CorruptCheckpointError("the index lists an object where a tensor is stored", key=item.dest_index.fqn)
         return entry.properties.dtype, _chunk_sizes(entry, item.storage_index)
 
-    def _tensor_request(self, item: ReadItem, stored: StoredItem, planner: LoadPlanner) -> ReadRequest:
+    def _tensor_request(
+        self, item: ReadItem, stored: StoredItem, planner: LoadPlanner, copies: DeviceCopies
+    ) -> ReadRequest:
         target = _target(item, planner)
         dtype, sizes = self._sizes(item)
-        span = box_span(sizes, item.storage_offsets, item.lengths, dtype.itemsize)
-        direct = _direct_memory(target, dtype, span)
+        runs = box_runs(sizes, item.storage_offsets, item.lengths, dtype.itemsize)
+        key = item.storage_index.fqn
+        into = None if runs.counts else _direct_memory(target, dtype)
+        if into is not None:
 
-        def done(data: memoryview) -> None:
-            if direct is None:
-                target.copy_(view_box(data, dtype, item.lengths, span.strides))
+            def commit(_: memoryview) -> None:
+                planner.commit_tensor(item, target)
+
+            return ReadRequest(key, stored, runs.start, runs.stop, into, commit)
+        device = target.device
+        copies.prepare(device)
+        box = BoxCopy(sizes, dtype, item.storage_offsets, target, copies.copy)
+
+        def done(_: memoryview) -> None:
+            copies.finish(device)
             planner.commit_tensor(item, target)
 
-        return ReadRequest(item.storage_index.fqn, stored, span.start, span.stop, direct, done)
+        return ReadRequest(key, stored, runs.start, runs.stop, None, done, box.piece, runs)
 
     def _archive_request(self, items: Sequence[ReadItem], planner: LoadPlanner) -> ReadRequest:
         """One read of a whole archive serves every item that wants a part of it."""
@@ -233,12 +248,11 @@ def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
     return target
 
 
-def _direct_memory(target: torch.Tensor, dtype: torch.dtype, span: BoxSpan) -> memoryview | None:
-    """The target's memory, if the stored bytes can be read into it as they are."""
-    plain = target.device.type == "cpu" and target.dtype == dtype and type(target) is torch.Tensor
-    if plain and span.contiguous and target.is_contiguous() and not target.is_conj() and not target.is_neg():
-        return tensor_bytes(target)
-    return None
+def _direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:
+    """The target's memory, if stored elements of `dtype` can be read into it as they are."""
+    if not target.is_cpu or target.dtype != dtype or not target.is_contiguous() or type(target) is not torch.Tensor:
+        return None
+    return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
 
 
 def _object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner) -> ReadRequest:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import io
-import math
-from collections.abc import Sequence
 
 import torch
 
@@ -18,14 +16,11 @@ from dcp_manifest.items import Framing
 from dcp_manifest.requests import Payload
 
 __all__ = [
-    "BoxSpan",
     "PayloadError",
-    "box_span",
     "bytes_payload",
     "small_bytes",
     "tensor_bytes",
     "tensor_payload",
-    "view_box",
 ]
 
 # Smaller tensors are copied at once: pieces would cost more than their memory.
@@ -92,43 +87,3 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     # Not reshape(-1): dimensions of size 1 may have any stride, and a view as bytes would refuse that.
     flat = tensor.as_strided((tensor.numel(),), (1,))
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-class BoxSpan:
-    """Where a box of a row-major chunk lies in the chunk's bytes.
-
-    `start` and `stop` bound the smallest byte range that holds the box; `contiguous` says whether the box fills it;
-    `strides` (elements) lay the box out within that range.
-    """
-
-    __slots__ = ("contiguous", "start", "stop", "strides")
-
-    def __init__(self, start: int, stop: int, strides: tuple[int, ...], *, contiguous: bool) -> None:
-        self.start = start
-        self.stop = stop
-        self.strides = strides
-        self.contiguous = contiguous
-
-
-def box_span(chunk_sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], item_bytes: int) -> BoxSpan:
-    """The byte range of the box at `offsets` with `lengths` (elements) in a row-major chunk of `chunk_sizes`."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(chunk_sizes):
-        strides.append(step)
-        step *= size
-    strides.reverse()
-    count = math.prod(lengths)
-    if count == 0:
-        return BoxSpan(0, 0, tuple(strides), contiguous=True)
-    first = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
-    last = first + sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
-    return BoxSpan(first * item_bytes, (last + 1) * item_bytes, tuple(strides), contiguous=last - first + 1 == count)
-
-
-def view_box(data: memoryview, dtype: torch.dtype, lengths: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """The box as a tensor over `data`, which holds its byte range. No copy; do not write to it."""
-    if len(data) == 0:
-        return torch.empty(tuple(lengths), dtype=dtype)
-    flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype)
-    return flat.as_strided(tuple(lengths), tuple(strides))

@@ -25,6 +25,9 @@ class FileSystemReader(ByteStorageReader):
             matters for slices of items that stock wrote. `before`: check everything before the first value changes.
             False: check nothing.
         thread_count: Reader threads; None takes the cores that this process may use, at most 8.
+        max_inflight_bytes: Memory that buffers of all threads may take together, at least 1 MiB. Tensors that cannot
+            be read in place (columns, other strides, dtypes or devices) pass through them. Objects do not count, nor
+            do tensors that stock stored in an unusual form: each is held while it is decoded.
 
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemReader` (the first two parameters).
     """
@@ -36,13 +39,17 @@ class FileSystemReader(ByteStorageReader):
         *,
         verify: Verify = "blocks",
         thread_count: int | None = None,
+        max_inflight_bytes: int = 64 << 20,
     ) -> None:
         if verify not in _VERIFY:
             raise ValueError(f"verify={verify!r} is not known; choose one of {', '.join(map(repr, _VERIFY))}")
         if _extension_registry is not None:
             raise ValueError("_extension_registry needs stream transforms, which this version does not have yet")
         self.verify: Verify = "blocks" if verify is True else verify
+        if max_inflight_bytes < 1:
+            raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
         self.thread_count = thread_count or default_thread_count()
+        self.max_inflight_bytes = max_inflight_bytes
         super().__init__(path)
 
     @property
@@ -51,7 +58,12 @@ class FileSystemReader(ByteStorageReader):
         return local_path(self.checkpoint_id)
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
-        return StoreBackend(LocalStore(local_path(checkpoint_id)), threads=self.thread_count, verify=self.verify)
+        return StoreBackend(
+            LocalStore(local_path(checkpoint_id)),
+            threads=self.thread_count,
+            verify=self.verify,
+            max_inflight_bytes=self.max_inflight_bytes,
+        )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -8,7 +8,7 @@ from dcp_io.crc import RunningCrc, combine, crc32, running_crcs
 from dcp_io.current import Current, read_current
 from dcp_io.errors import CheckpointExistsError, CheckpointReplacedError, SaveInProgressError, SaveLostError
 from dcp_io.local import LocalStore
-from dcp_io.ranges import align_to_blocks, box_runs, merge_ranges, split_range
+from dcp_io.ranges import align_to_blocks, merge_ranges, split_range
 from dcp_io.read_engine import read_items
 from dcp_io.read_plan import Verify
 from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
@@ -42,7 +42,6 @@ __all__ = [
     "VerifyReport",
     "ZipRecord",
     "align_to_blocks",
-    "box_runs",
     "check_name",
     "combine",
     "crc32",

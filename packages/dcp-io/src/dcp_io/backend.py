@@ -193,7 +193,12 @@ class StoreBackend:
         self.changed_keys = set()
         try:
             return read_items(
-                self.store, requests, threads=self._threads, verify=self._verify, changed_keys=self.changed_keys
+                self.store,
+                requests,
+                threads=self._threads,
+                verify=self._verify,
+                changed_keys=self.changed_keys,
+                max_inflight_bytes=self._max_inflight_bytes,
             )
         except CheckpointNotFoundError as error:
             now = read_current(self.store).save_id

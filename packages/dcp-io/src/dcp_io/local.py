@@ -275,15 +275,20 @@ class _LocalSource(Source):
             os.close(fd)
 
 
-@contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Add the file's path to an OSError of a call that knows only its descriptor."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, os.strerror(error.errno), path) from error
+class _naming:  # noqa: N801 - used like a function; a generator would cost as much as a small read
+    """Adds the file's path to an OSError of a call that knows only its descriptor."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, os.strerror(error.errno), self._path) from error
 
 
 def _make_folder(path: str) -> None:

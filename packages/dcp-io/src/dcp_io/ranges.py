@@ -1,27 +1,30 @@
-"""Byte-range arithmetic of reads: merging neighbours, widening to CRC blocks, the runs of a box. Reads nothing."""
+"""Byte-range arithmetic of reads: merging neighbours, widening to CRC blocks, splitting. Reads nothing."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
-from dcp_manifest.items import StoredItem, block_bytes
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["align_to_blocks", "box_runs", "merge_ranges", "split_range"]
+from dcp_manifest.items import StoredItem, block_bytes, border_count
+
+__all__ = ["align_to_blocks", "merge_ranges", "merge_runs", "split_range"]
 
 Range = tuple[int, int]
+Positions = npt.NDArray[np.int64]
 
 
 def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -> list[tuple[Range, list[int]]]:
     """Group ranges so that one read serves each group.
 
-    Ranges that overlap always share a group, so that no byte is read twice; neighbours at most `gap_bytes` apart
-    share one as long as it stays within `limit_bytes`.
+    Ranges that overlap, and neighbours at most `gap_bytes` apart, share a group as long as it stays within
+    `limit_bytes`; only a range that is longer by itself makes a longer one.
 
     Args:
         ranges: Half-open, in any order, empty ones allowed.
         gap_bytes: How many unwanted bytes between two ranges are read rather than skipped.
-        limit_bytes: Size up to which groups grow across gaps and touching borders.
+        limit_bytes: Size up to which groups grow.
 
     Returns:
         In ascending order, each group's covering range and the positions of its members in `ranges`.
@@ -32,7 +35,7 @@ def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -
         if groups:
             (first, last), members = groups[-1]
             end = max(last, stop)
-            if start < last or (start - last <= gap_bytes and end - first <= limit_bytes):
+            if start - last <= gap_bytes and end - first <= limit_bytes:
                 members.append(position)
                 groups[-1] = ((first, end), members)
                 continue
@@ -47,7 +50,7 @@ def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
     """
     if start == stop:
         return start, stop
-    if item.running_crcs is None:
+    if item.running_crcs is None and border_count(item.stored_bytes):
         return 0, item.stored_bytes
     block = block_bytes(item.stored_bytes)
     return start // block * block, min(item.stored_bytes, -(-stop // block) * block)
@@ -62,36 +65,11 @@ def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> 
         start = border
 
 
-def box_runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], item_bytes: int) -> list[Range]:
-    """The contiguous byte runs of a box within a row-major chunk, ascending.
-
-    Args:
-        sizes: Sizes of the chunk, elements.
-        offsets: Start of the box within the chunk, elements.
-        lengths: Sizes of the box, elements.
-        item_bytes: Bytes per element.
-
-    Returns:
-        Half-open byte ranges; one of them if the box is contiguous, none if it is empty.
-
-    Raises:
-        ValueError: The box is not inside the chunk.
-    """
-    if not len(sizes) == len(offsets) == len(lengths):
-        raise ValueError(f"box {tuple(offsets)}+{tuple(lengths)} and chunk {tuple(sizes)} differ in dimensions")
-    if any(o < 0 or n < 0 or o + n > s for s, o, n in zip(sizes, offsets, lengths, strict=True)):
-        raise ValueError(f"box {tuple(offsets)}+{tuple(lengths)} is not inside a chunk of sizes {tuple(sizes)}")
-    if 0 in lengths:
-        return []
-    # Trailing dimensions that the box covers whole belong to one run, and so does the first that it cuts.
-    inner = len(sizes)
-    while inner and offsets[inner - 1] == 0 and lengths[inner - 1] == sizes[inner - 1]:
-        inner -= 1
-    inner = max(0, inner - 1)
-    strides = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
-    run_bytes = math.prod(lengths[inner:]) * item_bytes
-    starts = [sum(o * s for o, s in zip(offsets, strides, strict=True)) * item_bytes]
-    for dim in range(inner):
-        step = strides[dim] * item_bytes
-        starts = [start + index * step for start in starts for index in range(lengths[dim])]
-    return [(start, start + run_bytes) for start in starts]
+def merge_runs(starts: Positions, stops: Positions, *, gap_bytes: int) -> tuple[Positions, Positions]:
+    """Join runs (non-empty, in any order, overlapping or not) that are less than `gap_bytes` apart; ascending."""
+    if len(starts) < 2:
+        return starts, stops
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], np.maximum.accumulate(stops[order])
+    breaks = np.flatnonzero(starts[1:] - stops[:-1] >= gap_bytes) + 1
+    return starts[np.concatenate(([0], breaks))], stops[np.concatenate((breaks - 1, [len(stops) - 1]))]

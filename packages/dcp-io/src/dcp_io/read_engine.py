@@ -1,4 +1,8 @@
-"""Reading ranges of stored items: parallel, verified, straight into the destination where that is possible."""
+"""Reading ranges of stored items: parallel, verified, in bounded memory, straight into the destination if possible.
+
+What must be read is planned in `read_plan`; here are the threads that read, check and hand over. Bytes pass through in
+this order: storage → buffer (or destination) → CRC of the stored bytes → whoever wanted them.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,29 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dcp_io.crc import crc32, crc_at
-from dcp_io.read_plan import Check, DirectRead, SharedRead, Verify, Wanted, plan_reads, want
-from dcp_io.store import Source, Store
+from dcp_io.crc import crc32
+from dcp_io.open_files import OpenFile
+from dcp_io.read_check import check_archive, check_blocks, check_whole
+from dcp_io.read_plan import (
+    STEP_BYTES,
+    Check,
+    ItemRead,
+    SharedRead,
+    Step,
+    Verify,
+    Wanted,
+    parts_to_read,
+    plan_reads,
+    want,
+)
+from dcp_io.store import Store
 from dcp_io.workers import StopSignal, run_together
-from dcp_io.zip_check import is_zip, verify_zip
-from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
-from dcp_manifest.items import Framing, StoredItem, block_bytes
+from dcp_manifest.items import CRC_BLOCK_MAX_BYTES
 from dcp_manifest.requests import ReadRequest, ReadStats
 
-__all__ = ["read_items"]
+__all__ = ["MAX_INFLIGHT_BYTES", "read_items"]
+
+MAX_INFLIGHT_BYTES = 64 << 20
 
 
 def read_items(
@@ -26,20 +43,23 @@ def read_items(
     threads: int = 1,
     verify: Verify = "blocks",
     changed_keys: set[str] | None = None,
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
 ) -> ReadStats:
-    """Fill every request's destination and call its `done` with verified bytes, or raise.
+    """Fill every request's destination and call its `piece` and `done` with verified bytes, or raise.
 
-    Unless `verify` is False or the item carries no CRC, `done` never sees bytes that differ from those written. A
-    destination may hold unverified bytes when this raises, except with `verify="before"`. Bytes that several
-    requests want through buffers are read once.
+    Unless `verify` is False or the item carries no CRC, `done` is never called for bytes that differ from those
+    written. A destination may hold unverified bytes when this raises, except with `verify="before"`. No byte of an
+    item is read twice, however many requests want it (`verify="before"` reads everything once more).
 
     Args:
         store: Where the items lie.
-        requests: Any number; their `done` may be called in any thread, one after another per request.
+        requests: Any number; see `ReadRequest` for what is called, and in which thread.
         threads: At most so many reader threads, at least 1.
         verify: See `Verify`.
-        changed_keys: Gets the key of every request whose destination may have changed or whose `done` was called;
-            also when this raises.
+        changed_keys: Gets the key of every request whose destination may have changed or whose `piece` or `done` was
+            called; also when this raises.
+        max_inflight_bytes: At most so many bytes are held in buffers at a time, all threads together, but at least one
+            CRC block (1 MiB). Destinations do not count; nor does what requests want all at once.
 
     Returns:
         Bytes read, and the keys whose bytes nothing vouches for.
@@ -47,69 +67,88 @@ def read_items(
     Raises:
         CheckpointNotFoundError: A file is missing; names it and a key that needs it.
         CorruptCheckpointError: Bytes differ from those written, or a file is too short; names file, key and offset.
-        ValueError: A request contradicts its item.
-        BaseException: Whatever a `done` raised.
+        ValueError: A request contradicts its item, or a limit is not positive.
+        BaseException: Whatever a `piece` or `done` raised.
 
     Ranks: one; not collective.
     """
-    if threads < 1:
-        raise ValueError(f"threads={threads} must be at least 1")
+    if threads < 1 or max_inflight_bytes < 1:
+        raise ValueError(f"threads={threads} and max_inflight_bytes={max_inflight_bytes} must be at least 1")
+    threads = max(1, min(threads, max_inflight_bytes // CRC_BLOCK_MAX_BYTES))
+    step_bytes = min(STEP_BYTES, max(max_inflight_bytes // threads, CRC_BLOCK_MAX_BYTES))
     wanted = [want(request, verify) for request in requests]
-    empty = [one.request for one in wanted if one.start == one.stop]
     reading = [one for one in wanted if one.start != one.stop]
     bytes_read = 0
     if verify == "before":
-        bytes_read += _Batch(store, reading, rehearse=True).run(threads)
+        bytes_read += _Batch(store, reading, step_bytes, rehearse=True).run(threads)
     changed = set() if changed_keys is None else changed_keys
-    batch = _Batch(store, reading, rehearse=False, changed=changed)
+    batch = _Batch(store, reading, step_bytes, rehearse=False, changed=changed)
     bytes_read += batch.run(threads)
-    for request in empty:
-        changed.add(request.key)
-        if request.done is not None:
-            request.done(memoryview(bytearray()) if request.into is None else request.into)
+    for one in wanted:
+        if one.start == one.stop:
+            changed.add(one.request.key)
+            _finish(one.request, memoryview(bytearray()))
     return ReadStats(bytes_read, frozenset(batch.unverified))
+
+
+class _Scratch:
+    """One thread's buffer; what it gives is valid until the next `take`."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray())
+
+    def take(self, size: int) -> memoryview:
+        if len(self._memory) < size:
+            self._memory = _memory(size)
+        return self._memory[:size]
 
 
 class _Batch:
     """The reads of one pass over the requests, and what their threads share."""
 
     def __init__(
-        self, store: Store, wanted: Sequence[Wanted], *, rehearse: bool, changed: set[str] | None = None
+        self,
+        store: Store,
+        wanted: Sequence[Wanted],
+        step_bytes: int,
+        *,
+        rehearse: bool,
+        changed: set[str] | None = None,
     ) -> None:
         self._store = store
         self._rehearse = rehearse
         self._changed = set() if changed is None else changed
         self._lock = threading.Lock()
-        self._files = plan_reads(wanted, rehearse=rehearse)
-        self._left: dict[int, int] = {}
-        for _, reads in self._files:
-            for read in reads:
-                if isinstance(read, DirectRead):
-                    self._left[id(read.wanted)] = self._left.get(id(read.wanted), 0) + 1
-        self._open: list[_OpenFile] = []
+        self._wanted = wanted
+        self._step_bytes = step_bytes
+        self._open: list[OpenFile] = []
         self._queue = self._reads()
         self._bytes = 0
         self.unverified = {one.request.key for one in wanted if one.check is Check.NOTHING}
 
     def run(self, threads: int) -> int:
         """Do every read; the number of bytes read."""
-        count = sum(len(reads) for _, reads in self._files)
         try:
-            if count:
-                run_together([self._work] * min(threads, count))
+            run_together([self._work] * threads)
         finally:
             for file in self._open:
-                file.close()
+                file.source.close()
         return self._bytes
 
-    def _reads(self) -> Iterator[tuple[_OpenFile, DirectRead | SharedRead]]:
-        for name, reads in self._files:
-            file = _OpenFile(self._store, name, users=len(reads))
+    def _reads(self) -> Iterator[tuple[OpenFile, Step | SharedRead]]:
+        files: dict[str, list[Wanted]] = {}
+        for one in self._wanted:
+            files.setdefault(one.request.item.file, []).append(one)
+        for name, wanted in files.items():
+            file = OpenFile(self._store, name, wanted)
             self._open = [other for other in self._open if other.users] + [file]
+            reads = plan_reads(wanted, rehearse=self._rehearse, step_bytes=self._step_bytes)
+            file.users = len(reads)
             for read in reads:
                 yield file, read
 
     def _work(self, stop: StopSignal) -> None:
+        scratch = _Scratch()
         while True:
             stop.check()
             with self._lock:
@@ -117,149 +156,149 @@ class _Batch:
             if task is None:
                 return
             file, read = task
-            size = self._direct(file, read) if isinstance(read, DirectRead) else self._shared(file, read, stop)
+            if isinstance(read, Step):
+                size = self._step(file, read, scratch)
+            else:
+                size = self._shared(file, read, scratch, stop)
             file.release()
             with self._lock:
                 self._bytes += size
 
-    def _direct(self, file: _OpenFile, read: DirectRead) -> int:
-        one = read.wanted
-        request = one.request
-        source = file.source(one)
-        if self._rehearse or request.into is None:
-            buffers = [_memory(read.stop - read.start)]
-        else:
-            self._changed.add(request.key)
-            buffers = _pieces(request, request.into, read.start, read.stop)
-        source.read_into(one.base + read.start, buffers)
-        if one.check is Check.CRC:
-            _check_crc(request.key, request.item, read.start, read.stop, buffers)
+    def _step(self, file: OpenFile, step: Step, scratch: _Scratch) -> int:
+        whole = step.whole
+        key = whole.members[0].request.key
+        direct = self._is_direct(step)
+        if direct:
+            self._changed.add(step.members[0].request.key)
+        view = self._hold(whole) if whole.held else None if direct else scratch.take(step.stop - step.start)
+        origin = whole.start if whole.held else step.start
+        size = 0
+        for start, stop in parts_to_read(step):
+            if view is None:
+                buffers = _around(step.members[0].request, start, stop, scratch)
+            else:
+                buffers = [view[start - origin : stop - origin]]
+            file.source.read_into(whole.base + start, buffers)
+            size += stop - start
+            if whole.check is Check.BLOCKS:
+                check_blocks(key, whole.item, start, stop, buffers)
+            elif whole.check is Check.WHOLE:
+                self._note_crc(whole, start, buffers)
+        if size and view is not None and not whole.held:
+            self._deliver(step.members, view, step.start, step.stop)
         with self._lock:
-            self._left[id(one)] -= 1
-            finished = self._left[id(one)] == 0
-        if finished and not self._rehearse and request.done is not None and request.into is not None:
-            request.done(request.into)
-        return read.stop - read.start
+            whole.steps -= 1
+            finished = whole.steps == 0
+        if finished:
+            self._complete(whole)
+        return size
 
-    def _shared(self, file: _OpenFile, read: SharedRead, stop: StopSignal) -> int:
-        for one in read.members:
-            source = file.source(one)
-        buffer = _memory(read.stop - read.start)
-        source.read_into(read.start, [buffer])
+    def _is_direct(self, step: Step) -> bool:
+        """Whether the step's bytes go to a single destination, and so need no buffer."""
+        single = len(step.members) == 1 and step.members[0].request.into is not None
+        return single and not self._rehearse and not step.whole.held
+
+    def _hold(self, whole: ItemRead) -> memoryview:
+        with self._lock:
+            if whole.memory is None:
+                whole.memory = _memory(whole.stop - whole.start)
+            return whole.memory
+
+    def _note_crc(self, whole: ItemRead, start: int, buffers: Sequence[memoryview]) -> None:
+        value = 0
+        for buffer in buffers:
+            value = crc32(buffer, value)
+        with self._lock:
+            whole.crcs[start] = value, sum(map(len, buffers))
+
+    def _deliver(self, members: Sequence[Wanted], view: memoryview, start: int, stop: int) -> None:
+        """Give everybody their part of `view`, which holds [start, stop) of the stored range."""
+        if self._rehearse:
+            return
+        for one in members:
+            request = one.request
+            first, last = max(start, request.start), min(stop, request.stop)
+            if first >= last:
+                continue
+            self._changed.add(request.key)
+            data = view[first - start : last - start]
+            if request.piece is not None:
+                request.piece(first, data)
+            elif request.into is not None:
+                request.into[first - request.start : last - request.start] = data
+
+    def _complete(self, whole: ItemRead) -> None:
+        """Every step of an item is done."""
+        key, memory = whole.members[0].request.key, whole.memory
+        if whole.check is Check.WHOLE:
+            check_whole(key, whole.item, whole.crcs)
+        elif memory is not None and whole.check is Check.ARCHIVE and not check_archive(key, whole.item, memory):
+            with self._lock:
+                self.unverified.update(one.request.key for one in whole.members)
+        if memory is not None:
+            self._deliver(whole.members, memory, whole.start, whole.stop)
+            whole.memory = None
+        if self._rehearse:
+            return
+        for one in whole.members:
+            request = one.request
+            held = None if memory is None else memory[request.start - whole.start : request.stop - whole.start]
+            self._changed.add(request.key)
+            _finish(request, held)
+
+    def _shared(self, file: OpenFile, read: SharedRead, scratch: _Scratch, stop: StopSignal) -> int:
+        buffer = scratch.take(read.stop - read.start)
+        file.source.read_into(read.start, [buffer])
         for one in read.members:
             stop.check()
-            first = one.base - read.start
-            self._check(one, buffer[first + one.start : first + one.stop])
-            if not self._rehearse:
-                request = one.request
-                self._changed.add(request.key)
-                data = buffer[first + request.start : first + request.stop]
-                if request.into is not None:
-                    request.into[:] = data
-                    data = request.into
-                if request.done is not None:
-                    request.done(data)
+            request = one.request
+            origin = one.base - read.start
+            if one.check is not Check.NOTHING:
+                self._check_small(one, buffer[origin + one.start : origin + one.stop])
+            if self._rehearse:
+                continue
+            self._changed.add(request.key)
+            data = buffer[origin + request.start : origin + request.stop]
+            if request.into is not None:
+                request.into[:] = data
+            elif request.piece is not None:
+                request.piece(request.start, data)
+            _finish(request, data)
         return read.stop - read.start
 
-    def _check(self, one: Wanted, data: memoryview) -> None:
-        request = one.request
-        if one.check is Check.CRC:
-            _check_crc(request.key, request.item, one.start, one.stop, [data])
-        elif one.check is Check.ARCHIVE:
-            verdict = verify_zip(data)
-            if verdict is False or (request.item.framing is Framing.TORCH_ZIP and not is_zip(data)):
-                raise CorruptCheckpointError(
-                    "the stored archive is damaged: its bytes do not match its CRCs; load another checkpoint",
-                    file=request.item.file,
-                    key=request.key,
-                    offset=request.item.offset,
-                )
-            if verdict is None:
+    def _check_small(self, one: Wanted, data: memoryview) -> None:
+        key, item = one.request.key, one.request.item
+        if one.check is Check.ARCHIVE:
+            if not check_archive(key, item, data):
                 with self._lock:
-                    self.unverified.add(request.key)
+                    self.unverified.add(key)
+        elif len(data) != item.stored_bytes or crc32(data) != item.crc32:
+            check_blocks(key, item, one.start, one.stop, [data])
 
 
-class _OpenFile:
-    """A file that is opened by its first read and closed after its last, so that few are open at a time."""
-
-    def __init__(self, store: Store, name: str, *, users: int) -> None:
-        self._store = store
-        self._name = name
-        self._lock = threading.Lock()
-        self._source: Source | None = None
-        self._size = 0
-        self.users = users
-        """Reads that are still to be done."""
-
-    def release(self) -> None:
-        """One read is done."""
-        with self._lock:
-            self.users -= 1
-            if self.users == 0:
-                self.close()
-
-    def close(self) -> None:
-        """Close the file. Not while a thread reads from it."""
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
-
-    def source(self, one: Wanted) -> Source:
-        """The open file, once it is known to reach as far as `one` needs: nothing is allocated for less."""
-        item = one.request.item
-        with self._lock:
-            if self._source is None:
-                try:
-                    self._source = self._store.open(self._name)
-                    self._size = self._source.size()
-                except CheckpointNotFoundError as error:
-                    raise CheckpointNotFoundError(f"{error}; {one.request.key!r} is stored in it") from error
-        if one.base + one.stop > self._size:
-            raise CorruptCheckpointError(
-                f"the file has {self._size} bytes, {one.base + one.stop} are needed: it is truncated or swapped",
-                file=self._name,
-                key=one.request.key,
-                offset=item.offset,
-            )
-        return self._source
+def _finish(request: ReadRequest, data: memoryview | None) -> None:
+    """Call `done` with what it is promised; `data` are the request's bytes."""
+    if request.done is None:
+        return
+    if request.into is not None:
+        data = request.into
+    elif request.piece is not None or data is None:
+        data = memoryview(bytearray())
+    request.done(data)
 
 
 def _memory(size: int) -> memoryview:
     return np.empty(size, np.uint8).data
 
 
-def _pieces(request: ReadRequest, into: memoryview, start: int, stop: int) -> list[memoryview]:
+def _around(request: ReadRequest, start: int, stop: int, scratch: _Scratch) -> list[memoryview]:
     """Buffers for [start, stop) of the stored range: the destination where it is wanted, scratch around it."""
+    into = request.into
     first = min(max(start, request.start), stop)
     last = max(min(stop, request.stop), first)
-    pieces = []
-    if first > start:
-        pieces.append(_memory(first - start))
-    if last > first:
-        pieces.append(into[first - request.start : last - request.start])
-    if stop > last:
-        pieces.append(_memory(stop - last))
-    return pieces
-
-
-def _check_crc(key: str, item: StoredItem, start: int, stop: int, buffers: Sequence[memoryview]) -> None:
-    """Compare [start, stop) of a stored range, which begins and ends where CRCs are recorded, with those CRCs."""
-    value = crc_at(item, start)
-    for buffer in buffers:
-        value = crc32(buffer, value)
-    if value == crc_at(item, stop):
-        return
-    data = b"".join(buffers)
-    block = block_bytes(item.stored_bytes) if item.running_crcs is not None else item.stored_bytes
-    bad = start
-    for bad in range(start, stop, block):
-        end = min(stop, bad + block)
-        if crc32(data[bad - start : end - start], crc_at(item, bad)) != crc_at(item, end):
-            break
-    raise CorruptCheckpointError(
-        f"bytes {bad} to {min(stop, bad + block)} of the stored data differ from what was written: the file is "
-        "damaged or was swapped; load another checkpoint",
-        file=item.file,
-        key=key,
-        offset=item.offset + item.lead + bad,
-    )
+    before, after = first - start, stop - last
+    if into is None or not before + after:
+        return [] if into is None else [into[first - request.start : last - request.start]]
+    spare = scratch.take(before + after)
+    pieces = [spare[:before], into[first - request.start : last - request.start], spare[before:]]
+    return [piece for piece in pieces if len(piece)]

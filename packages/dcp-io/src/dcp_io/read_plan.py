@@ -1,42 +1,53 @@
-"""From read requests to reads: which bytes each request needs so that they can be verified, and which reads to share.
+"""From read requests to reads: what each request needs so that it can be verified, and which reads to share.
 
-Pure planning; the reads themselves are in `read_engine`.
+Pure planning; the reads themselves are in `read_engine`. Small items are packed: neighbours in a file come in one
+read. Larger ones are streamed: each is cut into steps at CRC blocks, and a step serves every request that wants some
+of it, so that no block is read twice.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Literal
 
-from dcp_io.ranges import align_to_blocks, merge_ranges, split_range
-from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.items import Framing, block_bytes, border_count
-from dcp_manifest.requests import ReadRequest
+import numpy as np
 
-__all__ = ["Check", "DirectRead", "SharedRead", "Verify", "Wanted", "plan_reads", "want"]
+from dcp_io.ranges import align_to_blocks, merge_ranges, merge_runs, split_range
+from dcp_manifest.errors import CorruptCheckpointError
+from dcp_manifest.items import Framing, StoredItem, block_bytes, border_count
+from dcp_manifest.requests import ReadRequest
+from dcp_manifest.runs import Runs
+
+__all__ = ["Check", "ItemRead", "SharedRead", "Step", "Verify", "Wanted", "parts_to_read", "plan_reads", "want"]
 
 Verify = Literal["blocks", "full", "before"] | bool
-"""`blocks` (or True): check the CRC blocks that a read touches. `full`: check whole items. `before`: as `blocks`, but
-everything is checked before any destination changes. False: check nothing."""
+"""`blocks` (or True): check the CRC blocks that a read touches; of an item with one CRC for many blocks, only a
+read of the whole is checked. `full`: check whole items. `before`: as `blocks`, but everything is checked before any
+destination changes. False: check nothing."""
 
-# A destination this large is read into directly; smaller ones share reads and are copied.
-DIRECT_MIN_BYTES = 256 << 10
-# Unwanted bytes between two wanted ranges that are read rather than skipped.
+# An item of which so much is wanted is streamed; smaller ones share reads and are copied.
+STREAM_MIN_BYTES = 256 << 10
+# Unwanted bytes between two wanted ranges that are read rather than skipped: of neighbours in a file, ...
 GAP_BYTES = 16 << 10
+# ... and of runs in an item (less than a page costs the storage nothing).
+RUN_GAP_BYTES = 4 << 10
 SHARED_LIMIT_BYTES = 4 << 20
-# Size of the pieces of a large read: checked while they are in the processor's cache, spread over the threads.
-STEP_BYTES = 8 << 20
+# Most bytes of one step: checked while they are in the processor's cache, spread over the threads.
+STEP_BYTES = 2 << 20
 
 
-class Check(Enum):
-    """What proves that the bytes of a read are those that were written."""
+class Check(IntEnum):
+    """What proves that the bytes of a read are those that were written; of two for one item the greater one holds."""
 
     NOTHING = 0
-    CRC = 1
-    ARCHIVE = 2
+    BLOCKS = 1
+    """The CRCs recorded at the borders of blocks."""
+    WHOLE = 2
+    """The single CRC of an item of several blocks."""
+    ARCHIVE = 3
     """The CRCs inside the archive that the item is."""
 
 
@@ -48,25 +59,49 @@ class Wanted:
     start: int
     stop: int
     check: Check
+    base: int
+    """Position of the stored range in its file."""
+    runs: Runs | None = None
+    """What of the range is needed, if not all."""
+
+
+@dataclass(slots=True, eq=False)
+class ItemRead:
+    """An item that is read step by step, and everybody who wants some of it."""
+
+    members: tuple[Wanted, ...]
+    item: StoredItem
+    check: Check
+    held: bool
+    """The bytes are kept together until they are complete: somebody wants them at once, or the check does."""
+    start: int
+    stop: int
+    steps: int = 0
+    """Those that are still to be done."""
+    memory: memoryview | None = None
+    """Of [start, stop), if held."""
+    crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """With `Check.WHOLE`: position of each step that is done → its CRC and length."""
 
     @property
     def base(self) -> int:
         """Position of the stored range in its file."""
-        return self.request.item.offset + self.request.item.lead
+        return self.members[0].base
 
 
 @dataclass(frozen=True, slots=True)
-class DirectRead:
-    """A piece [start, stop) of one request's range that goes straight to its destination."""
+class Step:
+    """The part [start, stop) of an item's stored range, and the requests whose ranges cover it."""
 
-    wanted: Wanted
+    whole: ItemRead
     start: int
     stop: int
+    members: tuple[Wanted, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRead:
-    """A range [start, stop) of a file that serves several requests by way of a buffer."""
+    """A range [start, stop) of a file that serves small requests for any items by way of a buffer."""
 
     start: int
     stop: int
@@ -81,64 +116,130 @@ def want(request: ReadRequest, verify: Verify) -> Wanted:
         CorruptCheckpointError: The item's place is impossible.
     """
     item = request.item
-    if not 0 <= request.start <= request.stop <= item.stored_bytes:
-        raise ValueError(f"bytes {request.start} to {request.stop} of {request.key!r} are not in its stored range")
-    if request.into is not None and len(request.into) != request.stop - request.start:
+    start, stop, size = request.start, request.stop, item.stored_bytes
+    if not 0 <= start <= stop <= size:
+        raise ValueError(f"bytes {start} to {stop} of {request.key!r} are not in its stored range")
+    if request.into is not None and len(request.into) != stop - start:
         raise ValueError(f"the destination of {request.key!r} has {len(request.into)} bytes, not as many as are read")
-    if item.offset < 0 or item.lead < 0 or item.lead + item.stored_bytes > item.length:
+    if request.into is not None and request.piece is not None:
+        raise ValueError(f"{request.key!r} is wanted both in a destination and in pieces; choose one")
+    if item.offset < 0 or item.lead < 0 or item.lead + size > item.length:
         raise CorruptCheckpointError(
             "the index gives an impossible place", file=item.file, key=request.key, offset=item.offset
         )
-    if item.running_crcs is not None and len(item.running_crcs) != border_count(item.stored_bytes):
+    if item.running_crcs is not None and len(item.running_crcs) != border_count(size):
         raise CorruptCheckpointError(
             "the index gives a wrong number of CRCs", file=item.file, key=request.key, offset=item.offset
         )
-    whole = request.start == 0 and request.stop == item.stored_bytes
+    check = _check_of(request, verify)
+    runs = None if request.runs is None or verify == "full" else request.runs.joined(RUN_GAP_BYTES)
+    if check is Check.BLOCKS and verify != "full":
+        start, stop = align_to_blocks(item, start, stop)
+    elif check is not Check.NOTHING:
+        start, stop, runs = 0, size, None
+    return Wanted(request, start, stop, check, item.offset + item.lead, runs)
+
+
+def _check_of(request: ReadRequest, verify: Verify) -> Check:
+    item = request.item
     if verify is False or request.start == request.stop:
-        return Wanted(request, request.start, request.stop, Check.NOTHING)
+        return Check.NOTHING
+    if item.crc32 is not None and (item.running_crcs is not None or not border_count(item.stored_bytes)):
+        return Check.BLOCKS
+    if verify != "full" and (request.start > 0 or request.stop < item.stored_bytes):
+        return Check.NOTHING
     if item.crc32 is not None:
-        start, stop = align_to_blocks(item, request.start, request.stop)
-        if verify == "full":
-            start, stop = 0, item.stored_bytes
-        return Wanted(request, start, stop, Check.CRC)
-    if item.framing is not Framing.RAW and not item.chain and (whole or verify == "full"):
-        return Wanted(request, 0, item.stored_bytes, Check.ARCHIVE)
-    return Wanted(request, request.start, request.stop, Check.NOTHING)
+        return Check.WHOLE
+    return Check.ARCHIVE if item.framing is not Framing.RAW and not item.chain else Check.NOTHING
 
 
-def plan_reads(wanted: Sequence[Wanted], *, rehearse: bool) -> list[tuple[str, list[DirectRead | SharedRead]]]:
-    """The reads of each file, in ascending order within the file.
-
-    No byte is read twice for shared reads; neighbours a small gap apart become one read.
+def plan_reads(wanted: Sequence[Wanted], *, rehearse: bool, step_bytes: int) -> list[Step | SharedRead]:
+    """The reads of one file, in ascending order.
 
     Args:
-        wanted: Of non-empty ranges.
-        rehearse: The reads are only checked: destinations do not count.
+        wanted: Of non-empty ranges of items in one file, which is known to hold them.
+        rehearse: The reads are only checked: nobody wants the bytes.
+        step_bytes: Most bytes of a step (but at least one CRC block), and of a read of several small items.
     """
-    files: dict[str, list[Wanted]] = defaultdict(list)
+    # Two records of one place that do not agree are two items: each is checked against its own CRC.
+    items: dict[tuple[int, int, int | None], list[Wanted]] = {}
     for one in wanted:
-        files[one.request.item.file].append(one)
-    return [(file, list(_file_reads(members, rehearse=rehearse))) for file, members in files.items()]
+        item = one.request.item
+        items.setdefault((one.base, item.stored_bytes, item.crc32), []).append(one)
+    small: list[Wanted] = []
+    placed: list[tuple[int, Step | SharedRead]] = []
+    for (base, _, _), members in items.items():
+        if max(one.stop for one in members) - min(one.start for one in members) < STREAM_MIN_BYTES:
+            small += members
+        else:
+            placed += ((base + step.start, step) for step in _item_steps(members, rehearse, step_bytes))
+    ranges = [(one.base + one.start, one.base + one.stop) for one in small]
+    limit = min(SHARED_LIMIT_BYTES, step_bytes)
+    for (start, stop), positions in merge_ranges(ranges, gap_bytes=GAP_BYTES, limit_bytes=limit):
+        placed.append((start, SharedRead(start, stop, tuple(small[position] for position in positions))))
+    placed.sort(key=lambda pair: pair[0])
+    return [read for _, read in placed]
 
 
-def _file_reads(wanted: Sequence[Wanted], *, rehearse: bool) -> Iterator[DirectRead | SharedRead]:
-    shared: list[Wanted] = []
-    for one in wanted:
-        if not _is_direct(one, rehearse=rehearse):
-            shared.append(one)
-            continue
-        block = block_bytes(one.request.item.stored_bytes)
-        if one.check is Check.CRC and one.request.item.running_crcs is None:
-            yield DirectRead(one, one.start, one.stop)
-            continue
-        for start, stop in split_range(one.start, one.stop, step_bytes=STEP_BYTES, align_bytes=block):
-            yield DirectRead(one, start, stop)
-    ranges = [(one.base + one.start, one.base + one.stop) for one in shared]
-    for (start, stop), members in merge_ranges(ranges, gap_bytes=GAP_BYTES, limit_bytes=SHARED_LIMIT_BYTES):
-        yield SharedRead(start, stop, tuple(shared[member] for member in members))
+def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> list[Step]:
+    """The steps of one item; every byte of it is in at most one of them."""
+    check = max(one.check for one in members)
+    item = next(one.request.item for one in members if one.check is check)
+    stored_bytes = item.stored_bytes
+    at_once = any(one.request.into is None and one.request.piece is None for one in members)
+    whole = ItemRead(
+        tuple(members),
+        item,
+        check,
+        check is Check.ARCHIVE or (at_once and not rehearse),
+        min(one.start for one in members),
+        max(one.stop for one in members),
+    )
+    block = block_bytes(stored_bytes)
+    # At each border some members begin or end to take part; borders lie at blocks, so that each block is in one step.
+    changes: dict[int, tuple[list[Wanted], list[Wanted]]] = defaultdict(lambda: ([], []))
+    for one in members:
+        changes[one.start // block * block][0].append(one)
+        changes[min(stored_bytes, -(-one.stop // block) * block)][1].append(one)
+    active: dict[int, Wanted] = {}
+    steps: list[Step] = []
+    position = 0
+    for border in sorted(changes):
+        if active:
+            now = tuple(active.values())
+            for start, stop in split_range(position, border, step_bytes=step_bytes, align_bytes=block):
+                steps.append(Step(whole, start, stop, now))
+        begin, end = changes[border]
+        for one in end:
+            active.pop(id(one), None)
+        for one in begin:
+            active[id(one)] = one
+        position = border
+    whole.steps = len(steps)
+    return steps
 
 
-def _is_direct(one: Wanted, *, rehearse: bool) -> bool:
-    if one.check is Check.ARCHIVE or one.stop - one.start < DIRECT_MIN_BYTES:
-        return False
-    return rehearse or one.request.into is not None
+def parts_to_read(step: Step) -> list[tuple[int, int]]:
+    """The ranges of a step that must be read: of positions in the stored range, ascending, disjoint.
+
+    What is checked by blocks comes in whole blocks; of what is not checked, runs with small gaps closed.
+    """
+    check = step.whole.check
+    if check >= Check.WHOLE or (check is Check.BLOCKS and any(one.runs is None for one in step.members)):
+        return [(step.start, step.stop)]
+    if len(step.members) == 1 and step.members[0].runs is None:
+        return [(max(step.start, step.members[0].start), min(step.stop, step.members[0].stop))]
+    found = [_runs_of(one).within(step.start, step.stop) for one in step.members]
+    starts, stops = (np.concatenate(side) for side in zip(*found, strict=True))
+    if check is Check.BLOCKS and len(starts):
+        size = step.whole.item.stored_bytes
+        block = block_bytes(size)
+        starts, stops = starts // block * block, np.minimum(-(-stops // block) * block, size)
+        starts, stops = merge_runs(starts, stops, gap_bytes=1)
+    else:
+        starts, stops = merge_runs(starts, stops, gap_bytes=RUN_GAP_BYTES)
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def _runs_of(one: Wanted) -> Runs:
+    return Runs(one.start, one.stop - one.start) if one.runs is None else one.runs

@@ -34,7 +34,13 @@ def write_fully(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
 
 def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     """Fill the buffers from `offset` of a file; the number of bytes, less than asked only at the file's end."""
-    read = 0
+    if len(buffers) == 1 and 0 < len(buffers[0]) <= CALL_LIMIT_BYTES:  # nearly always; what is left goes on below
+        read = os.preadv(fd, buffers, offset)
+        if read in (0, len(buffers[0])):
+            return read
+        buffers = [buffers[0][read:]]
+    else:
+        read = 0
     for batch in _batches(buffers):
         while batch:
             moved = os.preadv(fd, batch, offset + read)

@@ -1,0 +1,111 @@
+"""Equal runs of bytes on a regular grid: where a box of a row-major chunk lies among the chunk's bytes.
+
+As data they take a few numbers however many runs there are; `within` lists those of one range. Nothing is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Runs", "box_runs"]
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of `run_bytes` bytes, the first at `start`; dimension d of the grid has `counts[d]` at `strides[d]` bytes.
+
+    Outermost dimension first; a stride is at least as long as what the inner dimensions span, so runs ascend and never
+    overlap. Without dimensions there is one run.
+    """
+
+    start: int
+    run_bytes: int
+    counts: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    @property
+    def stop(self) -> int:
+        """Where the last run ends."""
+        return self.start + _span(self.counts, self.strides, self.run_bytes)
+
+    def joined(self, gap_bytes: int) -> Runs:
+        """The same grid with runs less than `gap_bytes` apart made one, as far as whole dimensions are."""
+        run, depth = self.run_bytes, len(self.counts)
+        while depth and self.strides[depth - 1] - run < gap_bytes:
+            depth -= 1
+            run += (self.counts[depth] - 1) * self.strides[depth]
+        return Runs(self.start, run, self.counts[:depth], self.strides[:depth])
+
+    def within(self, start: int, stop: int) -> tuple[Positions, Positions]:
+        """Starts and stops of the runs' parts in [start, stop), ascending. Takes memory for about so many runs."""
+        first = _starts(self, start, stop, self.start, 0)
+        last = first + self.run_bytes
+        inside = (first < stop) & (last > start)
+        return np.maximum(first[inside], start), np.minimum(last[inside], stop)
+
+
+def box_runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], item_bytes: int) -> Runs:
+    """The contiguous byte runs of a box within a row-major chunk; without grid dimensions if they are a single one.
+
+    Args:
+        sizes: Sizes of the chunk, elements.
+        offsets: Start of the box within the chunk, elements.
+        lengths: Sizes of the box, elements.
+        item_bytes: Bytes per element.
+
+    Returns:
+        The runs; one of no bytes if the box is empty.
+
+    Raises:
+        ValueError: The box is not inside the chunk.
+    """
+    if not len(sizes) == len(offsets) == len(lengths):
+        raise ValueError(f"box {tuple(offsets)}+{tuple(lengths)} and chunk {tuple(sizes)} differ in dimensions")
+    start, run, step = 0, item_bytes, item_bytes
+    counts: list[int] = []
+    strides: list[int] = []
+    empty = False
+    for size, offset, length in zip(reversed(sizes), reversed(offsets), reversed(lengths), strict=True):
+        if offset < 0 or length < 0 or offset + length > size:
+            raise ValueError(f"box {tuple(offsets)}+{tuple(lengths)} is not inside a chunk of sizes {tuple(sizes)}")
+        start += offset * step
+        empty = empty or length == 0
+        if length > 1:
+            if not counts and run == step:
+                run = step * length
+            elif counts and counts[-1] * strides[-1] == step:
+                counts[-1] *= length
+            else:
+                counts.append(length)
+                strides.append(step)
+        step *= size
+    return Runs(0, 0) if empty else Runs(start, run, tuple(reversed(counts)), tuple(reversed(strides)))
+
+
+def _span(counts: Sequence[int], strides: Sequence[int], run_bytes: int) -> int:
+    return sum((count - 1) * stride for count, stride in zip(counts, strides, strict=True)) + run_bytes
+
+
+def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> Positions:
+    """Starts of runs that cover all those in [start, stop), of the inner grid of `depth` at `base`."""
+    if depth == len(runs.counts):
+        return np.array([base], np.int64)
+    stride = runs.strides[depth]
+    inner = _span(runs.counts[depth + 1 :], runs.strides[depth + 1 :], runs.run_bytes)
+    first = max(0, (start - base - inner) // stride + 1)
+    last = min(runs.counts[depth], -(-(stop - base) // stride))
+    if last <= first:
+        return np.zeros(0, np.int64)
+    if last - first <= 2:  # at the edges inner grids may be far larger than what is wanted of them
+        edges = [_starts(runs, start, stop, base + index * stride, depth + 1) for index in range(first, last)]
+        return np.concatenate(edges)
+    found = base + np.arange(first, last, dtype=np.int64) * stride
+    for count, step in zip(runs.counts[depth + 1 :], runs.strides[depth + 1 :], strict=True):
+        found = (found[:, None] + np.arange(count, dtype=np.int64) * step).reshape(-1)
+    return found
