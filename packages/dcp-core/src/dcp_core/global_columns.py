@@ -1,93 +1,146 @@
-"""The global plan over columns: what `global_plan` does with records, for plans whose items nobody has looked at."""
+"""The global plan over columns: what `global_plan` does with records, for plans whose items nobody has looked at.
+
+Whatever is out of the ordinary (ranks that contradict each other, holes, overlaps) is left to `global_plan`, which
+finds it again and says what it is: nothing is reported here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from dcp_core.balance import choose_writers
 from dcp_core.columns import metadata_from_index, paths_of
 from dcp_core.index_records import StateRecords
 from dcp_core.lazy import LazyDict
+from dcp_core.merged_columns import ChunkTable, Names, merge_tensors
 from dcp_core.metadata import Metadata
 from dcp_core.plan import SavePlan
-from dcp_core.plan_columns import PlanColumns, columns_of, written_of
+from dcp_core.plan_columns import PlanColumns, WrittenColumns, columns_of, written_of
 from dcp_core.protocols import WriteResult
+from dcp_core.sweep import is_proper
 from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.merge import take_tensors
-from dcp_manifest.stored_items import take_items
+from dcp_manifest.stored_items import StoredItems
 
-__all__ = ["index_with_items", "plan_alone"]
+__all__ = ["index_with_items", "plan_columns"]
+
+I64 = npt.NDArray[np.int64]
 
 
-def plan_alone(all_plans: list[SavePlan], *, complete: bool) -> tuple[list[SavePlan], Metadata] | None:
-    """The plan and metadata of a rank that saves by itself; None if columns do not tell, or something is wrong.
+def plan_columns(
+    all_plans: Sequence[SavePlan],
+    aliases: Mapping[str, str],
+    *,
+    complete: bool,
+    to_lowest_rank: bool,
+    pinned_to_lowest: Collection[str],
+) -> tuple[list[SavePlan], Metadata] | None:
+    """One plan for each rank, and the metadata that they add up to.
 
     Args:
-        all_plans: Of all ranks.
+        all_plans: Of all ranks, in order.
+        aliases: Tied tensors that are not written: alias → the name that is.
         complete: Whether chunks must make up whole tensors.
+        to_lowest_rank: Give each item to the lowest rank that has it instead of balancing.
+        pinned_to_lowest: FQNs that always go to the lowest rank that has them.
+
+    Returns:
+        None if a plan is no columns any more, or if something is wrong.
     """
-    columns = columns_of(all_plans[0].items) if len(all_plans) == 1 else None
-    if columns is None or not _is_certain(columns, complete=complete):
+    columns = [columns_of(plan.items) for plan in all_plans]
+    known = [_without(one, aliases) for one in columns if one is not None]
+    if len(known) < len(all_plans):
         return None
-    (plan,) = all_plans
-    columns, aliases = _without_aliases(columns, plan.aliases or {})
-    index = columns.index
-    rows = dict(zip(index.tensor_names, range(len(index.tensor_names)), strict=True)) if aliases else {}
-    targets = np.array([rows[target] for target in aliases.values()], np.uint32)
-    metadata = metadata_from_index(replace(index, alias_names=list(aliases), alias_targets=targets))
-    hinted = PlanColumns(index, columns.whole, columns.object_bytes, hinted=True)
-    return [replace(plan, items=hinted.items())], metadata
+    names = Names(known)
+    merged = merge_tensors(known, names)
+    if merged is None:
+        return None
+    table = ChunkTable(known, names, merged)
+    if not table.consistent or not is_proper(merged, complete=complete):
+        return None
+    writer, object_writer = choose_writers(
+        known, merged, table, to_lowest_rank=to_lowest_rank, pinned_to_lowest=frozenset(pinned_to_lowest)
+    )
+    targets = np.array([names.tensors[target] for target in aliases.values()], np.uint32)
+    metadata = metadata_from_index(replace(merged, alias_names=list(aliases), alias_targets=targets))
+    plans = [
+        replace(plan, items=_kept(one, rank, table, writer, object_writer).items())
+        for rank, (plan, one) in enumerate(zip(all_plans, known, strict=True))
+    ]
+    return plans, metadata
 
 
 def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex | None:
-    """The index of a save whose metadata and results are still columns; None if they are not, or of several ranks.
+    """The index of a save whose metadata and results are still columns; None if they are not.
 
     Args:
-        metadata: As `plan_alone` made it; a planner may have given it other `planner_data`.
+        metadata: As `plan_columns` made it; a planner may have given it other `planner_data`.
         results: Of each rank.
 
     Raises:
         UnsupportedValueError: `planner_data` is not of a form that a manifest can hold.
     """
-    written = written_of(results[0]) if len(results) == 1 else None
     entries = metadata.state_dict_metadata
-    if written is None or not isinstance(entries, LazyDict) or entries.touched:
+    source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
+    written = [written_of(result) for result in results]
+    known = [one for one in written if one is not None]
+    if not isinstance(source, StateRecords) or len(known) < len(results):
         return None
-    source = entries.source
-    if not isinstance(source, StateRecords) or source.index.tensor_names is not written.planned.index.tensor_names:
+    index = source.index
+    rows = _rows_in_index(source, known)
+    if rows is None:
         return None
-    stored, chunks = written.stored, len(source.index.tensor_chunks)
+    stored = StoredItems.joined([one.stored for one in known])
+    order = np.argsort(rows, kind="stable")
+    chunks = int(index.tensor_chunks.sum())
     return replace(
-        source.index,
+        index,
         files=stored.files,
         chains=stored.chains,
-        chunk_items=take_items([stored.columns], np.arange(chunks)),
-        object_items=take_items([stored.columns], np.arange(chunks, len(stored))),
+        chunk_items=stored.take(order[:chunks]).columns,
+        object_items=stored.take(order[chunks:]).columns,
         paths=paths_of(metadata.planner_data),
     )
 
 
-def _is_certain(columns: PlanColumns, *, complete: bool) -> bool:
-    """Whether each tensor is one chunk within its bounds, and all of it where it must be complete."""
+def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
+    """Of each item that was written, its row: chunks first, then objects; None unless each row occurs once."""
+    index, chunks = source.index, int(source.index.tensor_chunks.sum())
+    first = index.chunk_starts()
+    parts = []
+    for one in written:
+        planned = one.planned
+        if planned.hints is None:
+            return None
+        try:
+            tensors = np.array([source.tensors[name] for name in planned.index.tensor_names], np.int64)
+            objects = np.array([source.objects[name] for name in planned.index.object_names], np.int64)
+        except KeyError:
+            return None
+        parts += [first[np.repeat(tensors, planned.index.tensor_chunks)] + planned.hints, chunks + objects]
+    rows = np.concatenate([np.zeros(0, np.int64), *parts])
+    return rows if np.array_equal(np.sort(rows), np.arange(chunks + len(index.object_names))) else None
+
+
+def _without(columns: PlanColumns, names: Mapping[str, str]) -> PlanColumns:
     index = columns.index
-    if not (index.tensor_chunks == 1).all():
-        return False
-    # With one chunk each, boxes and shapes lie side by side.
-    offsets, sizes, shape = index.chunk_offsets, index.chunk_sizes, index.tensor_shape
-    if complete:
-        return not offsets.any() and np.array_equal(sizes, shape)
-    return bool(((offsets >= 0) & (sizes >= 0) & (offsets + sizes <= shape)).all())
+    if not names or names.keys().isdisjoint(index.tensor_names):
+        return columns
+    kept = np.array([row for row, name in enumerate(index.tensor_names) if name not in names], np.int64)
+    return columns.take_tensors(kept)
 
 
-def _without_aliases(columns: PlanColumns, aliases: dict[str, str]) -> tuple[PlanColumns, dict[str, str]]:
-    names = columns.index.tensor_names
-    aliases = {alias: target for alias, target in aliases.items() if target not in aliases}
-    if not aliases:
-        return columns, {}
-    kept: npt.NDArray[np.int64] = np.array([row for row, name in enumerate(names) if name not in aliases], np.int64)
-    index = take_tensors(columns.index, kept)
-    index.tensor_names = [names[row] for row in kept.tolist()]
-    return PlanColumns(index, columns.whole[kept], columns.object_bytes), aliases
+def _kept(
+    columns: PlanColumns, rank: int, table: ChunkTable, writer: I64, object_writer: Mapping[str, int]
+) -> PlanColumns:
+    """What one rank writes of what it holds, each box once, with the positions of chunks."""
+    own = slice(table.first_row[rank], table.first_row[rank + 1])
+    boxes = table.box[own]
+    once = np.zeros(len(boxes), bool)
+    once[np.unique(boxes, return_index=True)[1]] = True
+    rows = np.flatnonzero(once & (writer[boxes] == rank))
+    objects = [row for row, name in enumerate(columns.index.object_names) if object_writer[name] == rank]
+    return columns.take(rows, np.array(objects, np.int64), hints=table.hint[boxes[rows]])

@@ -6,10 +6,11 @@ Source: torch 2.13 `default_planner.create_default_global_save_plan` (contract).
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from dcp_core.boxes import box_text, find_hole, find_overlap, out_of_bounds
-from dcp_core.dedup import agreed_aliases, without_keys
+from dcp_core.dedup import without_keys
 from dcp_core.errors import PlanError
 from dcp_core.metadata import (
     STORAGE_TYPES,
@@ -72,12 +73,9 @@ def _add_item(entries: dict[str, STORAGE_TYPES], item: WriteItem, *, rewrite: bo
     return replace(item, index=MetadataIndex(fqn, item.index.offset, len(entry.chunks) - 1))
 
 
-def drop_aliases(all_plans: list[SavePlan]) -> tuple[list[SavePlan], dict[str, str]]:
-    """The plans without the items of tied values that all ranks agree on, and those ties."""
-    aliases = agreed_aliases(all_plans)
-    if not aliases:
-        return all_plans, {}
-    return [without_keys(plan, aliases) for plan in all_plans], aliases
+def drop_aliases(all_plans: list[SavePlan], aliases: Collection[str]) -> list[SavePlan]:
+    """The plans without the items of tied values."""
+    return [without_keys(plan, aliases) for plan in all_plans] if aliases else all_plans
 
 
 def check_coverage(entries: dict[str, STORAGE_TYPES], *, complete: bool) -> None:

@@ -137,7 +137,10 @@ for _name in (
 
 
 class LazyListSource(Protocol[V_co]):
-    """Where the items of a `LazyList` come from; its contents never change."""
+    """Where the items of a `LazyList` come from; its contents never change.
+
+    One with a true attribute `travels` is pickled itself, as smaller than its items; otherwise those are.
+    """
 
     def __len__(self) -> int:
         """Number of items."""
@@ -169,7 +172,10 @@ class LazyList(list[V]):
         source = self._source
         return super().__len__() if source is None else len(source)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[type[list[V]], tuple[list[V]]]:
+    def __reduce_ex__(self, protocol: Any) -> tuple[type[list[V]], tuple[Any]]:
+        source = self._source
+        if source is not None and getattr(source, "travels", False):
+            return LazyList, (source,)
         return list, ([*self],)
 
     def fill(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dcp_core.lazy import LazyDict
 from dcp_core.record_pickle import dumps_as
 from dcp_manifest.columns import IntKey
 from dcp_manifest.items import StoredItem
@@ -212,7 +213,12 @@ _STOCK_PATHS: dict[type, tuple[str, str]] = {
 
 
 def _fields(*names: str) -> Callable[[Any], dict[str, Any]]:
-    return lambda record: {name: getattr(record, name) for name in names}
+    return lambda record: {name: _plain(getattr(record, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    """A lazy dict as an ordinary one: stock's readers know no other."""
+    return dict(value.items()) if isinstance(value, LazyDict) else value
 
 
 def _set_fields(*names: str) -> Callable[[Any], dict[str, Any]]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from dcp_core.lazy import LazyList
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 
 __all__ = [
@@ -97,6 +98,15 @@ class ReadItem:
     lengths: torch.Size
 
 
+@runtime_checkable
+class NamedItems(Protocol):
+    """Items of which the names are known without making them."""
+
+    def names(self) -> set[str]:
+        """Their FQNs."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SavePlan:
     """The items that one rank writes.
@@ -112,6 +122,11 @@ class SavePlan:
     usable: bool = True
     aliases: dict[str, str] | None = None
     digests: dict[str, int] | None = None
+
+    def names(self) -> set[str]:
+        """FQNs of the items."""
+        source = self.items.source if isinstance(self.items, LazyList) else None
+        return source.names() if isinstance(source, NamedItems) else {item.index.fqn for item in self.items}
 
 
 @dataclass(slots=True)

@@ -7,9 +7,10 @@ and the results of a write are `LazyList`s over these columns, which whoever ite
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,9 @@ from dcp_core.lazy import LazyList
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, StorageInfo
 from dcp_core.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
 from dcp_core.protocols import WriteResult
+from dcp_manifest.box_columns import ranges, starts
 from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.merge import take_tensors
 from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["PlanColumns", "WrittenColumns", "columns_of", "object_item", "written_of"]
@@ -36,14 +39,22 @@ class PlanColumns:
         index: Tensors, their chunks and objects by name; where they are stored is not known yet.
         whole: Of each tensor, 1 if it is an ordinary one, of which every rank holds all.
         object_bytes: Of each object; -1 where it is not known.
-        hinted: Whether items carry the position of their chunk among those of the tensor.
+        hints: Of each chunk, its position among those of its tensor in the whole checkpoint, once that is known.
     """
 
-    def __init__(self, index: CheckpointIndex, whole: U8, object_bytes: I64, *, hinted: bool = False) -> None:
+    travels = True
+
+    def __init__(self, index: CheckpointIndex, whole: U8, object_bytes: I64, *, hints: I64 | None = None) -> None:
         self.index = index
         self.whole = whole
         self.object_bytes = object_bytes
-        self.hinted = hinted
+        self.hints = hints
+
+    def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
+        return self.index, self.whole, self.object_bytes, self.hints
+
+    def __setstate__(self, state: tuple[CheckpointIndex, U8, I64, I64 | None]) -> None:
+        self.index, self.whole, self.object_bytes, self.hints = state
 
     def __len__(self) -> int:
         return int(self.index.tensor_chunks.sum()) + len(self.index.object_names)
@@ -59,15 +70,20 @@ class PlanColumns:
         index, name, size = self.index, self.index.tensor_names[row], torch.Size(self.shapes[row])
         properties = properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row]))
         kind = WriteItemType.TENSOR if self.whole[row] else WriteItemType.SHARD
-        dims, first = len(size), self._box_starts[row]
+        dims, first, chunk_row = len(size), self._box_starts[row], self._chunk_starts[row]
         items = []
         for position in range(int(index.tensor_chunks[row])):
             box = slice(first + position * dims, first + (position + 1) * dims)
             offsets, sizes = index.chunk_offsets[box].tolist(), index.chunk_sizes[box].tolist()
             chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-            key = MetadataIndex(name, chunk.offsets, position if self.hinted else None)
+            hint = None if self.hints is None else int(self.hints[chunk_row + position])
+            key = MetadataIndex(name, chunk.offsets, hint)
             items.append(WriteItem(key, kind, None, TensorWriteData(chunk, properties, size)))
         return items
+
+    def names(self) -> set[str]:
+        """FQNs of the items."""
+        return {*self.index.tensor_names, *self.index.object_names}
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -77,8 +93,43 @@ class PlanColumns:
 
     @cached_property
     def _box_starts(self) -> list[int]:
-        starts: list[int] = self.index.box_starts().tolist()
-        return starts
+        first: list[int] = self.index.box_starts().tolist()
+        return first
+
+    @cached_property
+    def _chunk_starts(self) -> list[int]:
+        first: list[int] = self.index.chunk_starts().tolist()
+        return first
+
+    def take_tensors(self, rows: I64) -> PlanColumns:
+        """The items of these tensors, in this order, and all objects."""
+        index = take_tensors(self.index, rows)
+        index.tensor_names = [self.index.tensor_names[row] for row in rows.tolist()]
+        return PlanColumns(index, self.whole[rows], self.object_bytes)
+
+    def take(self, chunks: I64, objects: I64, *, hints: I64) -> PlanColumns:
+        """The items of these chunks and objects, both ascending; tensors without any are gone."""
+        index = self.index
+        owner = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
+        counts = np.bincount(owner[chunks], minlength=len(index.tensor_names)).astype(np.int64)
+        tensors = np.flatnonzero(counts)
+        shapes, boxes = index.shape_starts(), starts(index.tensor_ndim[owner])
+        numbers = ranges(boxes[:-1][chunks], boxes[1:][chunks])
+        taken = replace(
+            index,
+            tensor_names=[index.tensor_names[row] for row in tensors.tolist()],
+            tensor_dtype=index.tensor_dtype[tensors],
+            tensor_flags=index.tensor_flags[tensors],
+            tensor_ndim=index.tensor_ndim[tensors],
+            tensor_owner=index.tensor_owner[tensors],
+            tensor_shape=index.tensor_shape[ranges(shapes[:-1][tensors], shapes[1:][tensors])],
+            tensor_chunks=counts[tensors],
+            chunk_offsets=index.chunk_offsets[numbers],
+            chunk_sizes=index.chunk_sizes[numbers],
+            object_names=[index.object_names[row] for row in objects.tolist()],
+            object_owner=index.object_owner[objects],
+        )
+        return PlanColumns(taken, self.whole[tensors], self.object_bytes[objects], hints=hints)
 
     def items(self) -> LazyList[WriteItem]:
         """The items as a plan holds them."""
@@ -96,13 +147,14 @@ def columns_of(items: Sequence[WriteItem]) -> PlanColumns | None:
     return source if isinstance(source, PlanColumns) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WrittenColumns:
     """What one rank wrote: its items, and where each of them lies."""
 
     planned: PlanColumns
     stored: StoredItems
     """In the order of the items."""
+    travels: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.stored)

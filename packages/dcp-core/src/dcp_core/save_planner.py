@@ -16,9 +16,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dcp_core.dedup import OnDivergence, dedup_save_plans, divergent_keys, report_divergence
+from dcp_core.dedup import OnDivergence, agreed_aliases, dedup_save_plans, divergent_keys, report_divergence
 from dcp_core.flatten import empty_mappings, flatten
-from dcp_core.global_columns import plan_alone
+from dcp_core.global_columns import plan_columns
 from dcp_core.global_plan import check_coverage, create_default_global_save_plan, drop_aliases
 from dcp_core.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from dcp_core.objects import dump_object, report_unloadable
@@ -137,9 +137,14 @@ class DefaultSavePlanner(SavePlanner):
         divergent = divergent_keys(all_plans)
         report_divergence(divergent, self.on_divergence)
         complete = _holds_whole_job(all_plans)
-        plans, metadata = plan_alone(all_plans, complete=complete) or self._plan_items(
-            all_plans, divergent, complete=complete
-        )
+        aliases = agreed_aliases(all_plans)
+        plans, metadata = plan_columns(
+            all_plans,
+            aliases,
+            complete=complete,
+            to_lowest_rank=self.dedup_save_to_lowest_rank,
+            pinned_to_lowest=divergent,
+        ) or self._plan_items(all_plans, aliases, divergent, complete=complete)
         if self.flatten_state_dict:
             merged: dict[str, tuple[str | int, ...]] = {}
             for plan in all_plans:
@@ -153,9 +158,9 @@ class DefaultSavePlanner(SavePlanner):
         return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
 
     def _plan_items(
-        self, all_plans: list[SavePlan], divergent: Iterable[str], *, complete: bool
+        self, all_plans: list[SavePlan], aliases: dict[str, str], divergent: Iterable[str], *, complete: bool
     ) -> tuple[list[SavePlan], Metadata]:
-        plans, aliases = drop_aliases(all_plans)
+        plans = drop_aliases(all_plans, aliases)
         plans = dedup_save_plans(plans, self.dedup_save_to_lowest_rank, pinned_to_lowest=divergent)
         plans, metadata = create_default_global_save_plan(plans)
         check_coverage(metadata.state_dict_metadata, complete=complete)

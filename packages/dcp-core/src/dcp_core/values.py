@@ -17,7 +17,7 @@ from dcp_core.plan_columns import PlanColumns
 from dcp_core.shards import LocalTensor, local_tensor, write_items
 from dcp_manifest.columns import CheckpointIndex
 
-__all__ = ["Held", "LocalValues", "find_ties", "is_plain", "local_values"]
+__all__ = ["Held", "LocalValues", "Table", "find_ties", "is_plain", "local_values"]
 
 Held = torch.Tensor | LocalTensor
 """What a rank holds of a tensor: plain tensors stand for themselves."""
@@ -48,7 +48,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
         UnsupportedValueError: A value cannot be saved; names it and what to do.
     """
     values = LocalValues([])
-    table = _Table()
+    table = Table()
     own: dict[str, list[WriteItem]] = {}
     for fqn, value in state_dict.items():
         if is_plain(value):
@@ -68,7 +68,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
     return values
 
 
-class _Table:
+class Table:
     """Columns in the making."""
 
     def __init__(self) -> None:
@@ -127,8 +127,8 @@ class _Table:
             self.add(fqn, data[0].properties, data[0].size, [one.chunk for one in data], whole=whole)
         return usual
 
-    def columns(self, objects: list[str]) -> PlanColumns:
-        """All tensors that were added, and the objects."""
+    def columns(self, objects: list[str], object_bytes: Sequence[int] | None = None) -> PlanColumns:
+        """All tensors that were added, and the objects, with their sizes if they are known."""
         kinds = np.array(self._kinds, np.int64).reshape(-1, 5)
         index = CheckpointIndex(
             dtypes=tuple(map(dtype_name, self._dtypes)),
@@ -144,7 +144,8 @@ class _Table:
             object_names=objects,
             object_owner=np.zeros(len(objects), np.uint32),
         )
-        return PlanColumns(index, kinds[:, 4].astype(np.uint8), np.full(len(objects), -1, np.int64))
+        sizes = np.full(len(objects), -1, np.int64) if object_bytes is None else np.array(object_bytes, np.int64)
+        return PlanColumns(index, kinds[:, 4].astype(np.uint8), sizes)
 
 
 def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:

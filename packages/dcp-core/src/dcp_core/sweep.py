@@ -1,0 +1,98 @@
+"""Proof over columns that the chunks of every tensor lie in it, do not overlap and fill it.
+
+Most tensors are cut along one dimension or not at all: all of them together are one sort. Only tensors that are cut
+along several are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_core.boxes import find_overlap
+from dcp_manifest.box_columns import starts
+from dcp_manifest.columns import CheckpointIndex
+
+__all__ = ["SameDims", "by_dims", "is_proper"]
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SameDims:
+    """The chunks of all tensors with one number of dimensions, in the order of the table."""
+
+    rows: I64
+    """Rows of the table of chunks."""
+    tensor: I64
+    """Of each chunk, the row of its tensor: ascending."""
+    offsets: I64
+    """(chunks, dimensions)"""
+    sizes: I64
+    shapes: I64
+    """Of each chunk's tensor."""
+
+
+def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
+    """The chunks of an index, those of one dimensionality after another."""
+    tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
+    ndim = index.tensor_ndim[tensor]
+    first, shape_first = starts(ndim)[:-1], index.shape_starts()[:-1]
+    for dims in np.unique(ndim).tolist():
+        rows = np.flatnonzero(ndim == dims)
+        numbers = first[rows][:, None] + np.arange(dims)
+        shapes = index.tensor_shape[shape_first[tensor[rows]][:, None] + np.arange(dims)]
+        yield SameDims(rows, tensor[rows], index.chunk_offsets[numbers], index.chunk_sizes[numbers], shapes)
+
+
+def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
+    """Whether every chunk lies within its tensor, no two share elements, and they fill it if `complete`.
+
+    A tensor without chunks is not proper.
+    """
+    if not (index.tensor_chunks > 0).all():
+        return False
+    return all(_is_proper(chunks, complete=complete) for chunks in by_dims(index))
+
+
+def _is_proper(chunks: SameDims, *, complete: bool) -> bool:
+    offsets, sizes, shapes = chunks.offsets, chunks.sizes, chunks.shapes
+    if (offsets < 0).any() or (sizes < 0).any() or (offsets + sizes > shapes).any():
+        return False
+    volumes = sizes.prod(axis=1)
+    groups = _group_starts(chunks.tensor)
+    if complete and not np.array_equal(np.add.reduceat(volumes, groups), shapes[groups].prod(axis=1)):
+        return False
+    filled = np.flatnonzero(volumes > 0)
+    return len(filled) == 0 or _are_apart(chunks.tensor[filled], offsets[filled], sizes[filled])
+
+
+def _group_starts(tensor: I64) -> I64:
+    """Positions at which a new tensor begins."""
+    return np.flatnonzero(np.concatenate([[True], tensor[1:] != tensor[:-1]]))
+
+
+def _are_apart(tensor: I64, offsets: I64, sizes: I64) -> bool:
+    groups = _group_starts(tensor)
+    counts = np.diff(np.concatenate([groups, [len(tensor)]]))
+    cut = np.maximum.reduceat(offsets, groups, axis=0) != np.minimum.reduceat(offsets, groups, axis=0)
+    cuts = cut.sum(axis=1)
+    if ((cuts == 0) & (counts > 1)).any():
+        return False
+    along_one = np.repeat(cuts == 1, counts)
+    if along_one.any():
+        dim = np.repeat(cut.argmax(axis=1) if cut.shape[1] else np.zeros(len(groups), np.int64), counts)[along_one]
+        rows = np.flatnonzero(along_one)
+        begin, end, owner = offsets[rows, dim], offsets[rows, dim] + sizes[rows, dim], tensor[rows]
+        order = np.lexsort((begin, owner))
+        begin, end, owner = begin[order], end[order], owner[order]
+        if ((owner[1:] == owner[:-1]) & (begin[1:] < end[:-1])).any():
+            return False
+    for group in np.flatnonzero(cuts > 1).tolist():
+        rows = np.arange(groups[group], groups[group] + counts[group])
+        if find_overlap(list(zip(offsets[rows].tolist(), sizes[rows].tolist(), strict=True))) is not None:
+            return False
+    return True
