@@ -317,3 +317,25 @@ def test_writeback_is_a_hint(tmp_path):
         file.flush()
         start_writeback(file.fileno(), 0, 4)
     assert (tmp_path / "x").read_bytes() == b"data"
+
+
+def test_items_over_two_gigabytes_and_writes_that_end_short(store, patch_os):
+    """One call moves less than 2 GiB, and may move less than it was asked to: all bytes arrive all the same."""
+    data = np.zeros((2 << 30) + (5 << 20) + 3, np.uint8)
+    data[:: 1 << 20] = np.arange(len(data[:: 1 << 20])) % 251
+    calls = []
+
+    def pwritev(fd, buffers, offset):
+        calls.append(sum(map(len, buffers)))
+        if len(calls) % 5 == 0:  # as a signal or a full queue does
+            buffers = [memoryview(buffers[0])[: max(1, len(buffers[0]) // 3)]]
+        return os.pwritev(fd, buffers, offset)
+
+    patch_os(pwritev=pwritev)
+    request = WriteRequest("t", data.nbytes, lambda: Payload(data.data, Framing.RAW, "uint8", data.shape))
+    (item,) = write_items(store, [request], prefix="__0_", save_id="abc", sync=False)
+    assert len(calls) > 500
+    assert item.stored_bytes == data.nbytes
+    assert item.crc32 == zlib.crc32(data)
+    written = np.memmap(os.path.join(store.path, item.file), np.uint8, "r", item.offset + item.lead, data.shape)
+    assert np.array_equal(written, data)
