@@ -10,12 +10,13 @@ import io
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from dcp_core.box_copy import BoxCopy
 from dcp_core.byte_backend import ByteBackend
+from dcp_core.collector import collector_paused
 from dcp_core.columns import metadata_from_index
 from dcp_core.device_copy import DeviceCopies
 from dcp_core.errors import CorruptCheckpointError, DcpError, UnsupportedFormatError
@@ -23,6 +24,7 @@ from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorag
 from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import LoadItemType, LoadPlan, ReadItem
 from dcp_core.protocols import CheckpointId, LoadPlanner, StorageReader
+from dcp_core.whole_reads import split_whole_reads
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.requests import ReadRequest
 from dcp_manifest.runs import box_runs
@@ -99,10 +101,24 @@ class ByteStorageReader(StorageReader):
             CorruptCheckpointError: Bytes are not what was written; names file, key and offset.
             CheckpointNotFoundError: A data file is missing.
         """
-        requests: list[ReadRequest] = []
+        with collector_paused():
+            requests = self._requests(plan, planner)
+            try:
+                stats = self._backend.read(requests)
+            except Exception as error:
+                _note_changes(error, self._backend.changed_keys)
+                raise
+        self.bytes_read = stats.bytes_read
+        self.unverified_keys = set(stats.unverified_keys)
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+    def _requests(self, plan: LoadPlan, planner: LoadPlanner) -> list[ReadRequest]:
         copies = DeviceCopies()
         archives: dict[tuple[str, int], list[ReadItem]] = defaultdict(list)
-        for item in plan.items:
+        requests, items = split_whole_reads(plan, planner, self._known(), _direct_memory)
+        for item in items:
             stored = self._stored(item)
             if item.type is LoadItemType.BYTE_IO:
                 requests.append(_object_request(item, stored, planner))
@@ -111,22 +127,16 @@ class ByteStorageReader(StorageReader):
             else:
                 archives[stored.file, stored.offset].append(item)
         requests.extend(self._archive_request(items, planner) for items in archives.values())
-        try:
-            stats = self._backend.read(requests)
-        except Exception as error:
-            _note_changes(error, self._backend.changed_keys)
-            raise
-        self.bytes_read = stats.bytes_read
-        self.unverified_keys = set(stats.unverified_keys)
-        done: torch.futures.Future[None] = torch.futures.Future()
-        done.set_result(None)
-        return done
+        return requests
 
-    def _stored(self, item: ReadItem) -> StoredItem:
+    def _known(self) -> Metadata:
         if self._metadata is None:
             raise DcpError("set_up_storage_reader must be called before read_data")
+        return self._metadata
+
+    def _stored(self, item: ReadItem) -> StoredItem:
         index = item.storage_index
-        places = self._metadata.storage_data
+        places = self._known().storage_data
         info = None if places is None else places.get(index)
         if info is None:
             raise CorruptCheckpointError(
@@ -144,7 +154,7 @@ class ByteStorageReader(StorageReader):
 
     def _sizes(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and sizes of the stored chunk that an item reads from."""
-        entry = cast(Metadata, self._metadata).state_dict_metadata[item.storage_index.fqn]
+        entry = self._known().state_dict_metadata[item.storage_index.fqn]
         if not isinstance(entry, TensorStorageMetadata):
             raise CorruptCheckpointError("the index lists an object where a tensor is stored", key=item.dest_index.fqn)
         return entry.properties.dtype, _chunk_sizes(entry, item.storage_index)
@@ -250,7 +260,7 @@ def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
 
 def _direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:
     """The target's memory, if stored elements of `dtype` can be read into it as they are."""
-    if not target.is_cpu or target.dtype != dtype or not target.is_contiguous() or type(target) is not torch.Tensor:
+    if not (target.is_cpu and target.dtype is dtype and target.is_contiguous() and type(target) is torch.Tensor):
         return None
     return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
 

@@ -33,13 +33,15 @@ class ReadColumns:
         return len(self.names) + len(self.others)
 
     def __iter__(self) -> Iterator[ReadItem]:
-        tensors, shapes = self.records.tensors, self.records.single
-        for name in self.names:
-            lengths = torch.Size(shapes[tensors[name]] or ())
-            nothing = torch.Size((0,) * len(lengths))
-            index = MetadataIndex(name, nothing, 0)
-            yield ReadItem(LoadItemType.TENSOR, index, nothing, index, nothing, lengths)
+        yield from map(self.whole, self.names)
         yield from self.others
+
+    def whole(self, name: str) -> ReadItem:
+        """The read item of one of `names`."""
+        lengths = torch.Size(self.records.single[self.records.tensors[name]] or ())
+        nothing = torch.Size((0,) * len(lengths))
+        index = MetadataIndex(name, nothing, 0)
+        return ReadItem(LoadItemType.TENSOR, index, nothing, index, nothing, lengths)
 
 
 class WholeTensors:

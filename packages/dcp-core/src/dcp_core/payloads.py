@@ -25,6 +25,9 @@ __all__ = [
 
 # Smaller tensors are copied at once: pieces would cost more than their memory.
 _SMALL_BYTES = 64 << 10
+# Dtypes whose numpy arrays can be cast to bytes; others of a size are seen as these integers.
+_NUMPY_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class PayloadError(DcpError, TypeError):
@@ -84,6 +87,11 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor as writable bytes; it stays alive as long as the view."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
+    size = tensor.dtype.itemsize
+    if tensor.dtype in _NUMPY_DTYPES:
+        return memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
+    if size in _INTEGERS:
+        return memoryview(tensor.view(_INTEGERS[size]).numpy()).cast("B")  # type: ignore[arg-type]
     # Not reshape(-1): dimensions of size 1 may have any stride, and a view as bytes would refuse that.
     flat = tensor.as_strided((tensor.numel(),), (1,))
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import numpy as np
 
 from dcp_io.ranges import align_to_blocks, merge_ranges, merge_runs, split_range
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.items import Framing, StoredItem, block_bytes, border_count
+from dcp_manifest.items import CRC_BLOCK_MIN_BYTES, Framing, StoredItem, block_bytes, border_count
 from dcp_manifest.requests import ReadRequest
 from dcp_manifest.runs import Runs
 
@@ -51,7 +51,7 @@ class Check(IntEnum):
     """The CRCs inside the archive that the item is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Wanted:
     """A request, the range of the stored range that is read for it, and what that range is checked against."""
 
@@ -89,7 +89,7 @@ class ItemRead:
         return self.members[0].base
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Step:
     """The part [start, stop) of an item's stored range, and the requests whose ranges cover it."""
 
@@ -119,25 +119,30 @@ def want(request: ReadRequest, verify: Verify) -> Wanted:
     start, stop, size = request.start, request.stop, item.stored_bytes
     if not 0 <= start <= stop <= size:
         raise ValueError(f"bytes {start} to {stop} of {request.key!r} are not in its stored range")
-    if request.into is not None and len(request.into) != stop - start:
-        raise ValueError(f"the destination of {request.key!r} has {len(request.into)} bytes, not as many as are read")
-    if request.into is not None and request.piece is not None:
-        raise ValueError(f"{request.key!r} is wanted both in a destination and in pieces; choose one")
+    if request.into is not None and (len(request.into) != stop - start or request.piece is not None):
+        raise ValueError(
+            f"the destination of {request.key!r} has {len(request.into)} bytes for {stop - start}, "
+            "or the request also has a piece function"
+        )
     if item.offset < 0 or item.lead < 0 or item.lead + size > item.length:
-        raise CorruptCheckpointError(
-            "the index gives an impossible place", file=item.file, key=request.key, offset=item.offset
-        )
-    if item.running_crcs is not None and len(item.running_crcs) != border_count(size):
-        raise CorruptCheckpointError(
-            "the index gives a wrong number of CRCs", file=item.file, key=request.key, offset=item.offset
-        )
+        raise _impossible(request, "an impossible place")
+    running = item.running_crcs
+    if running is not None and len(running) != (0 if size <= CRC_BLOCK_MIN_BYTES else border_count(size)):
+        raise _impossible(request, "a wrong number of CRCs")
     check = _check_of(request, verify)
-    runs = None if request.runs is None or verify == "full" else request.runs.joined(RUN_GAP_BYTES)
-    if check is Check.BLOCKS and verify != "full":
-        start, stop = align_to_blocks(item, start, stop)
-    elif check is not Check.NOTHING:
-        start, stop, runs = 0, size, None
+    runs = None
+    if check >= Check.WHOLE or (check is Check.BLOCKS and (size <= CRC_BLOCK_MIN_BYTES or verify == "full")):
+        start, stop = 0, size
+    else:
+        runs = None if request.runs is None else request.runs.joined(RUN_GAP_BYTES)
+        if check is Check.BLOCKS:
+            start, stop = align_to_blocks(item, start, stop)
     return Wanted(request, start, stop, check, item.offset + item.lead, runs)
+
+
+def _impossible(request: ReadRequest, what: str) -> CorruptCheckpointError:
+    item = request.item
+    return CorruptCheckpointError(f"the index gives {what}", file=item.file, key=request.key, offset=item.offset)
 
 
 def _check_of(request: ReadRequest, verify: Verify) -> Check:

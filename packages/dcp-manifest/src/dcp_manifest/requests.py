@@ -79,7 +79,7 @@ class WriteRequest:
     """Gives the payload; called once, in a writer thread, when its turn has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadRequest:
     """A byte range of one stored item that somebody wants.
 

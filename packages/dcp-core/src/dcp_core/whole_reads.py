@@ -1,0 +1,91 @@
+"""Reads of whole tensors straight into the template's memory, made from columns: what 20,000 small tensors go through.
+
+It does what `byte_reader` does item by item, for those items of a plan that nobody has looked at or may decide on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from dcp_core.index_records import StorageRecords
+from dcp_core.lazy import LazyDict
+from dcp_core.load_columns import read_columns_of
+from dcp_core.load_planner import DefaultLoadPlanner
+from dcp_core.metadata import Metadata
+from dcp_core.plan import LoadPlan, ReadItem
+from dcp_core.protocols import LoadPlanner
+from dcp_manifest.items import Framing, StoredItem, border_counts
+from dcp_manifest.requests import ReadRequest
+
+__all__ = ["split_whole_reads"]
+
+Memory = Callable[[torch.Tensor, torch.dtype], memoryview | None]
+
+_DECIDING = ("resolve_tensor", "lookup_tensor", "transform_tensor", "commit_tensor")
+_NO_CRCS = np.zeros(0, np.uint32)
+_RAW = int(Framing.RAW)
+
+
+def split_whole_reads(
+    plan: LoadPlan, planner: LoadPlanner, metadata: Metadata, memory_of: Memory
+) -> tuple[list[ReadRequest], list[ReadItem]]:
+    """The requests for tensors of the plan that are read whole into memory of their own, and its other items.
+
+    Args:
+        plan: What is read.
+        planner: Where it goes.
+        metadata: Where it lies.
+        memory_of: The memory of a target, if stored elements of that dtype can be read into it as they are.
+    """
+    columns = read_columns_of(plan.items)
+    places = metadata.storage_data
+    untouched = isinstance(places, LazyDict) and isinstance(places.source, StorageRecords) and not places.touched
+    if columns is None or not untouched or not _is_default(planner):
+        return [], plan.items
+    records, stored = columns.records, columns.records.index.chunk_items
+    if stored is None:
+        return [], plan.items
+    rows = np.array([records.tensors[name] for name in columns.names], np.int64)
+    chunks = np.array(records.chunk_starts, np.int64)[rows]
+    borders = border_counts(stored.stored_bytes) * (stored.checked != 0)
+    first = np.cumsum(borders) - borders
+    table = zip(
+        columns.names,
+        records.index.tensor_dtype[rows].tolist(),
+        *(
+            column[chunks].tolist()
+            for column in (
+                *(stored.file, stored.offset, stored.length, stored.lead, stored.stored_bytes),
+                *(stored.framing, stored.chain, stored.checked, stored.crc32, first, borders),
+            )
+        ),
+        strict=True,
+    )
+    requests: list[ReadRequest] = []
+    others: list[ReadItem] = []
+    files, dtypes, targets = records.index.files, records.dtypes, planner.state_dict
+    for name, dtype, file, offset, length, lead, size, framing, chain, checked, crc, start, count in table:
+        known, target = dtypes[dtype], targets[name]
+        if target.requires_grad or type(target) is not torch.Tensor:
+            target = target.detach()
+        into = None if framing != _RAW or chain or known is None else memory_of(target, known)
+        if into is None:
+            others.append(columns.whole(name))
+            continue
+        running = stored.running_crcs[start : start + count] if count else _NO_CRCS
+        item = StoredItem(
+            files[file], offset, length, lead, size, Framing.RAW, crc if checked else None, running if checked else None
+        )
+        requests.append(ReadRequest(name, item, 0, len(into), into))
+    return requests, others + columns.others
+
+
+def _is_default(planner: LoadPlanner) -> bool:
+    """Whether the planner leaves it to us where tensors go, and does not want to know when they are there."""
+    kind = type(planner)
+    return isinstance(planner, DefaultLoadPlanner) and all(
+        getattr(kind, name) is getattr(DefaultLoadPlanner, name) for name in _DECIDING
+    )

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+
+from dcp_core.collector import collector_paused
+
+
+def test_the_collector_runs_again_afterwards() -> None:
+    assert gc.isenabled()
+    with contextlib.suppress(KeyError), collector_paused():
+        assert not gc.isenabled()
+        _ = {}["missing"]
+    assert gc.isenabled()
+
+
+def test_whoever_had_it_off_keeps_it_off() -> None:
+    gc.disable()
+    try:
+        with collector_paused(), collector_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_pauses_of_several_threads_overlap() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with collector_paused():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with collector_paused():
+        thread.start()
+        assert inside.wait(10)
+    assert not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
