@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -123,6 +124,36 @@ def test_ranks_with_different_planners_are_told_so(ranks: Any, tmp_path: Path) -
     for text in ranks.run(2, _save_with_other_planners, str(tmp_path)):
         assert "DefaultSavePlanner" in text
         assert "Own" in text
+
+
+class _Counting(dcp.DefaultLoadPlanner):
+    """Wants the plans of all ranks."""
+
+    def create_global_plan(self, global_plan: list[Any]) -> list[Any]:
+        self.counts = [len(plan.items) for plan in global_plan]
+        return super().create_global_plan(global_plan)
+
+
+def _refuse_to_travel(self: Any, protocol: int) -> Any:
+    raise TypeError("a plan was sent")
+
+
+def _load_plans(folder: str) -> tuple[list[str], list[int] | None, list[int] | None]:
+    rank = dist.get_rank()
+    dcp.save(failing.state(1.0), checkpoint_id=folder)
+    with mock.patch.object(dcp.planner.LoadPlan, "__reduce_ex__", _refuse_to_travel):
+        report = dcp.load(failing.state(0.0), checkpoint_id=folder)
+    counting = _Counting()
+    dcp.load(failing.state(0.0), checkpoint_id=folder, planner=counting)
+    first = _Counting()  # one rank's wish is enough
+    dcp.load(failing.state(0.0), checkpoint_id=folder, planner=dcp.DefaultLoadPlanner() if rank else first)
+    return sorted(report.loaded), getattr(counting, "counts", None), getattr(first, "counts", None)
+
+
+def test_load_plans_travel_only_to_a_planner_that_wants_them(ranks: Any, tmp_path: Path) -> None:
+    (loaded, counts, first), (other, *rest) = ranks.run(2, _load_plans, str(tmp_path))
+    assert loaded == other == ["all", "counter.name", "counter.value", "rows"]
+    assert (counts, first, rest) == ([4, 4], [4, 4], [None, None])
 
 
 def _in_sub_groups(folder: str) -> tuple[str, bool, bool, list[str]]:

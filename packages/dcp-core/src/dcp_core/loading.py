@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from dcp_core.byte_reader import ByteStorageReader
 from dcp_core.convert import as_metadata
 from dcp_core.coordination import Coordinator, make_coordinator
 from dcp_core.errors import CheckpointNotFoundError, DcpError
@@ -29,6 +30,8 @@ from dcp_core.storage_choice import resolve_reader
 __all__ = ["load", "load_keys", "load_state_dict"]
 
 _MAX_ATTEMPTS = 3
+# Global steps that give back the plans as they are.
+_IDENTITIES = (DefaultLoadPlanner.create_global_plan, ByteStorageReader.prepare_global_plan)
 
 
 def load(
@@ -115,10 +118,6 @@ def load_keys(
     return run.values
 
 
-class _ReplacedError(DcpError):
-    """The checkpoint was replaced by a newer one while it was read."""
-
-
 @dataclass(slots=True)
 class _Load:
     """The state of one load on one rank."""
@@ -133,28 +132,34 @@ class _Load:
     values: dict[str, Any] = field(default_factory=dict)
     metadata: Metadata | None = None
     plan: LoadPlan | None = None
+    exchanges: bool = True
+    """Whether the ranks' plans go through the coordinator; with identity steps everywhere none of them travels."""
 
     def run(self) -> LoadReport:
         place = self.checkpoint_id if self.checkpoint_id is not None else getattr(self.reader, "checkpoint_id", "")
         self.coordinator.agree("load", os.fspath(place), describe="checkpoint ids")
-        self.coordinator.all_gather("state_dict", self.prepare)
+        self.exchanges = any(self.coordinator.all_gather("state_dict", self.prepare))
         for attempt in range(_MAX_ATTEMPTS):
-            self.plan = self.coordinator.reduce_scatter("plan", self.plan_locally, self.plan_globally)[0]
+            plan = self.coordinator.reduce_scatter("plan", self.plan_locally, self.plan_globally)
+            self.plan = plan or self.plan
             replaced = self.coordinator.all_gather("read", partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
             if not any(replaced):
                 break
         self.coordinator.all_gather("load_state_dict", self.apply)
         return self.report()
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
+        """Take the template; whether this rank's planner or reader makes something of the plans of all ranks."""
         self.reader = resolve_reader(self.reader, self.checkpoint_id)
         for key, value in self.state_dict.items():
             if is_stateful(value):
                 self.stateful[key] = value
                 value = value.state_dict()
             self.template[key] = value
+        methods = (self.planner.create_global_plan, self.reader.prepare_global_plan)
+        return any(getattr(method, "__func__", None) not in _IDENTITIES for method in methods)
 
-    def plan_locally(self) -> tuple[LoadPlan, str | None]:
+    def plan_locally(self) -> tuple[LoadPlan | None, str | None]:
         reader = self._reader()
         self.metadata = _read_metadata(reader, self.coordinator.rank)
         self.values = dict(self.template)
@@ -166,18 +171,20 @@ class _Load:
             )
         else:
             reader.set_up_storage_reader(self.metadata, is_coordinator)
-        plan = reader.prepare_local_plan(self.planner.create_local_plan())
-        return plan, _save_id(self.metadata)
+        self.plan = reader.prepare_local_plan(self.planner.create_local_plan())
+        return self.plan if self.exchanges else None, _save_id(self.metadata)
 
-    def plan_globally(self, found: list[tuple[LoadPlan, str | None]]) -> list[tuple[LoadPlan]]:
+    def plan_globally(self, found: list[tuple[LoadPlan | None, str | None]]) -> list[LoadPlan | None]:
         save_ids = {save_id for _, save_id in found}
         if len(save_ids) > 1:
             raise DcpError(
                 f"ranks see different checkpoints under one id (save ids {sorted(map(str, save_ids))}): it is being "
                 "replaced, or the ranks do not share their storage; load again"
             )
-        plans = self.planner.create_global_plan([plan for plan, _ in found])
-        return [(plan,) for plan in self._reader().prepare_global_plan(plans)]
+        plans = [plan for plan, _ in found if plan is not None]
+        if not self.exchanges:
+            return [None] * len(found)
+        return [*self._reader().prepare_global_plan(self.planner.create_global_plan(plans))]
 
     def read(self, *, last: bool) -> bool:
         """Read this rank's items; True if the checkpoint was replaced meanwhile and must be planned anew."""
