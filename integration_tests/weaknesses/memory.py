@@ -13,7 +13,7 @@ import torch
 
 from integration_tests.weaknesses.both import quiet
 
-__all__ = ["MIB", "measure"]
+__all__ = ["MIB", "extra_mib", "measure"]
 
 MIB = 1 << 20
 _M_MMAP_THRESHOLD = -3
@@ -27,7 +27,7 @@ def _peak_mib() -> float:
     return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def _extra_mib(action: Callable[[], Any]) -> float:
+def extra_mib(action: Callable[[], Any]) -> float:
     """MiB that `action` needed at its height, in addition to what this process held before."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -68,11 +68,11 @@ def measure(module: str, folder: str) -> dict[str, float]:
     for name, make in cases.items():
         state: dict[str, Any] = make()
         writer = library.FileSystemWriter(f"{folder}/{name}", sync_files=False, thread_count=1)
-        found[f"save {name}"] = _extra_mib(lambda: library.save(state, storage_writer=writer, no_dist=True))  # noqa: B023
+        found[f"save {name}"] = extra_mib(lambda: library.save(state, storage_writer=writer, no_dist=True))  # noqa: B023
         if name in ("large", "object"):
             template = {key: torch.zeros_like(value) if name == "large" else "" for key, value in state.items()}
             del state
-            found[f"load {name}"] = _extra_mib(
+            found[f"load {name}"] = extra_mib(
                 lambda: library.load(template, checkpoint_id=f"{folder}/{name}", no_dist=True)  # noqa: B023
             )
     return found
