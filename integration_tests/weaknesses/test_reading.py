@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import dcp_all as dcp
-from integration_tests.weaknesses.both import our_load, our_save, quiet, stock_save
+from integration_tests.weaknesses.both import data_files, flip, our_load, our_save, quiet, stock_save
 from integration_tests.weaknesses.memory import MIB, extra_mib
 
 RANKS = 4
@@ -89,6 +89,18 @@ def test_c04_a_shard_reads_what_it_needs_in_bounded_memory(
     assert max(extra for _, extra, _ in found) <= EXTRA_MIB / 2, "the buffers of few threads are far below the budget"
 
 
+@pytest.mark.parametrize(("dim", "verify", "most"), [(0, "blocks", 1.05), (1, False, 1.6), (0, "full", 4.05)])
+def test_c04_a_shard_of_what_stock_saved_reads_what_it_needs(
+    ranks: Any, folders: dict[str, Path], dim: int, verify: Any, most: float
+) -> None:
+    folder = str(folders["torch.distributed.checkpoint"])
+    found = ranks.run(RANKS, _load_shard, "dcp_all", folder, dim, {"verify": verify})
+    print(dim, verify, found)
+    assert all(right for _, _, right in found)
+    assert max(ratio for ratio, _, _ in found) <= most
+    assert max(extra for _, extra, _ in found) <= EXTRA_MIB / 2
+
+
 def test_c04_stock_reads_everything_on_every_rank(ranks: Any, folders: dict[str, Path]) -> None:
     module = "torch.distributed.checkpoint"
     found = ranks.run(RANKS, _load_shard, module, str(folders[module]), 0, {})
@@ -130,3 +142,39 @@ def test_c02_one_large_tensor_of_another_form_takes_bounded_memory(
     ((extra, right),) = ranks.run(1, _load_into, str(folders["dcp_all"]), case, options)
     assert right
     assert extra <= 16, f"{BYTES / MIB} MiB are loaded"
+
+
+def _flipped_stock(folder: Path) -> Path:
+    stock_save({"weight": _saved()[:512]}, folder, sync_files=False)
+    (path,) = data_files(folder)
+    flip(path, path.stat().st_size // 2)
+    return path
+
+
+@pytest.mark.parametrize("verify", ["blocks", "full", "before"])
+def test_a01_a_flip_in_a_large_archive_of_stock_is_refused(tmp_path: Path, verify: Any) -> None:
+    path = _flipped_stock(tmp_path)
+    template = {"weight": torch.zeros(512, COLUMNS, dtype=torch.int32)}
+    with pytest.raises(dcp.CorruptCheckpointError, match="differ from what was written") as caught:
+        our_load(template, tmp_path, verify=verify)
+    assert (caught.value.file, caught.value.key) == (path.name, "weight")
+    assert verify != "before" or not template["weight"].any()
+
+
+def _load_flipped(folder: str, verify: Any) -> tuple[str, ...]:
+    mesh = init_device_mesh("cpu", (2,))
+    template = DTensor.from_local(torch.zeros(256, COLUMNS, dtype=torch.int32), mesh, [Shard(0)])
+    reader = dcp.FileSystemReader(folder, verify=verify)
+    try:
+        return dcp.load({"weight": template}, storage_reader=reader).unverified
+    except dcp.CheckpointException as error:
+        return (str(error),)
+
+
+def test_a01_a_slice_of_a_large_archive_of_stock_is_reported_unless_all_of_it_is_checked(
+    ranks: Any, tmp_path: Path
+) -> None:
+    _flipped_stock(tmp_path)
+    assert ranks.run(2, _load_flipped, str(tmp_path), "blocks") == [("weight",), ("weight",)]
+    for (text,) in ranks.run(2, _load_flipped, str(tmp_path), "full"):
+        assert "differ from what was written" in text

@@ -187,3 +187,15 @@ def test_reads_only_what_is_wanted(tmp_path: Path) -> None:
 def test_save_that_was_never_planned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DcpError, match="before a plan"):
         FileSystemWriter(tmp_path).finish(None, [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 20, 1 << 30])
+def test_any_buffer_limit_gives_the_same(tmp_path: Path, limit: int) -> None:
+    save(state(), storage_writer=FileSystemWriter(tmp_path))
+    template, _ = read(tmp_path, max_inflight_bytes=limit)
+    assert all(torch.equal(template[key], value) for key, value in state().items() if key != "object")
+
+
+def test_a_buffer_limit_must_be_positive(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_inflight_bytes=0"):
+        FileSystemReader(tmp_path, max_inflight_bytes=0)

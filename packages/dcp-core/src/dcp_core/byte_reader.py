@@ -1,33 +1,30 @@
 """The storage reader over any byte engine: read items become byte ranges, bytes become values of the template.
 
-Bytes go straight into the destination's memory where the wanted box is one run of bytes on both sides; otherwise they
-come in pieces, of which the box's elements are copied out.
+What is asked of the engine for one item, and what becomes of the bytes, is in `read_requests`.
 """
 
 from __future__ import annotations
 
-import io
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 
-from dcp_core.box_copy import BoxCopy
 from dcp_core.byte_backend import ByteBackend
 from dcp_core.collector import collector_paused
 from dcp_core.columns import metadata_from_index
 from dcp_core.device_copy import DeviceCopies
 from dcp_core.errors import CorruptCheckpointError, DcpError, UnsupportedFormatError
 from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorageMetadata
-from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import LoadItemType, LoadPlan, ReadItem
 from dcp_core.protocols import CheckpointId, LoadPlanner, StorageReader
+from dcp_core.read_requests import archive_request, direct_memory, object_request, tensor_request
+from dcp_core.stock_archive import ArchivedTensor, ArchiveSearch
 from dcp_core.whole_reads import split_whole_reads
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.requests import ReadRequest
-from dcp_manifest.runs import box_runs
 
 __all__ = ["ByteStorageReader"]
 
@@ -101,6 +98,7 @@ class ByteStorageReader(StorageReader):
             CorruptCheckpointError: Bytes are not what was written; names file, key and offset.
             CheckpointNotFoundError: A data file is missing.
         """
+        self.bytes_read = 0
         with collector_paused():
             requests = self._requests(plan, planner)
             try:
@@ -108,7 +106,7 @@ class ByteStorageReader(StorageReader):
             except Exception as error:
                 _note_changes(error, self._backend.changed_keys)
                 raise
-        self.bytes_read = stats.bytes_read
+        self.bytes_read += stats.bytes_read
         self.unverified_keys = set(stats.unverified_keys)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)
@@ -117,17 +115,34 @@ class ByteStorageReader(StorageReader):
     def _requests(self, plan: LoadPlan, planner: LoadPlanner) -> list[ReadRequest]:
         copies = DeviceCopies()
         archives: dict[tuple[str, int], list[ReadItem]] = defaultdict(list)
-        requests, items = split_whole_reads(plan, planner, self._known(), _direct_memory)
+        requests, items = split_whole_reads(plan, planner, self._known(), direct_memory)
         for item in items:
             stored = self._stored(item)
             if item.type is LoadItemType.BYTE_IO:
-                requests.append(_object_request(item, stored, planner))
+                requests.append(object_request(item, stored, planner))
             elif stored.framing is Framing.RAW:
-                requests.append(self._tensor_request(item, stored, planner, copies))
+                requests.append(tensor_request(item, stored, *self._chunk(item), planner, copies))
             else:
                 archives[stored.file, stored.offset].append(item)
-        requests.extend(self._archive_request(items, planner) for items in archives.values())
+        located = self._search(archives.values())
+        for place, items in archives.items():
+            sizes = {self._chunk(item)[1] for item in items}
+            values = located.get(place)
+            if values is None or sizes != {values.sizes}:
+                requests.append(archive_request(items, self._stored(items[0]), sizes, planner))
+                continue
+            for item in items:
+                requests.append(tensor_request(item, values.item, values.dtype, values.sizes, planner, copies))
         return requests
+
+    def _search(self, archives: Iterable[list[ReadItem]]) -> dict[tuple[str, int], ArchivedTensor]:
+        """Where the values of large archives are, as far as those are ordinary: file and offset → values."""
+        search = ArchiveSearch()
+        for items in archives:
+            search.add(items[0].storage_index.fqn, self._stored(items[0]))
+        if search.requests:
+            self.bytes_read += self._backend.read(search.requests).bytes_read
+        return search.found
 
     def _known(self) -> Metadata:
         if self._metadata is None:
@@ -152,56 +167,12 @@ class ByteStorageReader(StorageReader):
             )
         return stored
 
-    def _sizes(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
+    def _chunk(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and sizes of the stored chunk that an item reads from."""
         entry = self._known().state_dict_metadata[item.storage_index.fqn]
         if not isinstance(entry, TensorStorageMetadata):
             raise CorruptCheckpointError("the index lists an object where a tensor is stored", key=item.dest_index.fqn)
         return entry.properties.dtype, _chunk_sizes(entry, item.storage_index)
-
-    def _tensor_request(
-        self, item: ReadItem, stored: StoredItem, planner: LoadPlanner, copies: DeviceCopies
-    ) -> ReadRequest:
-        target = _target(item, planner)
-        dtype, sizes = self._sizes(item)
-        runs = box_runs(sizes, item.storage_offsets, item.lengths, dtype.itemsize)
-        key = item.storage_index.fqn
-        into = None if runs.counts else _direct_memory(target, dtype)
-        if into is not None:
-
-            def commit(_: memoryview) -> None:
-                planner.commit_tensor(item, target)
-
-            return ReadRequest(key, stored, runs.start, runs.stop, into, commit)
-        device = target.device
-        copies.prepare(device)
-        box = BoxCopy(sizes, dtype, item.storage_offsets, target, copies.copy)
-
-        def done(_: memoryview) -> None:
-            copies.finish(device)
-            planner.commit_tensor(item, target)
-
-        return ReadRequest(key, stored, runs.start, runs.stop, None, done, box.piece, runs)
-
-    def _archive_request(self, items: Sequence[ReadItem], planner: LoadPlanner) -> ReadRequest:
-        """One read of a whole archive serves every item that wants a part of it."""
-        stored = self._stored(items[0])
-        key = items[0].storage_index.fqn
-        sizes = {self._sizes(item)[1] for item in items}
-
-        def done(data: memoryview) -> None:
-            tensor = _load_archive(data, stored, key)
-            if sizes != {tuple(tensor.shape)}:
-                raise CorruptCheckpointError(
-                    f"the stored tensor has sizes {tuple(tensor.shape)}, not {' or '.join(map(str, sizes))} as indexed",
-                    file=stored.file,
-                    key=key,
-                    offset=stored.offset,
-                )
-            for item in items:
-                _copy_part(tensor, item, planner)
-
-        return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
@@ -246,62 +217,3 @@ def _chunk_sizes(entry: TensorStorageMetadata, index: MetadataIndex) -> tuple[in
         if chunk.offsets == index.offset:
             return tuple(chunk.sizes)
     raise CorruptCheckpointError(f"the index has no chunk at offset {tuple(index.offset or ())}", key=index.fqn)
-
-
-def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
-    target = planner.resolve_tensor(item).detach()
-    if tuple(target.shape) != tuple(item.lengths):
-        raise DcpError(
-            f"the planner resolved {item.dest_index.fqn!r} to a tensor of sizes {tuple(target.shape)}; "
-            f"the read item has {tuple(item.lengths)}"
-        )
-    return target
-
-
-def _direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:
-    """The target's memory, if stored elements of `dtype` can be read into it as they are."""
-    if not (target.is_cpu and target.dtype is dtype and target.is_contiguous() and type(target) is torch.Tensor):
-        return None
-    return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
-
-
-def _object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner) -> ReadRequest:
-    key = item.storage_index.fqn
-
-    def done(data: memoryview) -> None:
-        try:
-            planner.load_bytes(item, io.BytesIO(data))
-        except CorruptCheckpointError as error:
-            if error.file is not None:
-                raise
-            # Whoever decodes the object cannot know where it lies.
-            message = str(error).removesuffix(f" (key {key!r})")
-            raise CorruptCheckpointError(message, file=stored.file, key=key, offset=stored.offset) from error
-
-    return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
-
-
-def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tensor:
-    load: Callable[..., Any] = torch.load
-    try:
-        tensor = load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CorruptCheckpointError(
-            f"the stored tensor cannot be read: {error}", file=stored.file, key=key, offset=stored.offset
-        ) from error
-    if not isinstance(tensor, torch.Tensor):
-        raise CorruptCheckpointError(
-            f"a {type(tensor).__qualname__} is stored where a tensor should be",
-            file=stored.file,
-            key=key,
-            offset=stored.offset,
-        )
-    return tensor.detach()
-
-
-def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
-    for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        tensor = tensor.narrow(dim, offset, length)
-    target = _target(item, planner)
-    target.copy_(tensor)
-    planner.commit_tensor(item, target)

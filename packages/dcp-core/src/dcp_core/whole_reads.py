@@ -6,6 +6,7 @@ It does what `byte_reader` does item by item, for those items of a plan that nob
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ def split_whole_reads(
     return requests, others + columns.others
 
 
-def _is_default(planner: LoadPlanner) -> bool:
+def _is_default(planner: LoadPlanner) -> TypeGuard[DefaultLoadPlanner]:
     """Whether the planner leaves it to us where tensors go, and does not want to know when they are there."""
     kind = type(planner)
     return isinstance(planner, DefaultLoadPlanner) and all(

@@ -1,0 +1,152 @@
+"""One read item → the request for its bytes, and what becomes of them.
+
+Bytes go straight into the destination's memory where the wanted box is one run of bytes on both sides; otherwise they
+come in pieces, of which the box's elements are copied out.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dcp_core.box_copy import BoxCopy
+from dcp_core.device_copy import DeviceCopies
+from dcp_core.errors import CorruptCheckpointError, DcpError
+from dcp_core.payloads import tensor_bytes
+from dcp_core.plan import ReadItem
+from dcp_core.protocols import LoadPlanner
+from dcp_manifest.items import StoredItem
+from dcp_manifest.requests import ReadRequest
+from dcp_manifest.runs import box_runs
+
+__all__ = ["archive_request", "direct_memory", "object_request", "tensor_request"]
+
+
+def tensor_request(
+    item: ReadItem,
+    stored: StoredItem,
+    dtype: torch.dtype,
+    sizes: Sequence[int],
+    planner: LoadPlanner,
+    copies: DeviceCopies,
+) -> ReadRequest:
+    """The request for a box of a chunk of bare values.
+
+    Args:
+        item: The box, and where it goes.
+        stored: The chunk.
+        dtype: Of the stored values.
+        sizes: Of the chunk, elements.
+        planner: Names the destination, and hears when it is filled.
+        copies: Carries pieces to destinations that cannot be read into.
+    """
+    target = _target(item, planner)
+    runs = box_runs(sizes, item.storage_offsets, item.lengths, dtype.itemsize)
+    key = item.storage_index.fqn
+    into = None if runs.counts else direct_memory(target, dtype)
+    if into is not None:
+
+        def commit(_: memoryview) -> None:
+            planner.commit_tensor(item, target)
+
+        return ReadRequest(key, stored, runs.start, runs.stop, into, commit)
+    device = target.device
+    copies.prepare(device)
+    box = BoxCopy(sizes, dtype, item.storage_offsets, target, copies.copy)
+
+    def done(_: memoryview) -> None:
+        copies.finish(device)
+        planner.commit_tensor(item, target)
+
+    return ReadRequest(key, stored, runs.start, runs.stop, None, done, box.piece, runs)
+
+
+def direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:
+    """The target's memory, if stored elements of `dtype` can be read into it as they are."""
+    if not (target.is_cpu and target.dtype is dtype and target.is_contiguous() and type(target) is torch.Tensor):
+        return None
+    return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
+
+
+def object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner) -> ReadRequest:
+    """The request for an object: all of its bytes at once."""
+    key = item.storage_index.fqn
+
+    def done(data: memoryview) -> None:
+        try:
+            planner.load_bytes(item, io.BytesIO(data))
+        except CorruptCheckpointError as error:
+            if error.file is not None:
+                raise
+            # Whoever decodes the object cannot know where it lies.
+            message = str(error).removesuffix(f" (key {key!r})")
+            raise CorruptCheckpointError(message, file=stored.file, key=key, offset=stored.offset) from error
+
+    return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
+
+
+def archive_request(
+    items: Sequence[ReadItem], stored: StoredItem, sizes: set[tuple[int, ...]], planner: LoadPlanner
+) -> ReadRequest:
+    """The request for a whole archive with a tensor, for every item that wants a part of it.
+
+    Args:
+        items: What is wanted of it; at least one.
+        stored: The archive.
+        sizes: What the index says of the tensor's sizes.
+        planner: Names the destinations, and hears when they are filled.
+    """
+    key = items[0].storage_index.fqn
+
+    def done(data: memoryview) -> None:
+        tensor = _load_archive(data, stored, key)
+        if sizes != {tuple(tensor.shape)}:
+            raise CorruptCheckpointError(
+                f"the stored tensor has sizes {tuple(tensor.shape)}, not {' or '.join(map(str, sizes))} as indexed",
+                file=stored.file,
+                key=key,
+                offset=stored.offset,
+            )
+        for item in items:
+            _copy_part(tensor, item, planner)
+
+    return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
+
+
+def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
+    target = planner.resolve_tensor(item).detach()
+    if tuple(target.shape) != tuple(item.lengths):
+        raise DcpError(
+            f"the planner resolved {item.dest_index.fqn!r} to a tensor of sizes {tuple(target.shape)}; "
+            f"the read item has {tuple(item.lengths)}"
+        )
+    return target
+
+
+def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tensor:
+    load: Callable[..., Any] = torch.load
+    try:
+        tensor = load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CorruptCheckpointError(
+            f"the stored tensor cannot be read: {error}", file=stored.file, key=key, offset=stored.offset
+        ) from error
+    if not isinstance(tensor, torch.Tensor):
+        raise CorruptCheckpointError(
+            f"a {type(tensor).__qualname__} is stored where a tensor should be",
+            file=stored.file,
+            key=key,
+            offset=stored.offset,
+        )
+    return tensor.detach()
+
+
+def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
+    for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        tensor = tensor.narrow(dim, offset, length)
+    target = _target(item, planner)
+    target.copy_(tensor)
+    planner.commit_tensor(item, target)

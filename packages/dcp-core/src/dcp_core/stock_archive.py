@@ -1,0 +1,232 @@
+"""Where the values of one tensor lie in a `torch.save` archive, found from the archive's two ends.
+
+So a large archive that stock wrote need not be read whole for a part of it. Only the ordinary form is understood: one
+stored record with the values of one dense row-major tensor. What is inside is data: its pickle is read with an
+allow-list of our own stand-ins, and calls nothing of torch.
+
+Source: torch 2.13 `torch.serialization._save`, `torch._utils._rebuild_tensor_v2` and `_v3` (the pickle's contents).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zipfile
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dcp_core.restricted_pickle import RestrictedUnpickler
+from dcp_manifest.dtypes import TYPED_STORAGES
+from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.requests import ReadRequest
+from dcp_manifest.runs import Runs
+
+__all__ = ["ArchiveSearch", "ArchivedTensor", "locate_tensor"]
+
+# Smaller archives are read whole: that takes one read instead of two.
+_SEARCH_MIN_BYTES = 1 << 20
+# So much of each end is enough: the pickle comes first, the directory last.
+_END_BYTES = 16 << 10
+_LOCAL_BYTES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedTensor:
+    """The bare values of a tensor within an archive."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    item: StoredItem
+    """The values alone, as an item of their own; its CRC is that of the archive's record."""
+
+
+class ArchiveSearch:
+    """Looks into large archives, and finds where the values of the ordinary ones are.
+
+    Fill it with `add`, have `requests` read, then look into `found`.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[ReadRequest] = []
+        self.found: dict[tuple[str, int], ArchivedTensor] = {}
+        """File and offset of the archive → its values."""
+
+    def add(self, key: str, stored: StoredItem) -> None:
+        """Search an archive, unless it is small; `key` is an FQN for messages."""
+        size = stored.stored_bytes
+        if size < _SEARCH_MIN_BYTES or stored.framing is not Framing.TORCH_ZIP or stored.crc32 is not None:
+            return
+        ends = {0: bytearray(_END_BYTES), size - _END_BYTES: bytearray(_END_BYTES)}
+
+        def take(position: int, data: memoryview) -> None:
+            for start, end in ends.items():
+                first, last = max(start, position), min(start + _END_BYTES, position + len(data))
+                if first < last:
+                    end[first - start : last - start] = data[first - position : last - position]
+
+        def locate(_: memoryview) -> None:
+            located = locate_tensor(stored, *map(bytes, ends.values()))
+            if located is not None:
+                self.found[stored.file, stored.offset] = located
+
+        # As bare bytes: a part of an archive has no CRC of its own. What of it is used is checked then.
+        bare = replace(stored, framing=Framing.RAW)
+        runs = Runs(0, _END_BYTES, (2,), (size - _END_BYTES,))
+        self.requests.append(ReadRequest(key, bare, 0, size, None, locate, take, runs))
+
+
+def locate_tensor(stored: StoredItem, head: bytes, tail: bytes) -> ArchivedTensor | None:
+    """The values in an archive; None if it is not an ordinary one, or damaged: whoever reads all of it will tell.
+
+    Args:
+        stored: The archive.
+        head: Its first bytes.
+        tail: Its last bytes.
+    """
+    try:
+        return _locate(stored, _Ends(head, tail, stored.stored_bytes))
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not ordinary
+        return None
+
+
+def _locate(stored: StoredItem, ends: _Ends) -> ArchivedTensor | None:
+    with zipfile.ZipFile(ends) as archive:
+        names = {name.partition("/")[2]: name for name in archive.namelist()}
+        tensor = _Reader(io.BytesIO(archive.read(names["data.pkl"]))).load()
+        (values,) = (name for name in names if name.startswith("data/"))
+        record = archive.getinfo(names[values])
+        little = "byteorder" not in names or archive.read(names["byteorder"]) == b"little"
+        checked = any(entry.CRC for entry in archive.infolist() if entry.file_size)
+        ordinary = little and len(names) == len(archive.namelist()) and _is_stored(record)
+    if not ordinary or not isinstance(tensor, _Rebuilt) or not tensor.is_ordinary():
+        return None
+    start = _data_start(ends, record)
+    size = math.prod(tensor.sizes) * tensor.dtype.itemsize
+    if values != f"data/{tensor.storage.key}" or record.file_size != size or start + size > stored.stored_bytes:
+        return None
+    item = StoredItem(
+        file=stored.file,
+        offset=stored.offset + stored.lead + start,
+        length=size,
+        lead=0,
+        stored_bytes=size,
+        framing=Framing.RAW,
+        crc32=record.CRC if checked else None,
+    )
+    return ArchivedTensor(tensor.dtype, tensor.sizes, item)
+
+
+def _is_stored(record: zipfile.ZipInfo) -> bool:
+    encrypted = record.flag_bits & 1
+    return record.compress_type == zipfile.ZIP_STORED and record.compress_size == record.file_size and not encrypted
+
+
+def _data_start(ends: _Ends, record: zipfile.ZipInfo) -> int:
+    ends.seek(record.header_offset)
+    header = ends.read(_LOCAL_BYTES)
+    name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
+    if header[:4] != b"PK\x03\x04" or ends.read(name_bytes) != record.orig_filename.encode():
+        raise zipfile.BadZipFile("a record's header is damaged")
+    return record.header_offset + _LOCAL_BYTES + int(name_bytes) + int(extra_bytes)
+
+
+class _Ends(io.RawIOBase):
+    """A file of which only both ends are there."""
+
+    def __init__(self, head: bytes, tail: bytes, size: int) -> None:
+        super().__init__()
+        self._head, self._tail, self._size = head, tail, size
+        self._position = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = (0, self._position, self._size)[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        start = self._position
+        stop = self._size if size < 0 else min(self._size, start + size)
+        tail_start = self._size - len(self._tail)
+        if start >= 0 and stop <= len(self._head):
+            found = self._head[start:stop]
+        elif start >= tail_start:
+            found = self._tail[start - tail_start : stop - tail_start]
+        else:
+            raise EOFError("these bytes are not at an end of the archive")
+        self._position = stop
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    dtype: torch.dtype | None
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Rebuilt:
+    """What a pickle says of its tensor."""
+
+    storage: _Storage
+    dtype: torch.dtype
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    plain: bool
+
+    def is_ordinary(self) -> bool:
+        """Whether its elements are those of its storage in order."""
+        step = 1
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            if type(size) is not int or size < 0 or (size > 1 and stride != step):
+                return False
+            step *= size
+        return self.plain and self.offset == 0
+
+
+def _rebuild_v2(storage: Any, offset: int, sizes: Any, strides: Any, _grad: Any, _hooks: Any, *more: Any) -> _Rebuilt:
+    return _Rebuilt(storage, storage.dtype, offset, tuple(sizes), tuple(strides), not any(more))
+
+
+def _rebuild_v3(
+    storage: Any, offset: int, sizes: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *more: Any
+) -> _Rebuilt:
+    return _Rebuilt(storage, dtype, offset, tuple(sizes), tuple(strides), not any(more))
+
+
+_UNTYPED = "UntypedStorage"
+_QUANTIZED = ("qint", "quint")
+_ALLOWED: dict[str, Any] = {
+    "torch._utils._rebuild_tensor_v2": _rebuild_v2,
+    "torch._utils._rebuild_tensor_v3": _rebuild_v3,
+    "torch.storage.UntypedStorage": _UNTYPED,
+    "collections.OrderedDict": OrderedDict,
+    **{f"torch.{cls}": getattr(torch, name) for name, cls in TYPED_STORAGES.items() if not name.startswith(_QUANTIZED)},
+    **{f"torch.{name}": dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)},
+}
+_CALLED = frozenset(map(id, (_rebuild_v2, _rebuild_v3, OrderedDict)))
+
+
+class _Reader(RestrictedUnpickler):
+    """Reads `data.pkl` of a tensor to a `_Rebuilt`."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, allowed=_ALLOWED, callables=_CALLED)
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        kind, storage, key, _, _ = pid
+        if kind != "storage":
+            raise ValueError(f"{kind!r} is not a storage")
+        return _Storage(storage if isinstance(storage, torch.dtype) else None, key)
