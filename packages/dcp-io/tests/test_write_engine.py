@@ -120,7 +120,7 @@ def test_little_data_makes_one_file(store, write):
 
 def test_large_items_go_to_different_threads_and_the_rest_levels_the_load():
     requests = [WriteRequest(str(n), cost << 20, lambda: None) for n, cost in enumerate([1, 9, 2, 8, 3, 3])]
-    buckets = write_engine._buckets(requests, 2)
+    buckets = write_engine.assign_to_threads(requests, 2)
     assert sorted(position for bucket in buckets for position in bucket) == list(range(6))
     assert [sum(requests[n].cost_bytes for n in bucket) >> 20 for bucket in buckets] == [13, 13]
     assert [bucket[0] for bucket in buckets] == [1, 3]

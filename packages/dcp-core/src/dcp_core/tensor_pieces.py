@@ -13,6 +13,10 @@ import torch
 __all__ = ["TensorPieces"]
 
 
+# A copy within this memory is checksummed and written while it is in the processor's cache; more would gain nothing.
+_HOST_PIECE_BYTES = 4 << 20
+
+
 class TensorPieces:
     """Row-major elements of a strided tensor of any layout and device; satisfies `dcp_manifest.PiecewiseData`.
 
@@ -38,7 +42,7 @@ class TensorPieces:
 
 
 def _by_host(tensor: torch.Tensor, max_bytes: int) -> Iterator[memoryview]:
-    limit = max(1, max_bytes // tensor.dtype.itemsize)
+    limit = max(1, min(max_bytes, _HOST_PIECE_BYTES) // tensor.dtype.itemsize)
     buffer = torch.empty(min(limit, tensor.numel()), dtype=tensor.dtype)
     for part in _parts(tensor, limit):
         yield _bytes(_fill(buffer, part))

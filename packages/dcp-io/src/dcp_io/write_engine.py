@@ -18,7 +18,7 @@ from dcp_manifest.columns import ItemColumns
 from dcp_manifest.requests import Writable
 from dcp_manifest.stored_items import StoredItems
 
-__all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "Layout", "write_items"]
+__all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "Layout", "assign_to_threads", "write_items"]
 
 Layout = Literal["torch", "raw"]
 """`torch`: tensors are archives that `torch.load` opens. `raw`: aligned bytes only, small items side by side."""
@@ -72,7 +72,7 @@ def write_items(
     _check_choices(layout, threads, max_inflight_bytes)
     if not requests:
         return StoredItems.of([])
-    buckets = _buckets(requests, threads)
+    buckets = assign_to_threads(requests, threads)
     batch = _Batch(
         store,
         requests,
@@ -175,7 +175,7 @@ def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> Non
         raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, get_args(Layout)))}")
 
 
-def _buckets(requests: Sequence[Writable], threads: int) -> list[list[int]]:
+def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:
     """Positions of the requests for each thread: the largest first, each to the thread with the least to do."""
     total = sum(request.cost_bytes for request in requests)
     count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))
