@@ -19,13 +19,14 @@ from dcp_core.columns import index_from_metadata, metadata_from_index
 from dcp_core.errors import DcpError
 from dcp_core.global_columns import index_with_items
 from dcp_core.lazy import LazyList
-from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, StorageMeta
-from dcp_core.plan import SavePlan, WriteItem
-from dcp_core.plan_columns import WrittenColumns, columns_of
+from dcp_core.metadata import Metadata, MetadataIndex, StorageMeta
+from dcp_core.plan import SavePlan
+from dcp_core.plan_columns import WrittenColumns, columns_of, write_result
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult
 from dcp_core.write_requests import column_requests, item_request
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
 from dcp_manifest.items import StoredItem
+from dcp_manifest.requests import Writable
 from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
@@ -142,23 +143,20 @@ class ByteStorageWriter(StorageWriter):
         self._placement = placement
         if not self._rank_local and not self._is_coordinator:
             self._backend.join_save(placement.save_id)
-        columns = columns_of(plan.items)
-        items = [] if columns is not None else [*plan.items]
-        requests = [
-            *(
-                column_requests(columns, planner)
-                if columns is not None
-                else (item_request(item, planner) for item in items)
-            )
-        ]
-        stored = self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        columns = columns_of(plan.items)
         if columns is not None:
+            stored = self._write(list(column_requests(columns, planner)), placement)
             table = stored if isinstance(stored, StoredItems) else StoredItems.of(stored)
             done.set_result(LazyList(WrittenColumns(columns, table)))
         else:
-            done.set_result([_result(item, where) for item, where in zip(items, stored, strict=True)])
+            items = [*plan.items]
+            stored = self._write([item_request(item, planner) for item in items], placement)
+            done.set_result([*map(write_result, items, stored)])
         return done
+
+    def _write(self, requests: Sequence[Writable], placement: SavePlacement) -> Sequence[StoredItem]:
+        return self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the index; afterwards remove the files of the checkpoint that it replaced."""
@@ -194,17 +192,6 @@ class ByteStorageWriter(StorageWriter):
         """Remove what this rank wrote for a save that failed with `error`."""
         del error
         self._backend.abort_save()
-
-
-def _result(item: WriteItem, stored: StoredItem) -> WriteResult:
-    info = StorageInfo(
-        relative_path=stored.file,
-        offset=stored.offset,
-        length=stored.length,
-        transform_descriptors=list(stored.chain) or None,
-        stored=stored,
-    )
-    return WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=info)
 
 
 def _storage_data(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> dict[MetadataIndex, Any]:

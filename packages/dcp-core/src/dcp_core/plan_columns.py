@@ -23,10 +23,11 @@ from dcp_core.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteIte
 from dcp_core.protocols import WriteResult
 from dcp_manifest.box_columns import ranges, starts
 from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.items import StoredItem
 from dcp_manifest.merge import take_tensors
 from dcp_manifest.stored_items import StoredItems
 
-__all__ = ["PlanColumns", "WrittenColumns", "columns_of", "object_item", "written_of"]
+__all__ = ["PlanColumns", "WrittenColumns", "columns_of", "object_item", "write_result", "written_of"]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -160,15 +161,19 @@ class WrittenColumns:
         return len(self.stored)
 
     def __iter__(self) -> Iterator[WriteResult]:
-        for item, stored in zip(self.planned, self.stored, strict=True):
-            info = StorageInfo(
-                relative_path=stored.file,
-                offset=stored.offset,
-                length=stored.length,
-                transform_descriptors=list(stored.chain) or None,
-                stored=stored,
-            )
-            yield WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=info)
+        return map(write_result, self.planned, self.stored)
+
+
+def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
+    """What a storage says of an item that it wrote."""
+    info = StorageInfo(
+        relative_path=stored.file,
+        offset=stored.offset,
+        length=stored.length,
+        transform_descriptors=list(stored.chain) or None,
+        stored=stored,
+    )
+    return WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=info)
 
 
 def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:
