@@ -141,6 +141,20 @@ def test_neighbours_share_a_read(store, helpers):
     assert len(calls) == 1
 
 
+def test_many_small_unverified_parts_of_an_item_share_reads(store, written, monkeypatch):
+    data, items = written
+    calls = []
+    real = type(store.open(items["t5"].file)).read_into
+    monkeypatch.setattr(
+        "dcp_io.local._LocalSource.read_into", lambda *args: calls.append(args[1]) or real(*args), raising=True
+    )
+    targets = [Target("t5", items["t5"], n * 500, n * 500 + 500, direct=True) for n in range(3000)]
+    read_items(store, [target.request for target in targets], verify=False)
+    for n, target in enumerate(targets):
+        target.check(data["t5"][n * 500 : n * 500 + 500])
+    assert len(calls) <= 1_500_000 // block_bytes(1_500_000) + 1
+
+
 def flip(store, file, offset, bit=0):
     path = os.path.join(store.path, file)
     with open(path, "r+b") as handle:
@@ -383,6 +397,7 @@ class Pieces:
         self.request = ReadRequest(key, item, start, stop, None, self.finish, self.take, runs)
 
     def take(self, position, data):
+        assert len(data) > 0
         self.places.append((position, position + len(data)))
         self.memory[position : position + len(data)] = data
 

@@ -59,8 +59,8 @@ def test_joined_runs_hold_all_and_bridge_no_gap_that_is_too_large(dims, gap):
 
 
 def test_within_takes_memory_for_the_range_only():
-    runs = box_runs((1 << 20, 1 << 20, 1 << 14), (0, 0, 0), (1 << 20, 1 << 20, 1 << 13), 1)
-    middle = 3 * (1 << 34) + (1 << 33)
+    runs = Runs(5, 1 << 13, (4, 1 << 36), (1 << 51, 1 << 14))  # 2**38 runs
+    middle = 5 + (1 << 51) + (1 << 40)
     starts, stops = runs.within(middle, middle + (1 << 20))
     assert len(starts) == 64
     assert (starts[0], stops[-1]) == (middle, middle + 63 * (1 << 14) + (1 << 13))

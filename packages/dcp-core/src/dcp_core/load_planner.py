@@ -166,6 +166,14 @@ class DefaultLoadPlanner(LoadPlanner):
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """Nothing to do: the data is already in the template."""
 
+    def plain_targets(self) -> dict[str, Any] | None:
+        """The flat template, if the tensors in it are filled as they are; None where a subclass decides on that."""
+        names = ("resolve_tensor", "lookup_tensor", "transform_tensor", "commit_tensor")
+        own = (
+            name in vars(self) or getattr(type(self), name) is not getattr(DefaultLoadPlanner, name) for name in names
+        )
+        return None if any(own) else self.state_dict
+
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         """The local tensor of the template that `index` names."""
         found = find_state_dict_object(self.state_dict, index)

@@ -6,7 +6,7 @@ It does what `byte_reader` does item by item, for those items of a plan that nob
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ import torch
 from dcp_core.index_records import StorageRecords
 from dcp_core.lazy import LazyDict
 from dcp_core.load_columns import read_columns_of
-from dcp_core.load_planner import DefaultLoadPlanner
 from dcp_core.metadata import Metadata
 from dcp_core.plan import LoadPlan, ReadItem
 from dcp_core.protocols import LoadPlanner
@@ -25,7 +24,6 @@ __all__ = ["split_whole_reads"]
 
 Memory = Callable[[torch.Tensor, torch.dtype], memoryview | None]
 
-_DECIDING = ("resolve_tensor", "lookup_tensor", "transform_tensor", "commit_tensor")
 _NO_CRCS = np.zeros(0, np.uint32)
 _RAW = int(Framing.RAW)
 
@@ -44,7 +42,8 @@ def split_whole_reads(
     columns = read_columns_of(plan.items)
     places = metadata.storage_data
     untouched = isinstance(places, LazyDict) and isinstance(places.source, StorageRecords) and not places.touched
-    if columns is None or not untouched or not _is_default(planner):
+    targets = _plain_targets(planner)
+    if columns is None or not untouched or targets is None:
         return [], plan.items
     records, stored = columns.records, columns.records.index.chunk_items
     if stored is None:
@@ -67,13 +66,13 @@ def split_whole_reads(
     )
     requests: list[ReadRequest] = []
     others: list[ReadItem] = []
-    files, dtypes, targets = records.index.files, records.dtypes, planner.state_dict
+    files, dtypes = records.index.files, records.dtypes
     for name, dtype, file, offset, length, lead, size, framing, chain, checked, crc, start, count in table:
         known, target = dtypes[dtype], targets[name]
         if target.requires_grad or type(target) is not torch.Tensor:
             target = target.detach()
         into = None if framing != _RAW or chain or known is None else memory_of(target, known)
-        if into is None:
+        if into is None or len(into) != size:
             others.append(columns.whole(name))
             continue
         running = stored.running_crcs[start : start + count] if count else _NO_CRCS
@@ -84,9 +83,7 @@ def split_whole_reads(
     return requests, others + columns.others
 
 
-def _is_default(planner: LoadPlanner) -> TypeGuard[DefaultLoadPlanner]:
-    """Whether the planner leaves it to us where tensors go, and does not want to know when they are there."""
-    kind = type(planner)
-    return isinstance(planner, DefaultLoadPlanner) and all(
-        getattr(kind, name) is getattr(DefaultLoadPlanner, name) for name in _DECIDING
-    )
+def _plain_targets(planner: LoadPlanner) -> dict[str, Any] | None:
+    # Looked up on the class: a planner that wraps another one and forwards what it lacks decides for itself.
+    plain_targets = getattr(type(planner), "plain_targets", None)
+    return None if plain_targets is None else plain_targets(planner)
