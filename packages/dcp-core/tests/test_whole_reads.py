@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dcp_core import DefaultLoadPlanner, load, save
+from dcp_core.metadata import MetadataIndex
 from dcp_core.plan import ReadItem
 from dcp_core.read_requests import direct_memory
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
@@ -41,7 +42,7 @@ def split(planner: DefaultLoadPlanner, folder: str, *, look: bool = False) -> tu
     plan = planner.create_local_plan()
     if look:
         assert metadata.storage_data is not None
-        next(iter(metadata.storage_data.values()))
+        assert metadata.storage_data[MetadataIndex("plain", (0, 0))]
     requests, others = split_whole_reads(plan, planner, metadata, direct_memory)
     return {request.key for request in requests}, {item.dest_index.fqn for item in others}
 
