@@ -253,17 +253,20 @@ class _Batch:
             stop.check()
             request = one.request
             origin = one.base - read.start
+            data = buffer[origin + one.start : origin + one.stop]
             if one.check is not Check.NOTHING:
-                self._check_small(one, buffer[origin + one.start : origin + one.stop])
+                self._check_small(one, data)
             if self._rehearse:
                 continue
             self._changed.add(request.key)
-            data = buffer[origin + request.start : origin + request.stop]
+            if request.start != one.start or request.stop != one.stop:
+                data = data[request.start - one.start : request.stop - one.start]
             if request.into is not None:
                 request.into[:] = data
             elif request.piece is not None:
                 request.piece(request.start, data)
-            _finish(request, data)
+            if request.done is not None:
+                _finish(request, data)
         return read.stop - read.start
 
     def _check_small(self, one: Wanted, data: memoryview) -> None:
