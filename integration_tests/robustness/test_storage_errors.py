@@ -84,12 +84,13 @@ def save_big(folder: Path | str, seed: int, **options: Any) -> None:
 def failing(name: str, number: int, error: int) -> Any:
     """`os.<name>` fails in the second writer thread of this process, from its n-th call on."""
     real = getattr(os, name)
-    seen: dict[int, int] = {}
+    # Keyed by the threads themselves: a number is given again as soon as its thread has ended.
+    seen: dict[threading.Thread, int] = {}
 
     def call(*args: Any) -> Any:
-        thread = threading.get_ident()
+        thread = threading.current_thread()
         seen[thread] = seen.get(thread, 0) + 1
-        writers = [ident for ident in seen if ident != threading.main_thread().ident]
+        writers = [one for one in seen if one is not threading.main_thread()]
         if writers[1:2] == [thread] and seen[thread] >= number:
             raise OSError(error, os.strerror(error))
         return real(*args)

@@ -57,6 +57,25 @@ def test_a_value_that_is_not_there():
         StoreWire(clone, "p/", 2).get("key")
 
 
+class Racing:
+    """A TCPStore whose key is removed between the two requests of which a `get` consists."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def get(self, key):
+        return self.left.get(key, b"")
+
+
+@pytest.mark.parametrize("left", [{}, {"p/key": b"c2", "p/key/0": b"wa"}])
+def test_a_value_that_goes_away_while_it_is_read(left):
+    wire = StoreWire(Racing(left), "p/", 2)
+    with pytest.raises(VanishedKeyError, match="'key"):
+        wire.get("key")
+    with pytest.raises(VanishedKeyError, match="'gone'"):
+        wire.get_text("gone")
+
+
 class Gone:
     """A store that ended: connecting to it takes for ever, what is connected is told at once."""
 

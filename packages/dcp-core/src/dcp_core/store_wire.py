@@ -21,6 +21,7 @@ __all__ = ["CHUNK_BYTES", "KeyValueStore", "StoreWire", "VanishedKeyError", "gua
 # TCPStore drops the connection at more than 8 MiB; 1 MiB is where it is fastest.
 CHUNK_BYTES = 1 << 20
 _WHOLE, _CHUNKED = b"w", b"c"
+_VANISHED = "the key {key!r} is not in the store over which the ranks coordinate"
 _FIRST_PAUSE_SECONDS = 0.0005
 _LAST_PAUSE_SECONDS = 0.05
 _RANKS_PER_LAST_PAUSE = 64
@@ -72,17 +73,22 @@ class StoreWire:
 
     def get(self, key: str) -> tuple[bytes, list[str]]:
         """A value that is there, and all keys that it takes."""
-        with guard_store(key):
-            head = self._store.get(self._prefix + key)
-            if head[:1] == _WHOLE:
-                return head[1:], [key]
-            parts = [f"{key}/{number}" for number in range(int(head[1:]))]
-            return b"".join([self._store.get(self._prefix + part) for part in parts]), [*parts, key]
+        head = self._read(key)
+        if head[:1] == _WHOLE:
+            return head[1:], [key]
+        parts = [f"{key}/{number}" for number in range(int(head[1:]))]
+        return b"".join([self._read(part) for part in parts]), [*parts, key]
 
     def get_text(self, key: str) -> str:
         """What `claim` set."""
+        return self._read(key).decode()
+
+    def _read(self, key: str) -> bytes:
         with guard_store(key):
-            return self._store.get(self._prefix + key).decode()
+            data = self._store.get(self._prefix + key)
+        if not data:  # TCPStore waits for the key and then reads it; a key removed in between reads as nothing
+            raise VanishedKeyError(_VANISHED.format(key=key))
+        return data
 
     def mark(self, key: str) -> None:
         """Store an empty value."""
@@ -127,7 +133,7 @@ def guard_store(key: str) -> Iterator[None]:
     try:
         yield
     except dist.DistStoreError as error:  # a timeout, which only a `get` of something that is not there can meet
-        raise VanishedKeyError(f"the key {key!r} is not in the store over which the ranks coordinate") from error
+        raise VanishedKeyError(_VANISHED.format(key=key)) from error
     except RuntimeError as error:  # DistNetworkError, and what stores without errors of their own raise
         raise store_lost(key, error) from error
 
