@@ -26,7 +26,7 @@ from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import BytesIOWriteData, SavePlan, WriteItem, WriteItemType
 from dcp_core.plan_columns import PlanColumns, columns_of
 from dcp_core.protocols import SavePlanner
-from dcp_core.shards import LocalTensor, find_state_dict_object
+from dcp_core.shards import LocalTensor, find_part, find_state_dict_object
 from dcp_core.values import LocalValues, find_ties, local_values
 
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
@@ -89,6 +89,7 @@ class DefaultSavePlanner(SavePlanner):
         self.mappings = {}
         self._empty: dict[str, tuple[str | int, ...]] = {}
         self._dumped: dict[str, bytes] = {}
+        self._splittable = False
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
@@ -119,11 +120,13 @@ class DefaultSavePlanner(SavePlanner):
         if plain and values.objects:
             sizes = {fqn: self._dump(fqn, digests) for fqn in values.objects}
             items = _with_object_sizes(items, sizes)
+        self._splittable = plain and values.usual
         plan = SavePlan(
             items,
             planner_data={**self.mappings, **self._empty} if self.flatten_state_dict else None,
             aliases=(find_ties(values.held.items()) or None) if plain else None,
             digests=digests,
+            splittable=self._splittable,
         )
         self.plan = plan
         return plan
@@ -178,6 +181,10 @@ class DefaultSavePlanner(SavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """The value of an item, transformed. Called from writer threads."""
+        planned = write_item.tensor_data
+        if self._splittable and planned is not None:  # it may be a part of a box
+            fqn, chunk = write_item.index.fqn, planned.chunk
+            return find_part(self.state_dict[fqn], fqn, chunk.offsets, chunk.sizes)
         data: torch.Tensor | io.BytesIO = self.transform_object(write_item, self.lookup_object(write_item.index))
         return data
 

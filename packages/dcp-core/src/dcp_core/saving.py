@@ -186,4 +186,6 @@ def _save(
 def _intent(run: _Save) -> tuple[str, str, bool]:
     """What must be equal on all ranks for a save to make sense."""
     place = run.checkpoint_id if run.checkpoint_id is not None else getattr(run.writer, "checkpoint_id", "")
-    return os.fspath(place), type(run.planner).__qualname__, run.use_collectives
+    # Subclasses of one planner may be mixed: their plans are of one kind.
+    kinds = [cls for cls in type(run.planner).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
+    return os.fspath(place), (kinds or [type(run.planner)])[-1].__qualname__, run.use_collectives
