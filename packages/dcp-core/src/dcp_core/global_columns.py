@@ -20,6 +20,7 @@ from dcp_core.merged_columns import ChunkTable, Cuts, Names, chunk_sizes, merge_
 from dcp_core.metadata import Metadata
 from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import PlanColumns, Selection, WrittenColumns, columns_of, written_of
+from dcp_core.planned_rows import PlannedRows, rows_of
 from dcp_core.protocols import WriteResult
 from dcp_core.sweep import is_proper
 from dcp_manifest.box_columns import starts
@@ -158,18 +159,16 @@ def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]
 def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
     """Of each item that was written, its row: chunks first, then objects; None unless each row occurs once."""
     index, chunks = source.index, int(source.index.tensor_chunks.sum())
-    first = index.chunk_starts()
     parts = []
     for one in written:
         planned = one.planned
-        if planned.hints is None:
+        if isinstance(planned, PlannedRows):
+            found = (planned.chunks, planned.objects) if planned.index is index else None
+        else:
+            found = rows_of(planned, source) if isinstance(planned, PlanColumns) else None
+        if found is None:
             return None
-        try:
-            tensors = np.array([source.tensors[name] for name in planned.index.tensor_names], np.int64)
-            objects = np.array([source.objects[name] for name in planned.index.object_names], np.int64)
-        except KeyError:
-            return None
-        parts += [first[np.repeat(tensors, planned.index.tensor_chunks)] + planned.hints, chunks + objects]
+        parts += [found[0], chunks + found[1]]
     rows = np.concatenate([np.zeros(0, np.int64), *parts])
     return rows if np.array_equal(np.sort(rows), np.arange(chunks + len(index.object_names))) else None
 

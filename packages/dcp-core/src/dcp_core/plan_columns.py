@@ -6,11 +6,11 @@ and the results of a write are `LazyList`s over these columns, which whoever ite
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,24 @@ class Selection:
     parts: tuple[tuple[int, int, int, int], ...] = ()
     """Of chunks that are cut: position in `chunks`, dimension, and the range of it within the chunk."""
 
+    def __reduce__(self) -> tuple[Callable[..., Selection], tuple[Any, ...]]:
+        # Between ranks as masks, and in as few bytes as the numbers take.
+        largest = int(self.hints.max()) if len(self.hints) else 0
+        hints = self.hints.astype(np.min_scalar_type(largest))
+        return _selection, (_mask(self.chunks), _mask(self.objects), hints, self.parts)
+
+
+def _mask(rows: I64) -> U8:
+    bits = np.zeros(int(rows[-1]) + 1 if len(rows) else 0, bool)
+    bits[rows] = True
+    return np.packbits(bits)
+
+
+def _selection(chunks: U8, objects: U8, hints: I64, parts: tuple[tuple[int, int, int, int], ...]) -> Selection:
+    return Selection(
+        np.flatnonzero(np.unpackbits(chunks)), np.flatnonzero(np.unpackbits(objects)), hints.astype(np.int64), parts
+    )
+
 
 class PlanColumns:
     """The write items of one rank: the chunks of each tensor, in the order of the table, then the objects.
@@ -64,12 +82,15 @@ class PlanColumns:
         self.whole = whole
         self.object_bytes = object_bytes
         self.hints = hints
+        self.chosen: Selection | None = None
+        """By what these were selected from what the rank holds, if they were. Does not travel."""
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
         return self.index, self.whole, self.object_bytes, self.hints
 
     def __setstate__(self, state: tuple[CheckpointIndex, U8, I64, I64 | None]) -> None:
         self.index, self.whole, self.object_bytes, self.hints = state
+        self.chosen = None
 
     def __len__(self) -> int:
         return int(self.index.tensor_chunks.sum()) + len(self.index.object_names)
@@ -157,7 +178,9 @@ class PlanColumns:
             object_names=[index.object_names[row] for row in chosen.objects.tolist()],
             object_owner=index.object_owner[chosen.objects],
         )
-        return PlanColumns(taken, whole, self.object_bytes[chosen.objects], hints=chosen.hints)
+        made = PlanColumns(taken, whole, self.object_bytes[chosen.objects], hints=chosen.hints)
+        made.chosen = chosen
+        return made
 
     def items(self) -> LazyList[WriteItem]:
         """The items as a plan holds them."""
@@ -175,11 +198,18 @@ def columns_of(items: Sequence[WriteItem]) -> PlanColumns | None:
     return source if isinstance(source, PlanColumns) else None
 
 
+class PlannedItems(Protocol):
+    """Items that somebody can make."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[WriteItem]: ...
+
+
 @dataclass(frozen=True)
 class WrittenColumns:
     """What one rank wrote: its items, and where each of them lies."""
 
-    planned: PlanColumns
+    planned: PlannedItems
     stored: StoredItems
     """In the order of the items."""
     travels: ClassVar[bool] = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,8 @@ class DefaultSavePlanner(SavePlanner):
         flatten_sharded_tensors: Unwrap a ShardedTensor whose local shard is a ShardedTensor.
         dedup_replicated_tensors: Ignored; replicas are always written once.
         dedup_save_to_lowest_rank: Replicas are written by the lowest rank that has them, instead of spread.
-        enable_plan_caching: Reuse plans of earlier saves with the same contents.
+        enable_plan_caching: Use the global plan of an earlier save again if every rank holds what it held then: names,
+            shapes, dtypes, places and paths, whatever the values.
         strict_objects: Raise, instead of warning, for objects that would not load back.
         on_divergence: What to do when ranks hold different small values under one name: `warn`, `error` or `ignore`.
 
@@ -69,7 +70,7 @@ class DefaultSavePlanner(SavePlanner):
         flatten_sharded_tensors: bool = True,
         dedup_replicated_tensors: bool | None = None,
         dedup_save_to_lowest_rank: bool = False,
-        enable_plan_caching: bool = False,
+        enable_plan_caching: bool = True,
         *,
         strict_objects: bool = False,
         on_divergence: OnDivergence = "warn",
@@ -156,9 +157,21 @@ class DefaultSavePlanner(SavePlanner):
             metadata.planner_data = merged
             # Only the metadata needs the paths from here on; plans travel back without them.
             plans = [replace(plan, planner_data=None) for plan in plans]
+        self.adopt_global_plan(plans, metadata)
+        return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
+
+    def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
+        """Take a global plan as the one of this save: one just made, or one that is used again. Coordinator."""
         self.global_plan = plans
         self.metadata = metadata
-        return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
+
+    def plan_key(self) -> Hashable | None:
+        """What besides the ranks' local plans decides on the global plan; None if it must always be made anew."""
+        if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
+            return None
+        kind = type(self)
+        options = (self.flatten_state_dict, self.dedup_save_to_lowest_rank, self.on_divergence)
+        return kind.__module__, kind.__qualname__, options
 
     def _plan_items(
         self, all_plans: list[SavePlan], aliases: dict[str, str], divergent: Iterable[str], *, complete: bool
