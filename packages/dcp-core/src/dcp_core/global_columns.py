@@ -105,7 +105,9 @@ def _candidates(
     for rank, (one, rows) in enumerate(zip(known, names.object_rows, strict=True)):
         np.maximum.at(object_bytes, rows, one.object_bytes)
         held.append((chunks + rows) * world + rank)
-    thing, ranks = np.divmod(np.unique(np.concatenate(held)), world)
+    pairs = np.sort(np.concatenate(held))
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]  # several times faster than np.unique
+    thing, ranks = np.divmod(pairs, world)
     first = starts(np.bincount(thing, minlength=chunks + len(object_bytes)))
     settled = np.full(chunks + len(object_bytes), lowest is None)
     if lowest:
