@@ -146,7 +146,7 @@ def _check_same(first: WriteItem, other: WriteItem, first_rank: int, other_rank:
         raise PlanError(
             f"{first.index.fqn!r} differs between ranks: {mine.properties.dtype} {tuple(mine.size)} on rank "
             f"{first_rank}, {theirs.properties.dtype} {tuple(theirs.size)} on rank {other_rank}; "
-            "values that belong to one rank need a name of their own"
+            "wrap values that belong to one rank in PerRank"
         )
 
 
@@ -200,7 +200,7 @@ def report_divergence(divergent: dict[str, list[int]], on_divergence: OnDivergen
     more = f"; and {len(divergent) - _SHOWN_KEYS} more" if len(divergent) > _SHOWN_KEYS else ""
     text = (
         f"{len(divergent)} value(s) differ between ranks under one name, and only the lowest rank's is saved: "
-        f"{shown}{more}. Give values that belong to one rank a name of their own"
+        f"{shown}{more}. Wrap values that belong to one rank in PerRank"
     )
     if on_divergence == "error":
         raise PlanError(text)

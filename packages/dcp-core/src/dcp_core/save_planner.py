@@ -56,7 +56,9 @@ class DefaultSavePlanner(SavePlanner):
         enable_plan_caching: Use the global plan of an earlier save again if every rank holds what it held then: names,
             shapes, dtypes, places and paths, whatever the values.
         strict_objects: Raise, instead of warning, for objects that would not load back.
-        on_divergence: What to do when ranks hold different small values under one name: `warn`, `error` or `ignore`.
+        on_divergence: What to do when ranks hold different values under one name: `warn`, `error` or `ignore`. Objects
+            and ordinary tensors in host memory are looked at, up to 64 KiB each.
+        compare_all: Look at all objects and ordinary tensors, whatever it costs: each is read once more.
 
     Extension points: `lookup_object` (which value an item stands for) and `transform_object` (what is written of it);
     a subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
@@ -74,6 +76,7 @@ class DefaultSavePlanner(SavePlanner):
         *,
         strict_objects: bool = False,
         on_divergence: OnDivergence = "warn",
+        compare_all: bool = False,
     ) -> None:
         if dedup_replicated_tensors is not None:
             warnings.warn(
@@ -87,6 +90,7 @@ class DefaultSavePlanner(SavePlanner):
         self.enable_plan_caching = enable_plan_caching
         self.strict_objects = strict_objects
         self.on_divergence: OnDivergence = on_divergence
+        self.compare_all = compare_all
         self.mappings = {}
         self._empty: dict[str, tuple[str | int, ...]] = {}
         self._dumped: dict[str, bytes] = {}
@@ -170,7 +174,7 @@ class DefaultSavePlanner(SavePlanner):
         if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
             return None
         kind = type(self)
-        options = (self.flatten_state_dict, self.dedup_save_to_lowest_rank, self.on_divergence)
+        options = (self.flatten_state_dict, self.dedup_save_to_lowest_rank, self.on_divergence, self.compare_all)
         return kind.__module__, kind.__qualname__, options
 
     def _plan_items(
@@ -230,10 +234,11 @@ class DefaultSavePlanner(SavePlanner):
         """How many bytes an object takes; they are kept for writing if they are few."""
         data = dump_object(self.state_dict[fqn], key=fqn)
         report_unloadable(data, key=fqn, strict=self.strict_objects)
-        if len(data) <= _SMALL_BYTES:
+        small = len(data) <= _SMALL_BYTES
+        if small:
             self._dumped[fqn] = data
-            if digests is not None:
-                digests[fqn] = zlib.crc32(data)
+        if digests is not None and (small or self.compare_all):
+            digests[fqn] = zlib.crc32(data)
         return len(data)
 
     def _digests(self, values: LocalValues) -> dict[str, int] | None:
@@ -247,7 +252,9 @@ class DefaultSavePlanner(SavePlanner):
             if not isinstance(held, LocalTensor) or held.whole
         }
         return {
-            fqn: zlib.crc32(tensor_bytes(tensor.contiguous())) for fqn, tensor in whole.items() if _is_cheap(tensor)
+            fqn: zlib.crc32(tensor_bytes(tensor.cpu().contiguous()))
+            for fqn, tensor in whole.items()
+            if _is_cheap(tensor) or (self.compare_all and _is_ordinary(tensor))
         }
 
 
@@ -264,8 +271,13 @@ def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list
 
 def _is_cheap(tensor: torch.Tensor) -> bool:
     """Whether the checksum of a tensor costs next to nothing: few bytes, and in this process's memory."""
-    plain = tensor.device.type == "cpu" and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-    return plain and tensor.numel() * tensor.dtype.itemsize <= _SMALL_BYTES
+    cheap = tensor.device.type == "cpu" and tensor.numel() * tensor.dtype.itemsize <= _SMALL_BYTES
+    return cheap and _is_ordinary(tensor)
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values are the bytes of its memory."""
+    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 def _holds_whole_job(all_plans: list[SavePlan]) -> bool:

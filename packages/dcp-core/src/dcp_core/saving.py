@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from dcp_core.coordination import Coordinator, make_coordinator
 from dcp_core.metadata import DeferredMetadata, Metadata
+from dcp_core.per_rank import with_rank_values
 from dcp_core.plan import SavePlan
 from dcp_core.plan_exchange import PlanExchange
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, is_stateful
@@ -42,7 +43,7 @@ def save(
 
     Args:
         state_dict: Names → tensors of any kind, nested containers, objects; a `Stateful` value stands for its
-            `state_dict()`. Not changed.
+            `state_dict()`, a `PerRank` one for the value of each rank. Not changed.
         checkpoint_id: Where to save: a folder, or a URI that an installed storage handles.
         storage_writer: Used instead of the one that `checkpoint_id` would choose.
         planner: Decides what is written by whom; `DefaultSavePlanner` if None. One planner serves one save at a time.
@@ -105,6 +106,7 @@ class _Save:
         state_dict = {
             key: value.state_dict() if is_stateful(value) else value for key, value in self.state_dict.items()
         }
+        state_dict = with_rank_values(state_dict, self.coordinator.rank)
         meta = self.writer.storage_meta()
         is_coordinator = self.coordinator.is_coordinator
         if "storage_meta" in inspect.signature(self.planner.set_up_planner).parameters:
