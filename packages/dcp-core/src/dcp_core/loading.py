@@ -19,6 +19,7 @@ from dcp_core.byte_reader import ByteStorageReader
 from dcp_core.convert import as_metadata
 from dcp_core.coordination import Coordinator, make_coordinator
 from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.events import Operation
 from dcp_core.load_plan import LocalLoadPlan
 from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.metadata import Metadata
@@ -138,17 +139,25 @@ class _Load:
     """Whether the ranks' plans go through the coordinator; with identity steps everywhere none of them travels."""
 
     def run(self) -> LoadReport:
-        place = self.checkpoint_id if self.checkpoint_id is not None else getattr(self.reader, "checkpoint_id", "")
-        self.coordinator.agree("load", os.fspath(place), describe="checkpoint ids")
-        self.exchanges = any(self.coordinator.all_gather("state_dict", self.prepare))
-        for attempt in range(_MAX_ATTEMPTS):
-            plan = self.coordinator.reduce_scatter("plan", self.plan_locally, self.plan_globally)
-            self.plan = plan or self.plan
-            replaced = self.coordinator.all_gather("read", partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
-            if not any(replaced):
-                break
-        report = self.report()
-        self.coordinator.all_gather("load_state_dict", self.apply)
+        place = self.checkpoint_id if self.checkpoint_id is not None else getattr(self.reader, "checkpoint_id", None)
+        events = Operation("load", self.coordinator, place)
+        with events.phase("total") as total:
+            self.coordinator.agree("load", os.fspath(place or ""), describe="checkpoint ids")
+            self.exchanges = any(self.coordinator.all_gather("state_dict", self.prepare))
+            for attempt in range(_MAX_ATTEMPTS):
+                with events.phase("plan") as planning:
+                    local = planning.timed(self.plan_locally)
+                    plan = self.coordinator.reduce_scatter("plan", local, self.plan_globally)
+                self.plan = plan or self.plan
+                with events.phase("read") as reading:
+                    read = reading.timed(partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
+                    replaced = self.coordinator.all_gather("read", read)
+                    reading.bytes = total.bytes = getattr(self.reader, "bytes_read", None)
+                if not any(replaced):
+                    break
+            report = self.report()
+            with events.phase("load_state_dict") as applying:
+                self.coordinator.all_gather("load_state_dict", applying.timed(self.apply))
         return report
 
     def prepare(self) -> bool:

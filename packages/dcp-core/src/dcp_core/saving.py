@@ -16,9 +16,11 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.coordination import Coordinator, make_coordinator
+from dcp_core.events import Operation
 from dcp_core.metadata import DeferredMetadata, Metadata
 from dcp_core.per_rank import with_rank_values
 from dcp_core.plan import SavePlan
+from dcp_core.plan_columns import written_of
 from dcp_core.plan_exchange import PlanExchange
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, is_stateful
 from dcp_core.save_planner import DefaultSavePlanner
@@ -100,6 +102,11 @@ class _Save:
     coordinator: Coordinator
     use_collectives: bool
     metadata: Metadata | None = field(default=None)
+    bytes_written: int = 0
+
+    def place(self) -> CheckpointId | None:
+        """Where to save, as far as it is known without asking anybody."""
+        return self.checkpoint_id if self.checkpoint_id is not None else getattr(self.writer, "checkpoint_id", None)
 
     def plan_locally(self) -> SavePlan:
         self.writer = resolve_writer(self.writer, self.checkpoint_id)
@@ -129,7 +136,13 @@ class _Save:
     def write(self, central_plan: SavePlan) -> list[WriteResult]:
         written = self.chosen_writer().write_data(self.planner.finish_plan(central_plan), self.planner)
         written.wait()
-        return written.value()
+        results = written.value()
+        columns = written_of(results)
+        if columns is None:
+            self.bytes_written = sum(result.size_in_bytes for result in results)
+        else:
+            self.bytes_written = int(columns.stored.columns.length.sum())
+        return results
 
     def publish(self, metadata: Metadata | None, results: list[list[WriteResult]]) -> dict[str, Any] | None:
         """Make the checkpoint exist. Returns what other ranks need for the metadata, if they cannot read it."""
@@ -184,18 +197,22 @@ def _save(
 ) -> Metadata:
     run = _Save(state_dict, checkpoint_id, writer, planner or DefaultSavePlanner(), coordinator, use_collectives)
     plans = PlanExchange(coordinator, run.planner, group)
-    with coordinator:
+    events = Operation("save", coordinator, run.place())
+    with coordinator, events.phase("total") as total:
         try:
             coordinator.agree("save", _intent(run), describe="checkpoint ids and planners")
             if not use_collectives:
-                coordinator.all_gather("save", run.save_alone)
+                coordinator.all_gather("save", total.timed(run.save_alone))
                 return run.result(None)
-            central_plan = plans.run(run.plan_locally, run.chosen_writer)
-            fields = coordinator.all_reduce(
-                "write",
-                lambda: plans.pack_results(run.write(central_plan)),
-                lambda packed: run.publish(plans.metadata, plans.unpack_results(packed)),
-            )
+            with events.phase("plan") as planning:
+                central_plan = plans.run(planning.timed(run.plan_locally), run.chosen_writer)
+            with events.phase("write") as writing:
+                fields = coordinator.all_reduce(
+                    "write",
+                    writing.timed(lambda: plans.pack_results(run.write(central_plan))),
+                    lambda packed: run.publish(plans.metadata, plans.unpack_results(packed)),
+                )
+                writing.bytes = total.bytes = run.bytes_written
         except BaseException as error:
             plans.forget()
             run.abort(error)
@@ -206,7 +223,6 @@ def _save(
 
 def _intent(run: _Save) -> tuple[str, str, bool]:
     """What must be equal on all ranks for a save to make sense."""
-    place = run.checkpoint_id if run.checkpoint_id is not None else getattr(run.writer, "checkpoint_id", "")
     # Subclasses of one planner may be mixed: their plans are of one kind.
     kinds = [cls for cls in type(run.planner).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
-    return os.fspath(place), (kinds or [type(run.planner)])[-1].__qualname__, run.use_collectives
+    return os.fspath(run.place() or ""), (kinds or [type(run.planner)])[-1].__qualname__, run.use_collectives
