@@ -84,6 +84,7 @@ LATER: dict[str, dict[str, set[str]]] = {
 # Parameters of ours that differ: (name, parameter) → why. Everything else is as in stock.
 DIFFERENT: dict[tuple[str, str], str] = {
     ("filesystem.FileSystemWriter", "thread_count"): "the cores of this process instead of 1",
+    ("default_planner.DefaultSavePlanner", "enable_plan_caching"): "found by content, so that it is safe to have it on",
     ("_traverse.traverse_state_dict", "keep_traversing"): "None stands for the function that is stock's default",
 }
 # Methods of stock's classes that ours do without: class → names.

@@ -59,10 +59,12 @@ def dedup_save_plans(
     """
     holders: dict[MetadataIndex, list[int]] = defaultdict(list)
     items: dict[MetadataIndex, WriteItem] = {}
+    nbytes: dict[MetadataIndex, int] = defaultdict(lambda: 1)
     kinds: dict[str, tuple[int, bool]] = {}
     for rank, plan in enumerate(all_plans):
         for item in plan.items:
             holders[item.index].append(rank)
+            nbytes[item.index] = max(nbytes[item.index], item.chunk_bytes())
             _check_kind(kinds, item, rank)
             _check_same(items.setdefault(item.index, item), item, holders[item.index][0], rank)
     # Tensor by tensor, then objects: as columns have them, so that equal sizes come in the same order.
@@ -73,7 +75,7 @@ def dedup_save_plans(
     held_by = [[*dict.fromkeys(ranks)] for ranks in holders.values()]
     assigned = assign(
         Candidates(
-            nbytes=np.array([max(item.chunk_bytes(), 1) for item in items.values()], np.int64),
+            nbytes=np.array([nbytes[index] for index in items], np.int64),
             slices=np.array(
                 [
                     _slices(item) if all(all_plans[rank].splittable for rank in ranks) else 1

@@ -9,6 +9,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from dcp_io.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
 from dcp_io.vectors import read_fully, write_fully
@@ -237,6 +238,8 @@ class _LocalSource(Source):
     """An open file."""
 
     __slots__ = ("_fd",)
+
+    piece_bytes: ClassVar[int | None] = 512 << 10
 
     def __init__(self, store: LocalStore, name: str, path: str) -> None:
         super().__init__(store, name)

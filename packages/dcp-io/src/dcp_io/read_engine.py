@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dcp_io.crc import crc32
+from dcp_io.crc import crc32, crc_at
 from dcp_io.open_files import OpenFile
-from dcp_io.read_check import check_archive, check_blocks, check_whole
+from dcp_io.read_check import check_archive, check_blocks, check_whole, read_with_crc
 from dcp_io.read_plan import (
     STEP_BYTES,
     Check,
@@ -178,12 +178,16 @@ class _Batch:
                 buffers = _around(step.members[0].request, start, stop, scratch)
             else:
                 buffers = [view[start - origin : stop - origin]]
-            file.source.read_into(whole.base + start, buffers)
             size += stop - start
             if whole.check is Check.BLOCKS:
-                check_blocks(key, whole.item, start, stop, buffers)
+                value = read_with_crc(file.source, whole.base + start, buffers, crc_at(whole.item, start))
+                check_blocks(key, whole.item, start, stop, buffers, value)
             elif whole.check is Check.WHOLE:
-                self._note_crc(whole, start, buffers)
+                value = read_with_crc(file.source, whole.base + start, buffers, 0)
+                with self._lock:
+                    whole.crcs[start] = value, stop - start
+            else:
+                file.source.read_into(whole.base + start, buffers)
         if size and view is not None and not whole.held:
             self._deliver(step.members, view, step.start, step.stop)
         with self._lock:
@@ -203,13 +207,6 @@ class _Batch:
             if whole.memory is None:
                 whole.memory = _memory(whole.stop - whole.start)
             return whole.memory
-
-    def _note_crc(self, whole: ItemRead, start: int, buffers: Sequence[memoryview]) -> None:
-        value = 0
-        for buffer in buffers:
-            value = crc32(buffer, value)
-        with self._lock:
-            whole.crcs[start] = value, sum(map(len, buffers))
 
     def _deliver(self, members: Sequence[Wanted], view: memoryview, start: int, stop: int) -> None:
         """Give everybody their part of `view`, which holds [start, stop) of the stored range."""

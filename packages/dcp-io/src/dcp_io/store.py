@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dcp_manifest.errors import UnsafeCheckpointError
 
@@ -75,6 +76,9 @@ class Source:
     """
 
     __slots__ = ("_name", "_store")
+
+    piece_bytes: ClassVar[int | None] = None
+    """Bytes of a read that cost no more than as a part of a longer one; None where each request has a cost."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
