@@ -18,6 +18,7 @@ from dcp_core.errors import (
     CoordinatorLostError,
     CoordinatorTimeoutError,
     DcpError,
+    PeerLostError,
     RankDisagreementError,
 )
 from dcp_core.store_wire import CHUNK_BYTES
@@ -79,7 +80,8 @@ def keys():
     dist.barrier()
     left = [key for key in dist.group.WORLD.get_group_store().list_keys() if "dcp/" in key]
     dist.barrier()
-    return [key for key in left if "drawn/" not in key and "usable" not in key]
+    lasting = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
+    return [key for key in left if not any(each in key for each in lasting)]
 
 
 def caught(call):
@@ -400,16 +402,20 @@ def killed(victim, timeout_seconds):
     return caught(operation)
 
 
-def test_a_killed_rank_is_named(ranks):
-    found = ranks.run(4, killed, 2, 2.0, expect_death=[2])
+def test_a_killed_rank_is_named_long_before_the_deadline(ranks):
+    """In the first phase of a group's first operation, when not all ranks have met."""
+    found = ranks.run(4, killed, 2, 1800.0, expect_death=[2])
     for error in (found[0], found[1], found[3]):
-        assert type(error) is CoordinatorTimeoutError
-        assert error.ranks == (2,)
+        assert type(error) is PeerLostError
+        assert (error.phase, error.ranks, error.how) == ("write", (2,), ("its process has ended",))
+        for part in ("phase 'write'", "rank 2 is gone", "restart the job"):
+            assert part in str(error)
 
 
 def test_a_lost_store_is_noticed_long_before_the_deadline(ranks):
     found = ranks.run(4, killed, 0, 1800.0, expect_death=[0])
     assert [type(error) for error in found[1:]] == [CoordinatorLostError] * 3
+    assert all("phase 'write'" in str(error) for error in found[1:])
 
 
 def lost_before_the_start():

@@ -14,7 +14,13 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
 from dcp_core.coordinator import Coordinator
-from dcp_core.errors import CheckpointException, CoordinatorTimeoutError, DcpError, RankDisagreementError
+from dcp_core.errors import (
+    CheckpointException,
+    CoordinatorTimeoutError,
+    DcpError,
+    PeerLostError,
+    RankDisagreementError,
+)
 from dcp_core.outcomes import Failure, Outcome, Step, Verdict, decode, encode, failure_of, format_ranks, shorten
 
 __all__ = ["Answer", "PhasedCoordinator"]
@@ -171,10 +177,13 @@ class PhasedCoordinator(Coordinator):
         """What every rank raises for a verdict that is not ok."""
         if verdict.failures:
             busy = f"; {format_ranks(verdict.unheard)} had not finished" if verdict.unheard else ""
+            busy += "".join(f"; rank {rank} is gone ({how})" for rank, how in verdict.lost)
             failures = {failure.rank: (failure.revive(), failure.text) for failure in verdict.failures}
             if local is not None and self.rank in failures:
                 failures[self.rank] = (local, failures[self.rank][1])
             return CheckpointException(f"phase {step.phase!r} did not succeed{busy}", failures)
+        if verdict.lost:
+            return PeerLostError(step.phase, *zip(*verdict.lost, strict=True))
         if verdict.missing:
             return CoordinatorTimeoutError(step.phase, verdict.missing, verdict.waited_seconds)
         return RankDisagreementError(f"phase {step.phase!r}: {verdict.disagreement}")
