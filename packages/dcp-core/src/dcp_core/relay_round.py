@@ -25,7 +25,7 @@ __all__ = ["RelayRound"]
 # So often does a rank look at the store: all together a thousand times a second, but each soon enough.
 _LOOKS_PER_SECOND = 1024
 _LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.1, 2.0
-_HERE_AFTER_SECONDS = 1.0
+_HERE_AFTER_SECONDS = 0.5
 _HAND_DOWN_SECONDS = 30.0
 # Ranks that give up at the same time would all ask who is missing: they do so one after the other.
 _TURN_SECONDS = 0.002
@@ -205,10 +205,13 @@ class RelayRound(StoreRound):
     def _partial(self, outcomes: list[Outcome | None]) -> Verdict:
         """As in `StoreRound`; ranks that wait below one that is missing are not missing."""
         verdict = super()._partial(outcomes)
-        if not verdict.missing:
-            return verdict
-        away = tuple(rank for rank in verdict.missing if not self._wire.has(self._here(rank)))
-        return replace(verdict, missing=away or (verdict.missing if self._leads else (self._seat.coordinator_rank,)))
+        missing, unheard = self._away(verdict.missing), self._away(verdict.unheard)
+        if verdict.missing and not missing:
+            missing = verdict.missing if self._leads else (self._seat.coordinator_rank,)
+        return replace(verdict, missing=missing, unheard=unheard)
+
+    def _away(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(rank for rank in ranks if not self._wire.has(self._here(rank)))
 
     def _text(self, verdict: Verdict) -> tuple[str, list[str]]:
         """As in `StoreRound`; a large answer that all ranks get over their connections stays out of the store."""
