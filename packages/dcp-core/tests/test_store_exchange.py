@@ -23,6 +23,7 @@ from dcp_core.errors import (
     PeerLostError,
     RankDisagreementError,
 )
+from dcp_core.fence import check_fence
 from dcp_core.peers import PeerOptions
 from dcp_core.process_identity import own_identity
 from dcp_core.store_wire import CHUNK_BYTES
@@ -77,12 +78,12 @@ def coordinator(kind, **options):
     if kind == "collective":
         return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
     if kind == "relay":
-        options["peers"] = RELAYING
-    with mock.patch("dcp_core.peers.own_identity", pretended_host):
+        with mock.patch("dcp_core.peers.own_identity", pretended_host):
+            made = make_coordinator(peers=RELAYING, **options)
+        made.barrier("start")  # the first phase of an operation is never relayed
+    else:
         made = make_coordinator(**options)
     assert type(made) is StoreCoordinator
-    if kind == "relay":
-        made.barrier("start")  # the first phase of an operation is never relayed
     return made
 
 
@@ -396,10 +397,19 @@ def test_a_deadline_names_the_late_rank_and_the_next_operation_works(ranks, kind
 
 
 def slow_reduce(kind, word):
+    published = []
+
+    def publish(_):
+        check_fence()
+        hear(word)
+        check_fence()
+        published.append(1)
+
     with coordinator(kind, timeout_seconds=2) as them:
         dist.barrier()
-        error = caught(lambda: them.all_reduce("publish", lambda: 1, lambda _: hear(word)))
+        error = caught(lambda: them.all_reduce("publish", lambda: 1, publish))
         say(word)
+        assert published == []
         return error
 
 

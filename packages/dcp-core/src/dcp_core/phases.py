@@ -21,6 +21,7 @@ from dcp_core.errors import (
     PeerLostError,
     RankDisagreementError,
 )
+from dcp_core.fence import fenced
 from dcp_core.outcomes import Failure, Outcome, Step, Verdict, decode, encode, failure_of, format_ranks, shorten
 
 __all__ = ["Answer", "PhasedCoordinator"]
@@ -71,6 +72,9 @@ class PhasedCoordinator(Coordinator):
     @abstractmethod
     def _withdraw(self, step: Step, failure: Failure) -> None:
         """Let the other ranks fail in this phase, which this one does not enter; never raises an `Exception`."""
+
+    def _check_waited_for(self, step: Step) -> None:
+        """Raise if the other ranks have ended the phase that this one, the coordinator, is about to decide."""
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:
         """See `Coordinator`."""
@@ -168,7 +172,8 @@ class PhasedCoordinator(Coordinator):
                 own if rank == self.rank else None if outcome.value is None else decode(outcome.value)
                 for rank, outcome in enumerate(outcomes)
             ]
-            return answer(values)
+            with fenced(lambda: self._check_waited_for(step)):
+                return answer(values)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             verdict = Verdict(failures=(failure_of(self.rank, error),))
             return Answer(verdict, error=error)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dcp_core.errors import CoordinatorLostError
+from dcp_core.errors import CoordinatorLostError, DcpError
 from dcp_core.outcomes import Failure, Outcome, Step, Verdict, failure_of
 from dcp_core.peers import Peers
 from dcp_core.phases import Answer, PhasedCoordinator
@@ -104,6 +104,10 @@ class StoreCoordinator(PhasedCoordinator):
         finally:
             self._unread.append(phase.shared)
         return verdict, answer
+
+    def _check_waited_for(self, step: Step) -> None:
+        if self._wire.has(f"{step.number}/verdict"):
+            raise DcpError(f"phase {step.phase!r}: the other ranks have given up waiting for rank {self.rank}")
 
     def _withdraw(self, step: Step, failure: Failure, phase: StoreRound | None = None) -> None:
         try:
