@@ -17,7 +17,7 @@ from integration_tests import failing
 from integration_tests.robustness import faults
 
 WORLD = 3
-DEADLINE_SECONDS = 2.0
+DEADLINE_SECONDS = 1.0
 WITHIN_SECONDS = {"raise": 5.0, "unpicklable": 5.0, "kill": 10.0, "stall": DEADLINE_SECONDS + 5.0}
 # Row of the table → place of `integration_tests.failing`
 SAVE = {
@@ -30,16 +30,17 @@ SAVE = {
 }
 LOAD = {"read": "read_data", "load_state_dict": "load_state_dict"}
 COORDINATOR, OTHER = 0, 1
+COSTLY = {("set-up", "kill"), ("local plan", "kill"), ("load_state_dict", "kill")}
 
 
 def _table() -> Iterator[Any]:
-    """All cases; every second one of those that both ranks can meet is slow, and so is everything unpicklable."""
+    """All cases; of those that both ranks can meet every second one is slow, so is what others cover or costs much."""
     for row, place in {**SAVE, **LOAD}.items():
         alone = {**failing.SAVE_PLACES, **failing.LOAD_PLACES}[place][1]
         for number, kind in enumerate(WITHIN_SECONDS):
             for rank in (COORDINATOR,) if alone else (COORDINATOR, OTHER):
                 turn = alone or (list({**SAVE, **LOAD}).index(row) + number) % 2 == rank
-                marks = [] if turn and kind != "unpicklable" else [pytest.mark.slow]
+                marks = [pytest.mark.slow] if not turn or kind == "unpicklable" or (row, kind) in COSTLY else []
                 yield pytest.param(
                     row, kind, rank, marks=marks, id=f"{row}-{kind}-{'other' if rank else 'coordinator'}"
                 )

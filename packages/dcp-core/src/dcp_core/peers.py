@@ -30,6 +30,7 @@ UP, DOWN, _HELLO, _WELCOME, _READING = range(5)
 
 _CONNECT_SECONDS = 3.0  # for each address
 _ENDED = "its process has ended"
+_GONE = "its process has ended, or its host is gone"
 _LOOPBACK = "127.0.0.1"
 _SLEEP_BELOW_SECONDS = 0.002  # `epoll` counts in milliseconds
 
@@ -115,6 +116,7 @@ class Peers:
         self._above: Link | None = None
         self._above_card: Card | None = None
         self._addresses: list[str] = []
+        self._again = False
         self._give_up_at = 0.0
         self._below: dict[int, Link] = {}
         self._lost: dict[int, str] = {}
@@ -162,8 +164,7 @@ class Peers:
             seen = {*self._held.watched.values(), *self._lost}
             if above is not None and (self.relays or above.rank not in seen):
                 self._above_card = above
-                near = above.process.host == self._process.host
-                self._addresses = sorted(above.addresses, key=lambda address: (address == _LOOPBACK) != near)
+                self._addresses = self._in_order(above)
                 self._connect()
             elif self._leads and not self.relays and len(seen) == self._world_size - 1:
                 self._shut_door()  # nobody will come
@@ -184,7 +185,7 @@ class Peers:
                 self._attend(descriptor, events)
         with self._lock:
             above = self._above
-            if above is not None and above.rank is None and above.sending and time.monotonic() > self._give_up_at:
+            if above is not None and above.rank is None and not above.reached and time.monotonic() > self._give_up_at:
                 above.broken = "it does not answer"
                 self._drop(above)
 
@@ -254,10 +255,17 @@ class Peers:
             self._held.watched[descriptor] = card.rank
             self._held.poller.register(descriptor, select.EPOLLIN)
 
+    def _in_order(self, card: Card) -> list[str]:
+        near = card.process.host == self._process.host
+        return sorted(card.addresses, key=lambda address: (address == _LOOPBACK) != near)
+
     def _connect(self) -> None:
         """Try the next address of the rank above."""
         self._above, card = None, self._above_card
         if card is None:
+            return
+        if not self._addresses and self._again:
+            self._lost.setdefault(card.rank, f"its connection was closed, and it cannot be reached again: {_GONE}")
             return
         if not self._addresses:
             _log.warning(
@@ -349,10 +357,13 @@ class Peers:
         self._held.poller.unregister(link.fileno())
         link.close()
         if link.rank is not None:
-            self._lost.setdefault(link.rank, f"{link.broken}: its process has ended, or its host is gone")
+            self._lost.setdefault(link.rank, f"{link.broken}: {_GONE}")
             self._below.pop(link.rank, None)
             self._above = None if link is self._above else self._above
-        elif link is self._above:
+        elif link is self._above and self._above_card is not None:
+            if link.reached and not self._again:  # it may have ended before it answered: who lives can be reached again
+                self._again = True
+                self._addresses = self._in_order(self._above_card)
             self._connect()
 
 

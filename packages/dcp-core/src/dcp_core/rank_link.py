@@ -50,6 +50,8 @@ class Link:
         self._head = bytearray()
         self._body: bytearray | None = None
         self._filled = 0
+        self.reached = False
+        """Whether the connection has been made."""
         self.broken: str | None = None
         """Why nothing more can come or go; None as long as it can."""
         self.rank: int | None = None
@@ -82,6 +84,7 @@ class Link:
             except OSError as error:
                 self._break(error)
                 return
+            self.reached = True
             if sent < len(self._out[0]):
                 self._out[0] = self._out[0][sent:]
             else:

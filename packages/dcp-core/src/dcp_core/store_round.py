@@ -174,12 +174,17 @@ class StoreRound:
                 self._peers.look_around(self._wire.store)
 
     def _outcomes(self, own: Outcome, *, complete: bool = False) -> list[Outcome | None]:
-        """What each rank has told; None for those that have not arrived."""
+        """What each rank has told; None for those that have not arrived.
+
+        Where a rank is gone, others see it in the same moment and end the phase: what they told goes away while it is
+        read, which takes as long as the store's timeout. Then it is left.
+        """
         outcomes: list[Outcome | None] = []
+        leave = not complete and self._peers is not None and bool(self._peers.lost)
         for rank in range(self._seat.world_size):
             if rank == self._seat.rank:
                 outcomes.append(own)
-            elif complete or self._wire.has(self._up(rank)):
+            elif complete or (not leave and self._wire.has(self._up(rank))):
                 outcomes.append(self._outcome(rank))
             else:
                 outcomes.append(None)
@@ -199,7 +204,7 @@ class StoreRound:
         absent = tuple(rank for rank, outcome in enumerate(outcomes) if outcome is None)
         lost = () if self._peers is None else tuple(sorted(self._peers.lost.items()))
         if failures:
-            return Verdict(failures=shorten(failures), unheard=absent, lost=lost)
+            return Verdict(failures=shorten(failures), unheard=() if lost else absent, lost=lost)
         if lost:
             return Verdict(lost=lost)
         waited_seconds = time.monotonic() - self._started
