@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections import Counter
+from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcp_core import balance
 from dcp_core.dedup import agreed_aliases, dedup_save_plans
 from dcp_core.errors import PlanError
 from dcp_core.global_columns import index_with_items, plan_columns
@@ -90,34 +93,47 @@ def chunk_sets(metadata):
     }
 
 
+def lies_in(part, item):
+    """Whether an item is another one or a part of its box, and says so."""
+    if part.tensor_data is None or item.tensor_data is None:
+        return part == item
+    mine, theirs = part.tensor_data.chunk, item.tensor_data.chunk
+    if mine == theirs:
+        return replace(part.index, index=None) == item.index and part.type is item.type
+    return part.type is WriteItemType.SHARD and all(
+        start <= at and at + size <= start + whole
+        for at, size, start, whole in zip(mine.offsets, mine.sizes, theirs.offsets, theirs.sizes, strict=True)
+    )
+
+
 def loads(plans):
     return [sum(max(item.chunk_bytes(), 1) for item in plan.items) for plan in plans]
 
 
 @settings(max_examples=300, deadline=None)
-@given(jobs(), st.booleans(), st.sets(st.sampled_from(["t0", "t1", "o0"])))
-def test_columns_plan_what_records_plan(ranks, lowest, pinned):
-    expected, metadata = by_records([SavePlan(items) for items in ranks], lowest=lowest, pinned=pinned, complete=True)
-    found = plan_columns(
-        [pickle.loads(pickle.dumps(SavePlan(as_columns(items)))) for items in ranks],
-        {},
-        complete=True,
-        to_lowest_rank=lowest,
-        pinned_to_lowest=pinned,
-    )
+@given(jobs(), st.booleans(), st.sets(st.sampled_from(["t0", "t1", "o0"])), st.lists(st.booleans(), min_size=4))
+def test_columns_plan_what_records_plan(ranks, lowest, pinned, splittable):
+    jobs = [[SavePlan(items, splittable=cut) for items, cut in zip(ranks, splittable, strict=False)]]
+    jobs += [[replace(plan, items=as_columns(plan.items)) for plan in jobs[0]]]
+    with mock.patch.object(balance, "MIN_PART_BYTES", 2):
+        expected, metadata = by_records(jobs[0], lowest=lowest, pinned=pinned, complete=True)
+        found = plan_columns(
+            pickle.loads(pickle.dumps(jobs[1])), {}, complete=True, to_lowest_rank=lowest, pinned_to_lowest=pinned
+        )
     assert found is not None
     plans, merged = found
     assert chunk_sets(merged) == chunk_sets(metadata)
     assert all(columns_of(plan.items) is not None for plan in plans)
     for plan, held in zip(plans, ranks, strict=True):
-        written = [item.index for item in plan.items]
-        assert set(written) <= {item.index for item in held}
+        boxes = {item.index.fqn: [other for other in held if other.index.fqn == item.index.fqn] for item in held}
         for item in plan.items:
+            assert any(lies_in(item, other) for other in boxes[item.index.fqn])
             if item.tensor_data is not None:
                 chunks = merged.state_dict_metadata[item.index.fqn].chunks
                 assert chunks[item.index.index] == item.tensor_data.chunk
     every = Counter(item.index for plan in plans for item in plan.items)
     assert every == Counter(item.index for plan in expected for item in plan.items)
+    check_coverage(merged.state_dict_metadata, complete=True)
     assert set(every.values()) <= {1}
     assert max(loads(plans)) <= max(loads(expected)) + max((item.chunk_bytes() for r in ranks for item in r), default=0)
     if lowest:

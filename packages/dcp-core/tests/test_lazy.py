@@ -186,3 +186,15 @@ def test_lazy_list_is_made_once_and_then_an_ordinary_one():
     items.append(5)
     assert items[0] == 3
     assert (len(items), source.walks, items.source) == (5, 1, None)
+
+
+def test_two_lazy_ones_compare_and_join_as_what_they_stand_for():
+    def lists():
+        return LazyList(("a", "b"))
+
+    assert LazyDict(Source()) == LazyDict(Source())
+    assert not LazyDict(Source()) != LazyDict(Source())  # noqa: SIM202
+    assert LazyDict(Source()) | LazyDict(Source()) == WHOLE
+    assert lists() == lists()
+    assert not lists() != lists()  # noqa: SIM202
+    assert lists() + lists() == ["a", "b"] * 2

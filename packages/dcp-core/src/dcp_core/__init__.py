@@ -36,6 +36,7 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from dcp_core.per_rank import PerRank
 from dcp_core.plan import (
     BytesIOWriteData,
     LoadItemType,
@@ -90,6 +91,7 @@ __all__ = [
     "Metadata",
     "MetadataIndex",
     "MissingKeyError",
+    "PerRank",
     "PlanError",
     "RankDisagreementError",
     "ReadItem",

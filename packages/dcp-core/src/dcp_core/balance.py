@@ -1,87 +1,145 @@
-"""Who writes what several ranks hold: the largest first, each to the rank with the least to write.
+"""Who writes what several ranks hold: the largest first, each to the rank with the least to write, cut where it helps.
 
-Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (contract; stock weighs a shard by its global tensor).
+Plain arithmetic over bytes and ranks: no plans, no tensors, and the same answer on every run.
+
+Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (contract; stock weighs a shard by its global tensor, and cuts
+nothing). Water level and wrap-around: R. McNaughton, "Scheduling with deadlines and loss functions", 1959.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.index_records import dtype_of
-from dcp_core.merged_columns import ChunkTable
-from dcp_core.plan_columns import PlanColumns
-from dcp_core.sweep import by_dims
-from dcp_manifest.box_columns import starts
-from dcp_manifest.columns import CheckpointIndex
-
-__all__ = ["choose_writers"]
+__all__ = ["Assignment", "Candidates", "Part", "assign", "cut_dim"]
 
 I64 = npt.NDArray[np.int64]
 
+# No part of a thing that is cut is smaller: it would cost more to describe than it levels.
+MIN_PART_BYTES = 1 << 20
+# How far above the level, as a fraction of it, a rank may get rather than that something is cut.
+_SLACK = 1 / 128
 
-def choose_writers(
-    columns: Sequence[PlanColumns],
-    merged: CheckpointIndex,
-    table: ChunkTable,
-    *,
-    to_lowest_rank: bool,
-    pinned_to_lowest: Collection[str],
-) -> tuple[I64, dict[str, int]]:
-    """The rank that writes each merged chunk, and each object by name; of equal loads the lower rank.
 
-    Args:
-        columns: Of each rank.
-        merged: Tensors and chunks of all ranks, each box once.
-        table: Who holds which chunk.
-        to_lowest_rank: Give each item to the lowest rank that has it instead of balancing.
-        pinned_to_lowest: FQNs that always go to the lowest rank that has them.
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Things that are to be written once each, and the ranks that could write them."""
+
+    nbytes: I64
+    """At least 1 each."""
+    slices: I64
+    """How many equal slices each consists of, between which it may be cut; 1 if it may not."""
+    first: I64
+    """Of each thing, where its holders begin in `ranks`; one more than there are things."""
+    ranks: I64
+    """Holders, ascending and each once for a thing; everything has one."""
+    settled: npt.NDArray[np.bool_]
+    """Whether a thing goes to its first holder, come what may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The slices [begin, end) of a thing that one rank writes."""
+
+    rank: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The rank that writes each thing; -1 for those that are cut, whose parts lie under their rows, ascending."""
+
+    writer: I64
+    parts: dict[int, list[Part]] = field(default_factory=dict)
+
+
+def cut_dim(sizes: Sequence[int]) -> int | None:
+    """The dimension along which a box is cut so that each part is one range of its memory; None if it is too small."""
+    return next((dim for dim, size in enumerate(sizes) if size > 1), None)
+
+
+def assign(things: Candidates, world_size: int) -> Assignment:
+    """Give each thing to one rank, or to several in parts, so that ranks write about the same number of bytes.
+
+    Within a set of ranks that hold the same things no rank gets above the common level by more than 1/128 or
+    `MIN_PART_BYTES`, as far as things may be cut; equal loads go to the lower rank.
     """
-    item_bytes = np.array([dtype_of(name).itemsize for name in merged.dtypes] or [1], np.int64)
-    nbytes = np.maximum(_volumes(merged) * item_bytes[merged.tensor_dtype[table.tensor]], 1)
-    # Who holds a box: pairs of box and rank, each once, in ascending order.
-    pairs = np.unique(table.box * len(columns) + table.rank)
-    box, rank = np.divmod(pairs, len(columns))
-    holders = np.bincount(box, minlength=len(nbytes))
-    first = starts(holders)[:-1]
-    writer = rank[first] if len(rank) else np.zeros(0, np.int64)
-    loads = np.zeros(len(columns), np.int64)
-    alone = (holders == 1) | to_lowest_rank
-    pinned = [row for row, name in enumerate(merged.tensor_names) if name in pinned_to_lowest]
-    if pinned:
-        alone |= np.isin(table.tensor, pinned)
-    np.add.at(loads, writer[alone], nbytes[alone])
-    object_holders: dict[str, list[int]] = {}
-    object_bytes: dict[str, int] = {}
-    for number, one in enumerate(columns):
-        for name, size in zip(one.index.object_names, one.object_bytes.tolist(), strict=True):
-            object_holders.setdefault(name, []).append(number)
-            object_bytes[name] = max(object_bytes.get(name, 1), size)
-    object_writer: dict[str, int] = {}
-    for name, held_by in object_holders.items():
-        if len(held_by) == 1 or to_lowest_rank or name in pinned_to_lowest:
-            object_writer[name] = held_by[0]
-            loads[held_by[0]] += object_bytes[name]
-    shared = [(-int(nbytes[row]), 0, row, "") for row in np.flatnonzero(~alone).tolist()]
-    shared += [(-size, 1, 0, name) for name, size in object_bytes.items() if name not in object_writer]
-    heapq.heapify(shared)
-    while shared:
-        size, is_object, row, name = heapq.heappop(shared)
-        held = np.array(object_holders[name]) if is_object else rank[first[row] : first[row] + holders[row]]
-        chosen = int(held[np.argmin(loads[held])])
-        loads[chosen] -= size
-        if is_object:
-            object_writer[name] = chosen
+    holders = np.diff(things.first)
+    settled = things.settled | (holders == 1)
+    writer = np.where(settled, things.ranks[things.first[:-1]] if len(holders) else 0, -1).astype(np.int64)
+    loads = np.zeros(world_size, np.int64)
+    np.add.at(loads, writer[settled], things.nbytes[settled])
+    groups: dict[bytes, list[int]] = {}
+    for row in np.flatnonzero(~settled).tolist():
+        held_by = things.ranks[things.first[row] : things.first[row + 1]]
+        groups.setdefault(held_by.tobytes(), []).append(row)
+    parts: dict[int, list[Part]] = {}
+    # Few ranks first: who has the least choice must not find the ranks filled by others.
+    for key, rows in sorted(groups.items(), key=lambda pair: (len(pair[0]), pair[1][0])):
+        _fill(things, rows, np.frombuffer(key, np.int64), loads, writer, parts)
+    return Assignment(writer, parts)
+
+
+def _fill(
+    things: Candidates,
+    rows: list[int],
+    holders: npt.NDArray[Any],
+    loads: I64,
+    writer: I64,
+    parts: dict[int, list[Part]],
+) -> None:
+    """Assign things that the same ranks hold; adds to `loads`, `writer` and `parts`."""
+    level = _level(loads[holders], int(things.nbytes[rows].sum()))
+    limit = level + max(MIN_PART_BYTES, level * _SLACK)
+    heap = [(int(loads[rank]), rank) for rank in holders.tolist()]
+    heapq.heapify(heap)
+    sizes, slices = things.nbytes[rows].tolist(), things.slices[rows].tolist()
+    for size, row, count in sorted(zip(sizes, rows, slices, strict=True), key=lambda each: (-each[0], each[1])):
+        load, rank = heap[0]
+        if load + size <= limit or count == 1 or size < 2 * MIN_PART_BYTES:
+            heapq.heapreplace(heap, (load + size, rank))
+            writer[row] = rank
         else:
-            writer[row] = chosen
-    return writer, object_writer
+            cut = _cut(heap, level, size // count, count)
+            if len(cut) > 1:
+                parts[row] = cut
+            else:
+                writer[row] = cut[0].rank
+    for load, rank in heap:
+        loads[rank] = load
 
 
-def _volumes(index: CheckpointIndex) -> I64:
-    volumes = np.ones(int(index.tensor_chunks.sum()), np.int64)
-    for chunks in by_dims(index):
-        volumes[chunks.rows] = chunks.sizes.prod(axis=1)
-    return volumes
+def _cut(heap: list[tuple[int, int]], level: float, slice_bytes: int, slices: int) -> list[Part]:
+    """Fill one rank after another up to the level."""
+    least = -(-MIN_PART_BYTES // slice_bytes)
+    found: list[Part] = []
+    filled: list[tuple[int, int]] = []
+    begin = 0
+    while begin < slices:
+        load, rank = heapq.heappop(heap)
+        end = min(slices, begin + max(least, round((level - load) / slice_bytes)))
+        if slices - end < least or not heap:
+            end = slices
+        found.append(Part(rank, begin, end))
+        filled.append((load + (end - begin) * slice_bytes, rank))
+        begin = end
+    for entry in filled:
+        heapq.heappush(heap, entry)
+    return found
+
+
+def _level(loads: I64, nbytes: int) -> float:
+    """How high the least loaded ranks stand when `nbytes` are poured over them."""
+    ordered = np.sort(loads).tolist()
+    poured = nbytes
+    for count, load in enumerate(ordered, 1):
+        poured += load
+        if count == len(ordered) or poured <= ordered[count] * count:
+            return float(poured / count)
+    return 0.0

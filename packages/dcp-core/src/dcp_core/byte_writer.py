@@ -16,7 +16,7 @@ import torch
 
 from dcp_core.byte_backend import ByteBackend
 from dcp_core.columns import index_from_metadata, metadata_from_index
-from dcp_core.errors import DcpError
+from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_core.fence import check_fence
 from dcp_core.global_columns import index_with_items
 from dcp_core.lazy import LazyList
@@ -189,6 +189,23 @@ class ByteStorageWriter(StorageWriter):
             check_fence()
             self._backend.publish(METADATA_NAME, data)
         self._backend.finish_save(index.files)
+
+    def published_metadata(self) -> Metadata:
+        """The metadata of the checkpoint that was saved last, from storage. Every rank.
+
+        Raises:
+            CheckpointNotFoundError: It is not there any more, or another save has replaced it.
+        """
+        save_id = self._placement.save_id if self._placement else None
+        index = self._open(self._checkpoint_id).read_index()
+        if index.info is None or index.info.save_id != save_id:
+            raise CheckpointNotFoundError(
+                f"{self._backend.url}: the checkpoint of save {save_id} has been replaced since; look at a save's "
+                "metadata before the next save to the same place, or on the coordinator, which keeps it"
+            )
+        metadata = metadata_from_index(index)
+        metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=save_id)
+        return metadata
 
     def abort(self, error: BaseException) -> None:
         """Remove what this rank wrote for a save that failed with `error`."""

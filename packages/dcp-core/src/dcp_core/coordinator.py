@@ -48,6 +48,8 @@ class Coordinator(ABC):
         self.world_size = world_size
         self.coordinator_rank = coordinator_rank
         self.sequence = 0
+        self.slowest: tuple[int, float] | None = None
+        """Of the last phase that went well: the rank whose `map_fn` took longest, and its seconds; None if unknown."""
 
     @property
     def is_coordinator(self) -> bool:

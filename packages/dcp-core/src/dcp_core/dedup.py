@@ -5,16 +5,21 @@ Plain decisions over plans: no tensors, no communication, and the same answer on
 
 from __future__ import annotations
 
-import heapq
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
+import numpy as np
+import torch
+
+from dcp_core.balance import Assignment, Candidates, assign, cut_dim
 from dcp_core.errors import PlanError
-from dcp_core.metadata import MetadataIndex
-from dcp_core.plan import SavePlan, WriteItem
+from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex
+from dcp_core.plan import SavePlan, WriteItem, WriteItemType
+from dcp_manifest.box_columns import starts
 
 __all__ = [
     "DivergentReplicaWarning",
@@ -42,7 +47,8 @@ def dedup_save_plans(
 ) -> list[SavePlan]:
     """Plans in which every item is written by exactly one rank.
 
-    Replicas go to the rank with the least bytes to write, largest first; equal loads to the lower rank.
+    Replicas go to the rank with the least bytes to write, largest first; equal loads to the lower rank. Large ones are
+    cut where that levels the load and every plan that has them is `splittable`.
 
     Args:
         all_plans: One plan per rank, in rank order.
@@ -59,27 +65,60 @@ def dedup_save_plans(
             holders[item.index].append(rank)
             _check_kind(kinds, item, rank)
             _check_same(items.setdefault(item.index, item), item, holders[item.index][0], rank)
+    # Tensor by tensor, then objects: as columns have them, so that equal sizes come in the same order.
+    order = {fqn: position for position, fqn in enumerate(kinds)}
+    items = dict(sorted(items.items(), key=lambda pair: (pair[1].tensor_data is None, order[pair[0].fqn])))
+    holders = {index: holders[index] for index in items}
     pinned = frozenset(pinned_to_lowest)
-    loads = [0] * len(all_plans)
-    shared: list[tuple[int, int, MetadataIndex]] = []
-    writer: dict[MetadataIndex, int] = {}
-    for order, (index, ranks) in enumerate(holders.items()):
-        size = max(items[index].chunk_bytes(), 1)
-        if len(ranks) == 1 or save_to_lowest_rank or index.fqn in pinned:
-            writer[index] = ranks[0]
-            loads[ranks[0]] += size
-        else:
-            shared.append((-size, order, index))
-    heapq.heapify(shared)
-    while shared:
-        size, _, index = heapq.heappop(shared)
-        rank = min(holders[index], key=lambda r: (loads[r], r))
-        writer[index] = rank
-        loads[rank] -= size
+    held_by = [[*dict.fromkeys(ranks)] for ranks in holders.values()]
+    assigned = assign(
+        Candidates(
+            nbytes=np.array([max(item.chunk_bytes(), 1) for item in items.values()], np.int64),
+            slices=np.array(
+                [
+                    _slices(item) if all(all_plans[rank].splittable for rank in ranks) else 1
+                    for item, ranks in zip(items.values(), held_by, strict=True)
+                ],
+                np.int64,
+            ),
+            first=starts(np.array([len(ranks) for ranks in held_by], np.int64)),
+            ranks=np.array(list(chain.from_iterable(held_by)), np.int64),
+            settled=np.array([save_to_lowest_rank or index.fqn in pinned for index in items], bool),
+        ),
+        len(all_plans),
+    )
+    rows = {index: row for row, index in enumerate(items)}
     return [
-        replace(plan, items=[item for item in _once(plan.items) if writer[item.index] == rank])
+        replace(plan, items=[*chain.from_iterable(_share(item, rows[item.index], rank, assigned) for item in once)])
         for rank, plan in enumerate(all_plans)
+        for once in [_once(plan.items)]
     ]
+
+
+def _slices(item: WriteItem) -> int:
+    data = item.tensor_data
+    dim = None if data is None else cut_dim(data.chunk.sizes)
+    return 1 if data is None or dim is None else data.chunk.sizes[dim]
+
+
+def _share(item: WriteItem, row: int, rank: int, assigned: Assignment) -> list[WriteItem]:
+    """What one rank writes of an item: all of it, a part, or nothing."""
+    if row not in assigned.parts:
+        return [item] if assigned.writer[row] == rank else []
+    return [_part(item, part.begin, part.end) for part in assigned.parts[row] if part.rank == rank]
+
+
+def _part(item: WriteItem, begin: int, end: int) -> WriteItem:
+    data = item.tensor_data
+    dim = None if data is None else cut_dim(data.chunk.sizes)
+    if data is None or dim is None:
+        return item
+    offsets, sizes = [*data.chunk.offsets], [*data.chunk.sizes]
+    offsets[dim] += begin
+    sizes[dim] = end - begin
+    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+    index = MetadataIndex(item.index.fqn, chunk.offsets)
+    return replace(item, index=index, type=WriteItemType.SHARD, tensor_data=replace(data, chunk=chunk))
 
 
 def _once(items: Iterable[WriteItem]) -> list[WriteItem]:
@@ -107,7 +146,7 @@ def _check_same(first: WriteItem, other: WriteItem, first_rank: int, other_rank:
         raise PlanError(
             f"{first.index.fqn!r} differs between ranks: {mine.properties.dtype} {tuple(mine.size)} on rank "
             f"{first_rank}, {theirs.properties.dtype} {tuple(theirs.size)} on rank {other_rank}; "
-            "values that belong to one rank need a name of their own"
+            "wrap values that belong to one rank in PerRank"
         )
 
 
@@ -161,7 +200,7 @@ def report_divergence(divergent: dict[str, list[int]], on_divergence: OnDivergen
     more = f"; and {len(divergent) - _SHOWN_KEYS} more" if len(divergent) > _SHOWN_KEYS else ""
     text = (
         f"{len(divergent)} value(s) differ between ranks under one name, and only the lowest rank's is saved: "
-        f"{shown}{more}. Give values that belong to one rank a name of their own"
+        f"{shown}{more}. Wrap values that belong to one rank in PerRank"
     )
     if on_divergence == "error":
         raise PlanError(text)

@@ -12,16 +12,18 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.balance import choose_writers
+from dcp_core.balance import Assignment, Candidates, assign
 from dcp_core.columns import metadata_from_index, paths_of
-from dcp_core.index_records import StateRecords
+from dcp_core.index_records import StateRecords, dtype_of
 from dcp_core.lazy import LazyDict
-from dcp_core.merged_columns import ChunkTable, Names, merge_tensors
+from dcp_core.merged_columns import ChunkTable, Cuts, Names, chunk_sizes, merge_tensors
 from dcp_core.metadata import Metadata
 from dcp_core.plan import SavePlan
-from dcp_core.plan_columns import PlanColumns, WrittenColumns, columns_of, written_of
+from dcp_core.plan_columns import PlanColumns, Selection, WrittenColumns, columns_of, written_of
+from dcp_core.planned_rows import PlannedRows, rows_of
 from dcp_core.protocols import WriteResult
 from dcp_core.sweep import is_proper
+from dcp_manifest.box_columns import starts
 from dcp_manifest.columns import CheckpointIndex
 from dcp_manifest.stored_items import StoredItems
 
@@ -51,9 +53,11 @@ def plan_columns(
         None if a plan is no columns any more, or if something is wrong.
     """
     columns = [columns_of(plan.items) for plan in all_plans]
-    known = [_without(one, aliases) for one in columns if one is not None]
-    if len(known) < len(all_plans):
+    whole_plans = [one for one in columns if one is not None]
+    if len(whole_plans) < len(all_plans):
         return None
+    kept_rows = [_rows_without(one, aliases) for one in whole_plans]
+    known = [one if kept is None else one.take_tensors(kept) for one, kept in zip(whole_plans, kept_rows, strict=True)]
     names = Names(known)
     merged = merge_tensors(known, names)
     if merged is None:
@@ -61,16 +65,64 @@ def plan_columns(
     table = ChunkTable(known, names, merged)
     if not table.consistent or not is_proper(merged, complete=complete):
         return None
-    writer, object_writer = choose_writers(
-        known, merged, table, to_lowest_rank=to_lowest_rank, pinned_to_lowest=frozenset(pinned_to_lowest)
+    things = _candidates(
+        known,
+        names,
+        merged,
+        table,
+        splittable=np.array([plan.splittable for plan in all_plans], bool),
+        lowest=None if to_lowest_rank else frozenset(pinned_to_lowest),
     )
+    assigned = assign(things, len(known))
+    cuts = Cuts(merged, assigned.parts)
     targets = np.array([names.tensors[target] for target in aliases.values()], np.uint32)
-    metadata = metadata_from_index(replace(merged, alias_names=list(aliases), alias_targets=targets))
-    plans = [
-        replace(plan, items=_kept(one, rank, table, writer, object_writer).items())
-        for rank, (plan, one) in enumerate(zip(all_plans, known, strict=True))
-    ]
-    return plans, metadata
+    index = replace(cuts.index, alias_names=list(aliases), alias_targets=targets)
+    plans = []
+    for rank, (plan, one, kept) in enumerate(zip(all_plans, whole_plans, kept_rows, strict=True)):
+        chosen = _chosen(rank, names, table, cuts, assigned)
+        if kept is not None:
+            chosen = replace(chosen, chunks=one.chunk_rows(kept)[chosen.chunks])
+        plans.append(replace(plan, items=one.select(chosen).items()))
+    return plans, metadata_from_index(index)
+
+
+def _candidates(
+    known: Sequence[PlanColumns],
+    names: Names,
+    merged: CheckpointIndex,
+    table: ChunkTable,
+    *,
+    splittable: npt.NDArray[np.bool_],
+    lowest: frozenset[str] | None,
+) -> Candidates:
+    """Merged chunks, then objects; those of the names `lowest` (None: all) go to their first holder."""
+    item_bytes = np.array([dtype_of(name).itemsize for name in merged.dtypes] or [1], np.int64)
+    volumes, slices = chunk_sizes(merged)
+    # Who holds what: pairs of thing and rank, each once, in ascending order.
+    chunks, world = len(volumes), len(known)
+    object_bytes = np.ones(len(names.objects), np.int64)
+    held = [table.box * world + table.rank]
+    for rank, (one, rows) in enumerate(zip(known, names.object_rows, strict=True)):
+        np.maximum.at(object_bytes, rows, one.object_bytes)
+        held.append((chunks + rows) * world + rank)
+    pairs = np.sort(np.concatenate(held))
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]  # several times faster than np.unique
+    thing, ranks = np.divmod(pairs, world)
+    first = starts(np.bincount(thing, minlength=chunks + len(object_bytes)))
+    settled = np.full(chunks + len(object_bytes), lowest is None)
+    if lowest:
+        pinned = [row for row, name in enumerate(merged.tensor_names) if name in lowest]
+        settled[:chunks] = np.isin(table.tensor, pinned)
+        settled[chunks:] = [name in lowest for name in names.objects]
+    if chunks:
+        slices[~np.logical_and.reduceat(splittable[ranks[: first[chunks]]], first[:chunks])] = 1
+    return Candidates(
+        nbytes=np.concatenate([np.maximum(volumes * item_bytes[merged.tensor_dtype[table.tensor]], 1), object_bytes]),
+        slices=np.concatenate([slices, np.ones(len(object_bytes), np.int64)]),
+        first=first,
+        ranks=ranks,
+        settled=settled,
+    )
 
 
 def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex | None:
@@ -109,38 +161,41 @@ def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]
 def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
     """Of each item that was written, its row: chunks first, then objects; None unless each row occurs once."""
     index, chunks = source.index, int(source.index.tensor_chunks.sum())
-    first = index.chunk_starts()
     parts = []
     for one in written:
         planned = one.planned
-        if planned.hints is None:
+        if isinstance(planned, PlannedRows):
+            found = (planned.chunks, planned.objects) if planned.index is index else None
+        else:
+            found = rows_of(planned, source) if isinstance(planned, PlanColumns) else None
+        if found is None:
             return None
-        try:
-            tensors = np.array([source.tensors[name] for name in planned.index.tensor_names], np.int64)
-            objects = np.array([source.objects[name] for name in planned.index.object_names], np.int64)
-        except KeyError:
-            return None
-        parts += [first[np.repeat(tensors, planned.index.tensor_chunks)] + planned.hints, chunks + objects]
+        parts += [found[0], chunks + found[1]]
     rows = np.concatenate([np.zeros(0, np.int64), *parts])
     return rows if np.array_equal(np.sort(rows), np.arange(chunks + len(index.object_names))) else None
 
 
-def _without(columns: PlanColumns, names: Mapping[str, str]) -> PlanColumns:
+def _rows_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
+    """Rows of the tensors that have other names; None for all of them."""
     index = columns.index
     if not names or names.keys().isdisjoint(index.tensor_names):
-        return columns
-    kept = np.array([row for row, name in enumerate(index.tensor_names) if name not in names], np.int64)
-    return columns.take_tensors(kept)
+        return None
+    return np.array([row for row, name in enumerate(index.tensor_names) if name not in names], np.int64)
 
 
-def _kept(
-    columns: PlanColumns, rank: int, table: ChunkTable, writer: I64, object_writer: Mapping[str, int]
-) -> PlanColumns:
-    """What one rank writes of what it holds, each box once, with the positions of chunks."""
-    own = slice(table.first_row[rank], table.first_row[rank + 1])
-    boxes = table.box[own]
+def _chosen(rank: int, names: Names, table: ChunkTable, cuts: Cuts, assigned: Assignment) -> Selection:
+    """What one rank writes of what it holds: each box, or its part of it, once."""
+    boxes = table.box[table.first_row[rank] : table.first_row[rank + 1]]
     once = np.zeros(len(boxes), bool)
     once[np.unique(boxes, return_index=True)[1]] = True
-    rows = np.flatnonzero(once & (writer[boxes] == rank))
-    objects = [row for row, name in enumerate(columns.index.object_names) if object_writer[name] == rank]
-    return columns.take(rows, np.array(objects, np.int64), hints=table.hint[boxes[rows]])
+    own = {row: part for row, parts in assigned.parts.items() for part in parts if part.rank == rank}
+    mine = (assigned.writer[: len(cuts.first) - 1] == rank) | np.isin(np.arange(len(cuts.first) - 1), list(own))
+    rows = np.flatnonzero(once & mine[boxes])
+    merged_rows = cuts.first[boxes[rows]]
+    parts = []
+    for position, box in enumerate(boxes[rows].tolist() if own else ()):
+        if (part := own.get(box)) is not None:
+            parts.append((position, int(cuts.dim[box]), part.begin, part.end))
+            merged_rows[position] += assigned.parts[box].index(part)
+    object_rows = names.object_rows[rank] + len(cuts.first) - 1
+    return Selection(rows, np.flatnonzero(assigned.writer[object_rows] == rank), cuts.hint[merged_rows], tuple(parts))

@@ -50,13 +50,17 @@ class CheckpointEvent:
 
     Args:
         operation: `save`, `load`, …
-        phase: Part of the operation, e.g. `plan`, `write`, `publish`.
+        phase: Part of the operation: `plan`, `write` for a save (which publishes at the end of it), `plan`, `read`,
+            `load_state_dict` for a load; `total` for all of it.
         state: `started`, `finished` or `failed`.
         rank: Rank in the group that saves or loads.
         checkpoint_id: As the caller gave it; None if the storage knows it alone.
-        seconds: Duration, once the phase is over.
-        bytes: Bytes moved by this rank, where the phase moves any.
+        seconds: Duration on this rank, waiting for others included, once the phase is over.
+        bytes: Bytes written to or read from storage by this rank, where the phase moves any.
         error: What failed, as text.
+        own_seconds: What this rank's own part of the phase took.
+        slowest_rank: The rank whose own part took longest.
+        slowest_seconds: How long that was.
     """
 
     operation: str
@@ -67,6 +71,9 @@ class CheckpointEvent:
     seconds: float | None = None
     bytes: int | None = None
     error: str | None = None
+    own_seconds: float | None = None
+    slowest_rank: int | None = None
+    slowest_seconds: float | None = None
 
 
 class HookSpecs:

@@ -120,7 +120,9 @@ def _filled_first(name: str, base: type) -> Callable[..., Any]:
     method = getattr(base, name)
 
     def call(self: LazyDict[Any, Any] | LazyList[Any], *args: Any, **kwargs: Any) -> Any:
-        self.fill()
+        for each in (self, *args):
+            if isinstance(each, LazyDict | LazyList):
+                each.fill()
         return method(self, *args, **kwargs)
 
     call.__name__ = name

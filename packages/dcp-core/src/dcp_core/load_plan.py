@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from dcp_core.boxes import box_text, find_hole, find_overlap, overlaps
+from dcp_core.boxes import box_text, find_hole, find_overlap, intersect, overlaps
 from dcp_core.casts import is_lossless_cast
+from dcp_core.key_map import KeyMap
 from dcp_core.lazy import LazyList
 from dcp_core.load_columns import ReadColumns, WholeTensors, records_of
 from dcp_core.metadata import (
@@ -24,10 +25,10 @@ from dcp_core.metadata import (
     TensorStorageMetadata,
 )
 from dcp_core.plan import LoadItemType, ReadItem
-from dcp_core.report import LoadProblem, suggest
+from dcp_core.report import SHOWN_PROBLEMS, LoadProblem, NearNames, suggest
 from dcp_core.shards import LocalTensor, local_tensor
 
-__all__ = ["LocalLoadPlan", "create_read_items_for_chunk_list", "plan_local_load"]
+__all__ = ["LoadRules", "LocalLoadPlan", "create_read_items_for_chunk_list", "plan_local_load"]
 
 
 @dataclass(slots=True)
@@ -40,18 +41,40 @@ class LocalLoadPlan:
     """Keys that are loaded; also those of which this rank holds no shard."""
     missing: list[str] = field(default_factory=list)
     cast: dict[str, tuple[str, str]] = field(default_factory=dict)
+    resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    """Key → (stored shape, shape of the template)."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Key → name in the checkpoint, where they differ."""
+    unexpected: list[str] = field(default_factory=list)
+    """In the checkpoint, under a name that nothing in the template means."""
 
 
-def plan_local_load(
-    state_dict: dict[str, Any], metadata: Metadata, *, strict: bool, allow_lossy_casts: bool
-) -> LocalLoadPlan:
+@dataclass(frozen=True, slots=True)
+class LoadRules:
+    """What a load puts up with.
+
+    Args:
+        allow_missing: Keys that the checkpoint lacks.
+        allow_unexpected: Values in the checkpoint that the template lacks.
+        allow_lossy_casts: Conversions that lose values.
+        allow_resize: Tensors of other sizes with the same number of dimensions: their common part is loaded.
+        keys: Names in the checkpoint of keys of the template.
+    """
+
+    allow_missing: bool = False
+    allow_unexpected: bool = True
+    allow_lossy_casts: bool = False
+    allow_resize: bool = False
+    keys: KeyMap = field(default_factory=KeyMap)
+
+
+def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadRules) -> LocalLoadPlan:
     """Match a flat template against the metadata.
 
     Args:
         state_dict: FQN → tensor of any kind, or object.
         metadata: Of the checkpoint.
-        strict: Whether a missing key is a problem.
-        allow_lossy_casts: Whether a conversion that loses values is no problem.
+        rules: What is a problem.
 
     Returns:
         The items, and all problems; nothing is raised for them here.
@@ -61,80 +84,119 @@ def plan_local_load(
     columns = None if records is None else ReadColumns(records, [], planned.items)
     whole = None if records is None else WholeTensors(records)
     entries = metadata.state_dict_metadata
+    missing: list[tuple[str, str]] = []
     for fqn, value in state_dict.items():
-        if columns is not None and whole is not None and whole.match(fqn, value):
+        stored = rules.keys.stored(fqn) if rules.keys else fqn
+        if stored != fqn:
+            planned.renamed[fqn] = stored
+        elif columns is not None and whole is not None and whole.match(fqn, value):
             columns.names.append(fqn)
             continue
-        entry = entries.get(fqn)
+        entry = entries.get(stored)
         if entry is None:
-            planned.missing.append(fqn)
-            if strict:
-                near = suggest(fqn, entries.keys() - state_dict.keys())
-                _problem(planned, fqn, "missing", f"{fqn!r} is not in the checkpoint{near}")
+            missing.append((fqn, stored))
             continue
         held = local_tensor(fqn, value)
         if isinstance(entry, TensorStorageMetadata):
-            _plan_tensor(planned, fqn, value, held, entry, allow_lossy_casts=allow_lossy_casts)
+            _plan_tensor(planned, fqn, stored, value, held, entry, rules)
         elif isinstance(entry, BytesStorageMetadata) and held is None:
-            index = MetadataIndex(fqn)
-            planned.items.append(_object_item(index))
+            planned.items.append(_object_item(MetadataIndex(fqn), MetadataIndex(stored)))
             planned.matched.append(fqn)
         else:
             _problem(planned, fqn, "kind", f"{fqn!r} is a tensor in the template but an object in the checkpoint")
+    meant = {planned.renamed.get(fqn, fqn) for fqn in state_dict} if planned.renamed else state_dict.keys()
+    planned.unexpected = [name for name in entries if name not in meant]
+    _report_names(planned, missing, state_dict, rules)
     if columns is not None:
         planned.matched.extend(columns.names)
         planned.items = LazyList(columns)
     return planned
 
 
+def _report_names(
+    planned: LocalLoadPlan, missing: list[tuple[str, str]], state_dict: dict[str, Any], rules: LoadRules
+) -> None:
+    """Note the names that only one side has, as problems where they are."""
+    planned.missing = [fqn for fqn, _ in missing]
+    near = NearNames(planned.unexpected) if missing and not rules.allow_missing else None
+    for number, (fqn, stored) in enumerate(missing if near is not None else ()):
+        wanted = f"{fqn!r}" if stored == fqn else f"{fqn!r} (as {stored!r})"
+        likely = near.suggest(stored) if near is not None and number < SHOWN_PROBLEMS else ""
+        _problem(planned, fqn, "missing", f"{wanted} is not in the checkpoint{likely}")
+    if not rules.allow_unexpected:
+        for name in planned.unexpected:
+            _problem(planned, name, "unexpected", f"{name!r} is in the checkpoint but not in the template")
+    for path in rules.keys.unused(state_dict):
+        likely = suggest(path, state_dict)
+        _problem(planned, path, "rename", f"rename names {path!r}, which is not in the template{likely}")
+
+
 def _problem(planned: LocalLoadPlan, key: str, kind: str, message: str) -> None:
     planned.problems.append(LoadProblem(key, kind, message))
 
 
-def _object_item(index: MetadataIndex) -> ReadItem:
+def _object_item(index: MetadataIndex, stored: MetadataIndex) -> ReadItem:
     nothing = torch.Size((0,))
-    return ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing)
+    return ReadItem(LoadItemType.BYTE_IO, index, nothing, stored, nothing, nothing)
 
 
 def _plan_tensor(
     planned: LocalLoadPlan,
     fqn: str,
+    stored_name: str,
     value: Any,
     held: LocalTensor | None,
     entry: TensorStorageMetadata,
-    *,
-    allow_lossy_casts: bool,
+    rules: LoadRules,
 ) -> None:
     if held is None:
         kind = type(value).__qualname__
         _problem(planned, fqn, "kind", f"{fqn!r} is a {kind} in the template but a tensor in the checkpoint")
         return
-    if tuple(held.size) != tuple(entry.size):
-        text = f"{fqn!r} has shape {tuple(held.size)} in the template but {tuple(entry.size)} in the checkpoint"
-        _problem(planned, fqn, "shape", text)
+    problem = _misfit(planned, fqn, held, entry, rules) or _damage(fqn, held, entry)
+    if problem is not None:
+        _problem(planned, fqn, *problem)
         return
+    if tuple(held.size) != tuple(entry.size):
+        planned.resized[fqn] = tuple(entry.size), tuple(held.size)
+    planned.items.extend(_read_items(fqn, stored_name, entry, held.chunks))
+    planned.matched.append(fqn)
+
+
+def _misfit(
+    planned: LocalLoadPlan, fqn: str, held: LocalTensor, entry: TensorStorageMetadata, rules: LoadRules
+) -> tuple[str, str] | None:
+    """Kind and text of what speaks against loading a stored tensor into this one; notes conversions."""
+    if tuple(held.size) != tuple(entry.size):
+        alike = len(held.size) == len(entry.size)
+        if not (rules.allow_resize and alike):
+            text = f"{fqn!r} has shape {tuple(held.size)} in the template but {tuple(entry.size)} in the checkpoint"
+            remedy = "; pass DefaultLoadPlanner(allow_resize=True) to load the common part" if alike else ""
+            return "shape", text + remedy
     stored, wanted = entry.properties.dtype, held.dtype
     if stored != wanted:
         names = (str(stored).removeprefix("torch."), str(wanted).removeprefix("torch."))
         planned.cast[fqn] = names
-        if not allow_lossy_casts and not is_lossless_cast(stored, wanted):
+        if not rules.allow_lossy_casts and not is_lossless_cast(stored, wanted):
             remedy = "pass DefaultLoadPlanner(allow_lossy_casts=True) to convert, or change the template's dtype"
-            _problem(planned, fqn, "cast", f"{fqn!r}: {names[0]} → {names[1]} would lose values; {remedy}")
-            return
+            return "cast", f"{fqn!r}: {names[0]} → {names[1]} would lose values; {remedy}"
+    return None
+
+
+def _damage(fqn: str, held: LocalTensor, entry: TensorStorageMetadata) -> tuple[str, str] | None:
+    """Kind and text of what is wrong with the stored boxes of a tensor, where this rank needs them."""
     stored_boxes = [(chunk.offsets, chunk.sizes) for chunk in entry.chunks]
     twice = find_overlap(stored_boxes) if len(stored_boxes) > 1 else None
     if twice is not None:
         one, other = (box_text(*stored_boxes[position]) for position in twice)
-        _problem(planned, fqn, "overlap", f"{fqn!r}: the checkpoint stores elements twice, in {one} and in {other}")
-        return
+        return "overlap", f"{fqn!r}: the checkpoint stores elements twice, in {one} and in {other}"
+    whole = ((0,) * len(entry.size), entry.size)
     for chunk in held.chunks:
-        hole = find_hole((chunk.offsets, chunk.sizes), stored_boxes)
+        wanted = intersect((chunk.offsets, chunk.sizes), whole)
+        hole = None if wanted is None else find_hole(wanted, stored_boxes)
         if hole is not None:
-            text = f"{fqn!r}: the checkpoint has no data for {box_text(*hole)} of {tuple(entry.size)}"
-            _problem(planned, fqn, "hole", text)
-            return
-    planned.items.extend(create_read_items_for_chunk_list(fqn, entry, held.chunks))
-    planned.matched.append(fqn)
+            return "hole", f"{fqn!r}: the checkpoint has no data for {box_text(*hole)} of {tuple(entry.size)}"
+    return None
 
 
 def create_read_items_for_chunk_list(
@@ -149,6 +211,12 @@ def create_read_items_for_chunk_list(
 
     Source: torch 2.13 `planner_helpers.create_read_items_for_chunk_list`.
     """
+    return _read_items(fqn, fqn, checkpoint_md, local_chunks)
+
+
+def _read_items(
+    fqn: str, stored_name: str, checkpoint_md: TensorStorageMetadata, local_chunks: Sequence[ChunkStorageMetadata]
+) -> list[ReadItem]:
     items: list[ReadItem] = []
     stored_boxes = [(chunk.offsets, chunk.sizes) for chunk in checkpoint_md.chunks]
     for position, local in enumerate(local_chunks):
@@ -159,7 +227,7 @@ def create_read_items_for_chunk_list(
                     LoadItemType.TENSOR,
                     MetadataIndex(fqn, local.offsets, position),
                     _within(offsets, local),
-                    MetadataIndex(fqn, stored.offsets, stored_position),
+                    MetadataIndex(stored_name, stored.offsets, stored_position),
                     _within(offsets, stored),
                     torch.Size(sizes),
                 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 
 from dcp_core.errors import CorruptCheckpointError, DcpError, MissingKeyError, NotEnoughMemoryError, PlanError
 from dcp_core.flatten import FlatState, assign, flatten, get_element, is_empty_mapping, set_element
-from dcp_core.load_plan import LocalLoadPlan, plan_local_load
+from dcp_core.key_map import KeyMap
+from dcp_core.load_plan import LoadRules, LocalLoadPlan, plan_local_load
 from dcp_core.materialise import materialise_meta
 from dcp_core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from dcp_core.objects import load_object
@@ -43,7 +45,7 @@ def create_default_local_load_plan(state_dict: dict[str, Any], metadata: Metadat
     Raises:
         LoadMismatchError: The template does not fit the checkpoint; holds every reason.
     """
-    planned = plan_local_load(state_dict, metadata, strict=strict, allow_lossy_casts=True)
+    planned = plan_local_load(state_dict, metadata, LoadRules(allow_missing=not strict, allow_lossy_casts=True))
     if planned.problems:
         raise LoadMismatchError(planned.problems)
     return LoadPlan(planned.items)
@@ -65,6 +67,12 @@ class DefaultLoadPlanner(LoadPlanner):
             Conversions that lose nothing are always done.
         allow_globals: Classes and functions that stored objects may use beside the default allow-list.
         trust_objects: Unpickle stored objects without restriction. Runs code from the checkpoint.
+        strict: Raise for values in the checkpoint that the template does not name, too.
+        allow_resize: Load the common part of tensors that have other sizes in the checkpoint, from the start of each
+            dimension; the rest of the template's tensor stays as it is.
+        rename: Name or path in the template → name or path in the checkpoint. A path stands for everything under it.
+        rename_regex: (regular expression, replacement) pairs as of `re.sub`: from names in the template to names in the
+            checkpoint, for those that `rename` does not mention.
 
     Extension points: `lookup_tensor` (where an item goes) and `transform_tensor` (which part of it).
     """
@@ -78,6 +86,10 @@ class DefaultLoadPlanner(LoadPlanner):
         allow_lossy_casts: bool = False,
         allow_globals: Sequence[Any] = (),
         trust_objects: bool = False,
+        strict: bool = False,
+        allow_resize: bool = False,
+        rename: Mapping[str, str] | None = None,
+        rename_regex: Sequence[tuple[str | re.Pattern[str], str]] = (),
     ) -> None:
         self.flatten_state_dict = flatten_state_dict
         self.flatten_sharded_tensors = flatten_sharded_tensors
@@ -85,6 +97,12 @@ class DefaultLoadPlanner(LoadPlanner):
         self.allow_lossy_casts = allow_lossy_casts
         self.allow_globals = tuple(allow_globals)
         self.trust_objects = trust_objects
+        self.strict = strict
+        self.allow_resize = allow_resize
+        self.key_map = KeyMap(rename, rename_regex)
+        self.initialised: list[str] = []
+        """Tensors of the template that had no memory, and are filled with zeros where the checkpoint has no data."""
+        self._made: list[torch.Tensor] = []
         self.original_state_dict: dict[str, Any] = {}
         self.mappings: dict[str, tuple[str | int, ...]] = {}
         self.metadata: Metadata | None = None
@@ -95,7 +113,8 @@ class DefaultLoadPlanner(LoadPlanner):
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
         """Take the template. Its meta tensors are given memory; nothing else of it changes before data arrives."""
-        materialise_meta(state_dict)
+        self._made, self.initialised = [], []
+        materialise_meta(state_dict, made=self._made)
         self.original_state_dict = state_dict
         self.metadata = metadata
         self.is_coordinator = is_coordinator
@@ -118,15 +137,26 @@ class DefaultLoadPlanner(LoadPlanner):
         metadata = self._metadata()
         if self.flatten_state_dict:
             self._follow_old_names(metadata)
-        self.local_load = plan_local_load(
-            self.state_dict,
-            metadata,
-            strict=not self.allow_partial_load,
+        rules = LoadRules(
+            allow_missing=self.allow_partial_load,
+            allow_unexpected=not self.strict,
             allow_lossy_casts=self.allow_lossy_casts,
+            allow_resize=self.allow_resize,
+            keys=self.key_map,
         )
+        self.local_load = plan_local_load(self.state_dict, metadata, rules)
         if self.local_load.problems:
             raise LoadMismatchError(self.local_load.problems)
+        self._initialise([*self.local_load.missing, *self.local_load.resized])
         return LoadPlan(self.local_load.items)
+
+    def _initialise(self, names: Iterable[str]) -> None:
+        """Fill with zeros what this load gave memory to and cannot fill: nobody should meet what lay there before."""
+        made = {id(tensor) for tensor in self._made}
+        self.initialised = [name for name in names if id(self.state_dict[name]) in made]
+        with torch.no_grad():
+            for name in self.initialised:
+                self.state_dict[name].zero_()
 
     def _follow_old_names(self, metadata: Metadata) -> None:
         """Up to torch 2.3 containers without tensors were stored whole: use those names if the checkpoint does."""

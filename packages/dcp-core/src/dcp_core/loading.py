@@ -19,9 +19,11 @@ from dcp_core.byte_reader import ByteStorageReader
 from dcp_core.convert import as_metadata
 from dcp_core.coordination import Coordinator, make_coordinator
 from dcp_core.errors import CheckpointNotFoundError, DcpError
-from dcp_core.load_columns import read_columns_of
+from dcp_core.events import Operation
+from dcp_core.load_plan import LocalLoadPlan
 from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.metadata import Metadata
+from dcp_core.per_rank import RankValues
 from dcp_core.plan import LoadPlan
 from dcp_core.protocols import CheckpointId, LoadPlanner, Stateful, StorageReader, is_stateful
 from dcp_core.report import LoadReport
@@ -132,21 +134,31 @@ class _Load:
     values: dict[str, Any] = field(default_factory=dict)
     metadata: Metadata | None = None
     plan: LoadPlan | None = None
+    rank_values: RankValues | None = None
     exchanges: bool = True
     """Whether the ranks' plans go through the coordinator; with identity steps everywhere none of them travels."""
 
     def run(self) -> LoadReport:
-        place = self.checkpoint_id if self.checkpoint_id is not None else getattr(self.reader, "checkpoint_id", "")
-        self.coordinator.agree("load", os.fspath(place), describe="checkpoint ids")
-        self.exchanges = any(self.coordinator.all_gather("state_dict", self.prepare))
-        for attempt in range(_MAX_ATTEMPTS):
-            plan = self.coordinator.reduce_scatter("plan", self.plan_locally, self.plan_globally)
-            self.plan = plan or self.plan
-            replaced = self.coordinator.all_gather("read", partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
-            if not any(replaced):
-                break
-        self.coordinator.all_gather("load_state_dict", self.apply)
-        return self.report()
+        place = self.checkpoint_id if self.checkpoint_id is not None else getattr(self.reader, "checkpoint_id", None)
+        events = Operation("load", self.coordinator, place)
+        with events.phase("total") as total:
+            self.coordinator.agree("load", os.fspath(place or ""), describe="checkpoint ids")
+            self.exchanges = any(self.coordinator.all_gather("state_dict", self.prepare))
+            for attempt in range(_MAX_ATTEMPTS):
+                with events.phase("plan") as planning:
+                    local = planning.timed(self.plan_locally)
+                    plan = self.coordinator.reduce_scatter("plan", local, self.plan_globally)
+                self.plan = plan or self.plan
+                with events.phase("read") as reading:
+                    read = reading.timed(partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
+                    replaced = self.coordinator.all_gather("read", read)
+                    reading.bytes = total.bytes = getattr(self.reader, "bytes_read", None)
+                if not any(replaced):
+                    break
+            report = self.report()
+            with events.phase("load_state_dict") as applying:
+                self.coordinator.all_gather("load_state_dict", applying.timed(self.apply))
+        return report
 
     def prepare(self) -> bool:
         """Take the template; whether this rank's planner or reader makes something of the plans of all ranks."""
@@ -162,7 +174,9 @@ class _Load:
     def plan_locally(self) -> tuple[LoadPlan | None, str | None]:
         reader = self._reader()
         self.metadata = _read_metadata(reader, self.coordinator.rank)
+        self.restore_rank_values()
         self.values = dict(self.template)
+        self.rank_values = RankValues(self.values, self.metadata.state_dict_metadata.keys(), self.coordinator.rank)
         is_coordinator = self.coordinator.is_coordinator
         self.planner.set_up_planner(self.values, self.metadata, is_coordinator)
         if "kwargs" in inspect.signature(reader.set_up_storage_reader).parameters:
@@ -173,6 +187,11 @@ class _Load:
             reader.set_up_storage_reader(self.metadata, is_coordinator)
         self.plan = reader.prepare_local_plan(self.planner.create_local_plan())
         return self.plan if self.exchanges else None, _save_id(self.metadata)
+
+    def restore_rank_values(self) -> None:
+        """Put per-rank values back where they were in the template, with what was loaded for them."""
+        if self.rank_values is not None:
+            self.rank_values.restore()
 
     def plan_globally(self, found: list[tuple[LoadPlan | None, str | None]]) -> list[LoadPlan | None]:
         save_ids = {save_id for _, save_id in found}
@@ -200,6 +219,7 @@ class _Load:
         return False
 
     def apply(self) -> None:
+        self.restore_rank_values()
         for key, value in self.stateful.items():
             value.load_state_dict(self.values[key])
         for key, value in self.values.items():
@@ -207,22 +227,25 @@ class _Load:
                 self.state_dict[key] = value
 
     def report(self) -> LoadReport:
-        local = getattr(self.planner, "local_load", None)
+        local: LocalLoadPlan | None = getattr(self.planner, "local_load", None)
         items = self.plan.items if self.plan is not None else []
-        stored = self.metadata.state_dict_metadata if self.metadata is not None else {}
-        columns = read_columns_of(items)
-        flat = getattr(self.planner, "state_dict", {})
-        used: set[str] = set(columns.names) if columns is not None else set()
-        used.update(item.storage_index.fqn for item in (items if columns is None else columns.others))
-        return LoadReport(
-            loaded=tuple(sorted(local.matched if local is not None else {item.dest_index.fqn for item in items})),
-            missing=tuple(sorted(local.missing)) if local is not None else (),
-            unexpected=tuple(sorted(key for key in stored if key not in used and key not in flat)),
-            cast=dict(local.cast) if local is not None else {},
+        found = LoadReport(
             unverified=tuple(sorted(getattr(self.reader, "unverified_keys", ()))),
             bytes_read=getattr(self.reader, "bytes_read", 0),
             save_id=_save_id(self.metadata) if self.metadata is not None else None,
+            initialised=tuple(sorted(getattr(self.planner, "initialised", ()))),
+            per_rank=dict(sorted(self.rank_values.taken.items())) if self.rank_values is not None else {},
         )
+        if local is None:  # a planner of another kind
+            used = {item.storage_index.fqn for item in items}
+            stored = self.metadata.state_dict_metadata if self.metadata is not None else {}
+            found.loaded = tuple(sorted({item.dest_index.fqn for item in items}))
+            found.unexpected = tuple(sorted(stored.keys() - used))
+            return found
+        found.loaded, found.missing = tuple(sorted(local.matched)), tuple(sorted(local.missing))
+        found.unexpected = tuple(sorted(local.unexpected))
+        found.cast, found.resized, found.renamed = dict(local.cast), dict(local.resized), dict(local.renamed)
+        return found
 
     def _reader(self) -> StorageReader:
         if self.reader is None:
@@ -239,7 +262,10 @@ def _load(
 ) -> LoadReport:
     run = _Load(state_dict, checkpoint_id, reader, planner or DefaultLoadPlanner(), coordinator)
     with coordinator:
-        return run.run()
+        try:
+            return run.run()
+        finally:
+            run.restore_rank_values()
 
 
 def _read_metadata(reader: StorageReader, rank: int) -> Metadata:

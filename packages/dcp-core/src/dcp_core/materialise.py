@@ -13,12 +13,13 @@ from dcp_core.errors import UnsupportedValueError
 __all__ = ["materialise_meta"]
 
 
-def materialise_meta(container: Any, *, path: str = "") -> Any:
+def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor] | None = None) -> Any:
     """Replace meta tensors in nested dicts and lists, in place, by uninitialised ones on the job's device.
 
     Args:
         container: Nested dicts, lists and tuples (tuples are rebuilt).
         path: Name of the container, for messages.
+        made: Gets the new tensors.
 
     Returns:
         `container`, or what stands for it where it could not be changed in place.
@@ -29,15 +30,23 @@ def materialise_meta(container: Any, *, path: str = "") -> Any:
     Source: torch 2.13 `planner_helpers._init_state_dict` (contract).
     """
     if isinstance(container, torch.Tensor):
-        return _materialised(container, path) if container.is_meta else container
+        if not container.is_meta:
+            return container
+        new = _materialised(container, path)
+        if made is not None:
+            made.append(new)
+        return new
     if isinstance(container, dict):
         for key, value in container.items():
             if isinstance(value, torch.Tensor) and not value.is_meta:
                 continue
-            container[key] = materialise_meta(value, path=f"{path}.{key}" if path else str(key))
+            container[key] = materialise_meta(value, path=f"{path}.{key}" if path else str(key), made=made)
         return container
     if isinstance(container, list | tuple) and _holds_meta(container):
-        items = [materialise_meta(value, path=f"{path}.{i}" if path else str(i)) for i, value in enumerate(container)]
+        items = [
+            materialise_meta(value, path=f"{path}.{i}" if path else str(i), made=made)
+            for i, value in enumerate(container)
+        ]
         if isinstance(container, list):
             container[:] = items
             return container

@@ -1,21 +1,23 @@
-"""The plans of all ranks as one table: tensors and objects by name, and each box of a tensor once.
+"""The plans of all ranks as one table: tensors and objects by name, each box of a tensor once, and cut where it is.
 
 What the ranks contradict each other in is not said here, only that they do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from dcp_core.balance import Part, cut_dim
 from dcp_core.plan_columns import PlanColumns
+from dcp_core.sweep import by_dims
 from dcp_manifest.box_columns import ranges, starts
 from dcp_manifest.columns import CheckpointIndex
 
-__all__ = ["ChunkTable", "Names", "merge_tensors"]
+__all__ = ["ChunkTable", "Cuts", "Names", "chunk_sizes", "merge_tensors"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -27,9 +29,10 @@ class Names:
         self.tensors: dict[str, int] = {}
         self.objects: dict[str, int] = {}
         self.tensor_rows: list[I64] = []
+        self.object_rows: list[I64] = []
         for one in columns:
             self.tensor_rows.append(_rows(one.index.tensor_names, self.tensors))
-            _rows(one.index.object_names, self.objects)
+            self.object_rows.append(_rows(one.index.object_names, self.objects))
 
 
 def _rows(names: Sequence[str], table: dict[str, int]) -> I64:
@@ -109,8 +112,58 @@ class ChunkTable:
         places = starts(merged.tensor_ndim[tensor])
         numbers = ranges(places[:-1][order], places[1:][order])
         merged.chunk_offsets, merged.chunk_sizes = every.chunk_offsets[numbers], every.chunk_sizes[numbers]
-        self.hint = np.arange(len(order)) - merged.chunk_starts()[:-1][self.tensor]
-        """Of each merged chunk, its position among those of its tensor."""
+
+
+def chunk_sizes(index: CheckpointIndex) -> tuple[I64, I64]:
+    """Of each chunk, the number of its elements, and of slices along the dimension where it would be cut."""
+    volumes, slices = (np.ones(int(index.tensor_chunks.sum()), np.int64) for _ in range(2))
+    for chunks in by_dims(index):
+        volumes[chunks.rows] = chunks.sizes.prod(axis=1)
+        for dim in reversed(range(chunks.sizes.shape[1])):
+            size = chunks.sizes[:, dim]
+            slices[chunks.rows] = np.where(size > 1, size, slices[chunks.rows])
+    return volumes, slices
+
+
+class Cuts:
+    """A table of tensors some of whose chunks are cut into parts, which take their place.
+
+    Args:
+        merged: The table, with all its chunks.
+        parts: Row of a chunk → its parts, in ascending order.
+    """
+
+    def __init__(self, merged: CheckpointIndex, parts: Mapping[int, Sequence[Part]]) -> None:
+        counts = np.ones(int(merged.tensor_chunks.sum()), np.int64)
+        for row, cut in parts.items():
+            counts[row] = len(cut)
+        self.first = starts(counts)
+        """Of each chunk, the row of its first part in the new table; one more than there are chunks."""
+        tensor = np.repeat(np.arange(len(merged.tensor_chunks)), merged.tensor_chunks)
+        self.dim = np.zeros(len(counts), np.int64)
+        """Of each chunk that is cut, the dimension."""
+        offsets, sizes = merged.chunk_offsets, merged.chunk_sizes
+        if parts:
+            old_places = starts(merged.tensor_ndim[tensor])
+            again = np.repeat(np.arange(len(counts)), counts)
+            numbers = ranges(old_places[:-1][again], old_places[1:][again])
+            offsets, sizes = offsets[numbers], sizes[numbers]
+            places = starts(merged.tensor_ndim[tensor[again]])
+            for row, cut in parts.items():
+                dim = cut_dim(merged.chunk_sizes[old_places[row] : old_places[row + 1]].tolist()) or 0
+                self.dim[row] = dim
+                for place, part in zip(places[self.first[row] : self.first[row + 1]].tolist(), cut, strict=True):
+                    offsets[place + dim] += part.begin
+                    sizes[place + dim] = part.end - part.begin
+            tensor = tensor[again]
+        self.index = replace(
+            merged,
+            chunk_offsets=offsets,
+            chunk_sizes=sizes,
+            tensor_chunks=np.bincount(tensor, minlength=len(merged.tensor_chunks)).astype(np.int64),
+        )
+        self.hint = np.arange(len(tensor)) - self.index.chunk_starts()[:-1][tensor]
+        """Of each new chunk, its position among those of its tensor."""
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], index: CheckpointIndex) -> tuple[I64, I64, bool]:

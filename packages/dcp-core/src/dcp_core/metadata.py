@@ -28,6 +28,7 @@ __all__ = [
     "STORAGE_TYPES",
     "BytesStorageMetadata",
     "ChunkStorageMetadata",
+    "DeferredMetadata",
     "MemoryFormatEncoding",
     "Metadata",
     "MetadataIndex",
@@ -187,15 +188,41 @@ class Metadata:
         return pickle.loads, (data,)
 
     def __copy__(self) -> Metadata:
+        fields = vars(self)
         twin = object.__new__(type(self))
-        vars(twin).update(vars(self))
+        vars(twin).update(fields)
         return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Metadata:
+        fields = vars(self)
         twin = object.__new__(type(self))
         memo[id(self)] = twin
-        vars(twin).update(copy.deepcopy(vars(self), memo))
+        vars(twin).update(copy.deepcopy(fields, memo))
         return twin
+
+
+class DeferredMetadata(Metadata):
+    """A `Metadata` that is read when somebody first looks at it; from then on an ordinary one.
+
+    Args:
+        read: Gives it.
+    """
+
+    def __init__(self, read: Callable[[], Metadata]) -> None:
+        object.__setattr__(self, "_read", read)
+
+    def __getattribute__(self, name: str) -> Any:
+        if object.__getattribute__(self, "__class__") is DeferredMetadata:
+            fields = object.__getattribute__(self, "__dict__")
+            found = vars(fields["_read"]())
+            fields.clear()
+            fields.update(found)
+            object.__setattr__(self, "__class__", Metadata)
+        return object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.version  # noqa: B018 - makes it an ordinary one
+        object.__setattr__(self, name, value)
 
 
 _STOCK = "torch.distributed.checkpoint.metadata"

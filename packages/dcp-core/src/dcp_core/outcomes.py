@@ -54,11 +54,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one rank's part of a phase: pickled value or failure, and which phase it thinks it is in."""
+    """What came of one rank's part of a phase: pickled value or failure, the phase as it sees it, and its seconds."""
 
     label: str
     value: bytes | None = None
     failure: Failure | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Verdict:
 
     `common` is the answer that all ranks get; with `scattered` each rank's answer travels by itself. `missing` ranks
     did not arrive in time, `lost` ones are gone (and how that is known); `unheard` ranks were still busy when a failure
-    was reported.
+    was reported. `slowest` is the rank whose part took longest, and its seconds.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -78,6 +79,7 @@ class Verdict:
     disagreement: str | None = None
     common: bytes | None = None
     scattered: bool = False
+    slowest: tuple[int, float] | None = None
 
     @property
     def ok(self) -> bool:

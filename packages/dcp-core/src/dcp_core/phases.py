@@ -6,10 +6,11 @@ down; that narrow seam is where other topologies than a star fit in.
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -144,6 +145,7 @@ class PhasedCoordinator(Coordinator):
             self._ended = True
             local = decided[0].error if decided and error is None else error
             _fail(local, self._error(step, verdict, local))
+        self.slowest = verdict.slowest
         if decided:
             return decided[0].own
         data = own if verdict.scattered else verdict.common
@@ -151,13 +153,15 @@ class PhasedCoordinator(Coordinator):
 
     def _attempt(self, step: Step, map_fn: Callable[[], T]) -> tuple[T | None, Outcome, BaseException | None]:
         """Call `map_fn`: its value, what to tell the coordinator, and what was raised."""
+        start = time.monotonic()
         try:
             value = map_fn()
+            seconds = time.monotonic() - start
             stays_here = self.is_coordinator and not self._sends_own_value
             data = None if stays_here or value is None else encode(value)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             return None, Outcome(step.label, failure=failure_of(self.rank, error)), error
-        return value, Outcome(step.label, value=data), None
+        return value, Outcome(step.label, value=data, seconds=seconds), None
 
     def _conclude(self, step: Step, outcomes: list[Outcome], own: Any, answer: Callable[[list[Any]], Answer]) -> Answer:
         """Decide how the phase ends. Coordinator only; never raises."""
@@ -173,10 +177,12 @@ class PhasedCoordinator(Coordinator):
                 for rank, outcome in enumerate(outcomes)
             ]
             with fenced(lambda: self._check_waited_for(step)):
-                return answer(values)
+                found = answer(values)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             verdict = Verdict(failures=(failure_of(self.rank, error),))
             return Answer(verdict, error=error)
+        slowest = max(range(len(outcomes)), key=lambda rank: outcomes[rank].seconds)
+        return replace(found, verdict=replace(found.verdict, slowest=(slowest, outcomes[slowest].seconds)))
 
     def _error(self, step: Step, verdict: Verdict, local: BaseException | None) -> DcpError:
         """What every rank raises for a verdict that is not ok."""

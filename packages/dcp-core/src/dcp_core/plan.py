@@ -113,7 +113,8 @@ class SavePlan:
 
     `usable` is False for a plan that stands for "use the one of the last save". `aliases` maps the FQN of a tied
     value to the FQN under which its data is written; `digests` maps FQNs of small replicated values to a checksum of
-    their content, by which the coordinator sees whether ranks agree on them.
+    their content, by which the coordinator sees whether ranks agree on them. `splittable` says that the planner can
+    resolve any part of a tensor's box, so that ranks that hold the same box may write parts of it.
     """
 
     items: list[WriteItem]
@@ -122,6 +123,7 @@ class SavePlan:
     usable: bool = True
     aliases: dict[str, str] | None = None
     digests: dict[str, int] | None = None
+    splittable: bool = False
 
     def names(self) -> set[str]:
         """FQNs of the items."""

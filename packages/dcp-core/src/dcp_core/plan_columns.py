@@ -6,11 +6,11 @@ and the results of a write are `LazyList`s over these columns, which whoever ite
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,42 @@ from dcp_manifest.items import StoredItem
 from dcp_manifest.merge import take_tensors
 from dcp_manifest.stored_items import StoredItems
 
-__all__ = ["PlanColumns", "WrittenColumns", "columns_of", "object_item", "write_result", "written_of"]
+__all__ = ["PlanColumns", "Selection", "WrittenColumns", "columns_of", "object_item", "write_result", "written_of"]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which of the items that a rank could write it does write."""
+
+    chunks: I64
+    """Their rows, ascending."""
+    objects: I64
+    """Their rows, ascending."""
+    hints: I64
+    """Of each of these chunks, its position among those of its tensor in the whole checkpoint."""
+    parts: tuple[tuple[int, int, int, int], ...] = ()
+    """Of chunks that are cut: position in `chunks`, dimension, and the range of it within the chunk."""
+
+    def __reduce__(self) -> tuple[Callable[..., Selection], tuple[Any, ...]]:
+        # Between ranks as masks, and in as few bytes as the numbers take.
+        largest = int(self.hints.max()) if len(self.hints) else 0
+        hints = self.hints.astype(np.min_scalar_type(largest))
+        return _selection, (_mask(self.chunks), _mask(self.objects), hints, self.parts)
+
+
+def _mask(rows: I64) -> U8:
+    bits = np.zeros(int(rows[-1]) + 1 if len(rows) else 0, bool)
+    bits[rows] = True
+    return np.packbits(bits)
+
+
+def _selection(chunks: U8, objects: U8, hints: I64, parts: tuple[tuple[int, int, int, int], ...]) -> Selection:
+    return Selection(
+        np.flatnonzero(np.unpackbits(chunks)), np.flatnonzero(np.unpackbits(objects)), hints.astype(np.int64), parts
+    )
 
 
 class PlanColumns:
@@ -50,12 +82,15 @@ class PlanColumns:
         self.whole = whole
         self.object_bytes = object_bytes
         self.hints = hints
+        self.chosen: Selection | None = None
+        """By what these were selected from what the rank holds, if they were. Does not travel."""
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
         return self.index, self.whole, self.object_bytes, self.hints
 
     def __setstate__(self, state: tuple[CheckpointIndex, U8, I64, I64 | None]) -> None:
         self.index, self.whole, self.object_bytes, self.hints = state
+        self.chosen = None
 
     def __len__(self) -> int:
         return int(self.index.tensor_chunks.sum()) + len(self.index.object_names)
@@ -102,20 +137,33 @@ class PlanColumns:
         first: list[int] = self.index.chunk_starts().tolist()
         return first
 
+    def chunk_rows(self, tensors: I64) -> I64:
+        """Rows of the chunks of these tensors."""
+        first = self.index.chunk_starts()
+        return ranges(first[:-1][tensors], first[1:][tensors])
+
     def take_tensors(self, rows: I64) -> PlanColumns:
         """The items of these tensors, in this order, and all objects."""
         index = take_tensors(self.index, rows)
         index.tensor_names = [self.index.tensor_names[row] for row in rows.tolist()]
         return PlanColumns(index, self.whole[rows], self.object_bytes)
 
-    def take(self, chunks: I64, objects: I64, *, hints: I64) -> PlanColumns:
-        """The items of these chunks and objects, both ascending; tensors without any are gone."""
+    def select(self, chosen: Selection) -> PlanColumns:
+        """The items that a rank writes of these; tensors without any are gone."""
         index = self.index
         owner = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
-        counts = np.bincount(owner[chunks], minlength=len(index.tensor_names)).astype(np.int64)
+        counts = np.bincount(owner[chosen.chunks], minlength=len(index.tensor_names)).astype(np.int64)
         tensors = np.flatnonzero(counts)
         shapes, boxes = index.shape_starts(), starts(index.tensor_ndim[owner])
-        numbers = ranges(boxes[:-1][chunks], boxes[1:][chunks])
+        first, last = boxes[:-1][chosen.chunks], boxes[1:][chosen.chunks]
+        numbers = ranges(first, last)
+        offsets, sizes = index.chunk_offsets[numbers], index.chunk_sizes[numbers]
+        whole = self.whole[tensors]
+        places, row_of_tensor = starts(last - first), starts(counts[tensors])
+        for row, dim, begin, end in chosen.parts:
+            offsets[places[row] + dim] += begin
+            sizes[places[row] + dim] = end - begin
+            whole[np.searchsorted(row_of_tensor, row, "right") - 1] = 0
         taken = replace(
             index,
             tensor_names=[index.tensor_names[row] for row in tensors.tolist()],
@@ -125,12 +173,14 @@ class PlanColumns:
             tensor_owner=index.tensor_owner[tensors],
             tensor_shape=index.tensor_shape[ranges(shapes[:-1][tensors], shapes[1:][tensors])],
             tensor_chunks=counts[tensors],
-            chunk_offsets=index.chunk_offsets[numbers],
-            chunk_sizes=index.chunk_sizes[numbers],
-            object_names=[index.object_names[row] for row in objects.tolist()],
-            object_owner=index.object_owner[objects],
+            chunk_offsets=offsets,
+            chunk_sizes=sizes,
+            object_names=[index.object_names[row] for row in chosen.objects.tolist()],
+            object_owner=index.object_owner[chosen.objects],
         )
-        return PlanColumns(taken, self.whole[tensors], self.object_bytes[objects], hints=hints)
+        made = PlanColumns(taken, whole, self.object_bytes[chosen.objects], hints=chosen.hints)
+        made.chosen = chosen
+        return made
 
     def items(self) -> LazyList[WriteItem]:
         """The items as a plan holds them."""
@@ -148,11 +198,18 @@ def columns_of(items: Sequence[WriteItem]) -> PlanColumns | None:
     return source if isinstance(source, PlanColumns) else None
 
 
+class PlannedItems(Protocol):
+    """Items that somebody can make."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[WriteItem]: ...
+
+
 @dataclass(frozen=True)
 class WrittenColumns:
     """What one rank wrote: its items, and where each of them lies."""
 
-    planned: PlanColumns
+    planned: PlannedItems
     stored: StoredItems
     """In the order of the items."""
     travels: ClassVar[bool] = True

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from dcp_core.errors import DcpError
 
-__all__ = ["LoadMismatchError", "LoadProblem", "LoadReport"]
+__all__ = ["SHOWN_PROBLEMS", "LoadMismatchError", "LoadProblem", "LoadReport", "NearNames", "suggest"]
 
-_SHOWN_PROBLEMS = 50
+SHOWN_PROBLEMS = 50
+_SHOWN_KEYS = 10
+# Parts of names that more names have say little; so many names are compared letter by letter.
+_COMMON = 2_000
+_COMPARED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,8 @@ class LoadProblem:
 
     key: str
     kind: str
-    """`missing`, `shape`, `kind` (tensor against object), `cast` (loses values) or `hole` (no stored data)."""
+    """`missing`, `unexpected`, `shape`, `kind` (tensor against object), `cast` (loses values), `hole` (no stored data),
+    `overlap` (stored twice) or `rename` (of something that the template lacks)."""
     message: str
 
 
@@ -27,8 +33,8 @@ class LoadMismatchError(DcpError, RuntimeError, ValueError):
     """The template cannot be loaded from this checkpoint; `problems` holds every reason, not only the first."""
 
     def __init__(self, problems: list[LoadProblem]) -> None:
-        shown = "\n".join(f"  {problem.message}" for problem in problems[:_SHOWN_PROBLEMS])
-        more = len(problems) - _SHOWN_PROBLEMS
+        shown = "\n".join(f"  {problem.message}" for problem in problems[:SHOWN_PROBLEMS])
+        more = len(problems) - SHOWN_PROBLEMS
         tail = f"\n  … and {more} more" if more > 0 else ""
         super().__init__(f"{len(problems)} problem(s) between the template and the checkpoint:\n{shown}{tail}")
         self.problems = problems
@@ -48,10 +54,65 @@ class LoadReport:
     """In the checkpoint, not in the template."""
     cast: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Key → (stored dtype, dtype of the template), for values that were converted."""
+    resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    """Key → (stored shape, shape of the template), for tensors of which the common part was loaded."""
+    initialised: tuple[str, ...] = ()
+    """Tensors without memory (on the meta device) that the load had to make and could not fill: zeros, or in part."""
+    per_rank: dict[str, int | None] = field(default_factory=dict)
+    """Name of a `PerRank` value → the rank whose value this rank got; None where it kept its own, or all share one."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Key → name in the checkpoint, where they differ."""
     unverified: tuple[str, ...] = ()
     """Read without a check of their bytes: items whose writer left no CRC for the part that was needed."""
     bytes_read: int = 0
     save_id: str | None = None
+
+    def summary(self) -> str:
+        """What happened, in a line for each kind, with the first few keys."""
+        kinds: dict[str, Collection[str]] = {
+            "loaded": self.loaded,
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "cast": [f"{key} ({old} → {new})" for key, (old, new) in self.cast.items()],
+            "resized": [f"{key} ({old} → {new})" for key, (old, new) in self.resized.items()],
+            "initialised": self.initialised,
+            "per rank": [f"{key} (rank {source})" for key, source in self.per_rank.items()],
+            "renamed": [f"{key} (from {stored})" for key, stored in self.renamed.items()],
+            "unverified": self.unverified,
+        }
+        lines = []
+        for kind, keys in kinds.items():
+            if keys:
+                shown = "" if kind == "loaded" else ": " + ", ".join([*keys][:_SHOWN_KEYS])
+                more = ", …" if shown and len(keys) > _SHOWN_KEYS else ""
+                lines.append(f"{len(keys):,} {kind}{shown}{more}")
+        return "\n".join(lines) or "nothing was loaded"
+
+
+class NearNames:
+    """Finds names that look like one that is not there: of many names, those that share parts between dots with it.
+
+    Args:
+        candidates: The names that are there.
+    """
+
+    def __init__(self, candidates: Iterable[str]) -> None:
+        self._candidates = sorted(candidates)
+        self._by_part: dict[str, list[str]] = {}
+        for name in self._candidates:
+            for part in set(name.split(".")):
+                self._by_part.setdefault(part, []).append(name)
+
+    def suggest(self, key: str) -> str:
+        """`'; did you mean …?'` with the nearest names, or an empty string."""
+        shared: Counter[str] = Counter()
+        for part in set(key.split(".")):
+            names = self._by_part.get(part, ())
+            if len(names) <= _COMMON:
+                shared.update(names)
+        likely = [name for name, _ in shared.most_common(_COMPARED)]
+        near = difflib.get_close_matches(key, likely or self._candidates[:_COMMON], n=3, cutoff=0.6)
+        return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
 
 def suggest(key: str, candidates: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import BytesIOWriteData, SavePlan, WriteItem, WriteItemType
 from dcp_core.plan_columns import PlanColumns, columns_of
 from dcp_core.protocols import SavePlanner
-from dcp_core.shards import LocalTensor, find_state_dict_object
+from dcp_core.shards import LocalTensor, find_part, find_state_dict_object
 from dcp_core.values import LocalValues, find_ties, local_values
 
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
@@ -53,9 +53,12 @@ class DefaultSavePlanner(SavePlanner):
         flatten_sharded_tensors: Unwrap a ShardedTensor whose local shard is a ShardedTensor.
         dedup_replicated_tensors: Ignored; replicas are always written once.
         dedup_save_to_lowest_rank: Replicas are written by the lowest rank that has them, instead of spread.
-        enable_plan_caching: Reuse plans of earlier saves with the same contents.
+        enable_plan_caching: Use the global plan of an earlier save again if every rank holds what it held then: names,
+            shapes, dtypes, places and paths, whatever the values.
         strict_objects: Raise, instead of warning, for objects that would not load back.
-        on_divergence: What to do when ranks hold different small values under one name: `warn`, `error` or `ignore`.
+        on_divergence: What to do when ranks hold different values under one name: `warn`, `error` or `ignore`. Objects
+            and ordinary tensors in host memory are looked at, up to 64 KiB each.
+        compare_all: Look at all objects and ordinary tensors, whatever it costs: each is read once more.
 
     Extension points: `lookup_object` (which value an item stands for) and `transform_object` (what is written of it);
     a subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
@@ -69,10 +72,11 @@ class DefaultSavePlanner(SavePlanner):
         flatten_sharded_tensors: bool = True,
         dedup_replicated_tensors: bool | None = None,
         dedup_save_to_lowest_rank: bool = False,
-        enable_plan_caching: bool = False,
+        enable_plan_caching: bool = True,
         *,
         strict_objects: bool = False,
         on_divergence: OnDivergence = "warn",
+        compare_all: bool = False,
     ) -> None:
         if dedup_replicated_tensors is not None:
             warnings.warn(
@@ -86,9 +90,11 @@ class DefaultSavePlanner(SavePlanner):
         self.enable_plan_caching = enable_plan_caching
         self.strict_objects = strict_objects
         self.on_divergence: OnDivergence = on_divergence
+        self.compare_all = compare_all
         self.mappings = {}
         self._empty: dict[str, tuple[str | int, ...]] = {}
         self._dumped: dict[str, bytes] = {}
+        self._splittable = False
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
@@ -119,11 +125,13 @@ class DefaultSavePlanner(SavePlanner):
         if plain and values.objects:
             sizes = {fqn: self._dump(fqn, digests) for fqn in values.objects}
             items = _with_object_sizes(items, sizes)
+        self._splittable = plain and values.usual
         plan = SavePlan(
             items,
             planner_data={**self.mappings, **self._empty} if self.flatten_state_dict else None,
             aliases=(find_ties(values.held.items()) or None) if plain else None,
             digests=digests,
+            splittable=self._splittable,
         )
         self.plan = plan
         return plan
@@ -153,9 +161,21 @@ class DefaultSavePlanner(SavePlanner):
             metadata.planner_data = merged
             # Only the metadata needs the paths from here on; plans travel back without them.
             plans = [replace(plan, planner_data=None) for plan in plans]
+        self.adopt_global_plan(plans, metadata)
+        return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
+
+    def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
+        """Take a global plan as the one of this save: one just made, or one that is used again. Coordinator."""
         self.global_plan = plans
         self.metadata = metadata
-        return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
+
+    def plan_key(self) -> Hashable | None:
+        """What besides the ranks' local plans decides on the global plan; None if it must always be made anew."""
+        if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
+            return None
+        kind = type(self)
+        options = (self.flatten_state_dict, self.dedup_save_to_lowest_rank, self.on_divergence, self.compare_all)
+        return kind.__module__, kind.__qualname__, options
 
     def _plan_items(
         self, all_plans: list[SavePlan], aliases: dict[str, str], divergent: Iterable[str], *, complete: bool
@@ -178,6 +198,10 @@ class DefaultSavePlanner(SavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """The value of an item, transformed. Called from writer threads."""
+        planned = write_item.tensor_data
+        if self._splittable and planned is not None:  # it may be a part of a box
+            fqn, chunk = write_item.index.fqn, planned.chunk
+            return find_part(self.state_dict[fqn], fqn, chunk.offsets, chunk.sizes)
         data: torch.Tensor | io.BytesIO = self.transform_object(write_item, self.lookup_object(write_item.index))
         return data
 
@@ -210,10 +234,11 @@ class DefaultSavePlanner(SavePlanner):
         """How many bytes an object takes; they are kept for writing if they are few."""
         data = dump_object(self.state_dict[fqn], key=fqn)
         report_unloadable(data, key=fqn, strict=self.strict_objects)
-        if len(data) <= _SMALL_BYTES:
+        small = len(data) <= _SMALL_BYTES
+        if small:
             self._dumped[fqn] = data
-            if digests is not None:
-                digests[fqn] = zlib.crc32(data)
+        if digests is not None and (small or self.compare_all):
+            digests[fqn] = zlib.crc32(data)
         return len(data)
 
     def _digests(self, values: LocalValues) -> dict[str, int] | None:
@@ -227,7 +252,9 @@ class DefaultSavePlanner(SavePlanner):
             if not isinstance(held, LocalTensor) or held.whole
         }
         return {
-            fqn: zlib.crc32(tensor_bytes(tensor.contiguous())) for fqn, tensor in whole.items() if _is_cheap(tensor)
+            fqn: zlib.crc32(tensor_bytes(tensor.cpu().contiguous()))
+            for fqn, tensor in whole.items()
+            if _is_cheap(tensor) or (self.compare_all and _is_ordinary(tensor))
         }
 
 
@@ -244,8 +271,13 @@ def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list
 
 def _is_cheap(tensor: torch.Tensor) -> bool:
     """Whether the checksum of a tensor costs next to nothing: few bytes, and in this process's memory."""
-    plain = tensor.device.type == "cpu" and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-    return plain and tensor.numel() * tensor.dtype.itemsize <= _SMALL_BYTES
+    cheap = tensor.device.type == "cpu" and tensor.numel() * tensor.dtype.itemsize <= _SMALL_BYTES
+    return cheap and _is_ordinary(tensor)
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values are the bytes of its memory."""
+    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 def _holds_whole_job(all_plans: list[SavePlan]) -> bool:

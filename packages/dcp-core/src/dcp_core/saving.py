@@ -9,14 +9,19 @@ import inspect
 import logging
 import os
 import warnings
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
 
 from dcp_core.coordination import Coordinator, make_coordinator
-from dcp_core.metadata import Metadata
+from dcp_core.events import Operation
+from dcp_core.metadata import DeferredMetadata, Metadata
+from dcp_core.per_rank import with_rank_values
 from dcp_core.plan import SavePlan
+from dcp_core.plan_columns import written_of
+from dcp_core.plan_exchange import PlanExchange
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, is_stateful
 from dcp_core.save_planner import DefaultSavePlanner
 from dcp_core.storage_choice import resolve_writer
@@ -40,7 +45,7 @@ def save(
 
     Args:
         state_dict: Names → tensors of any kind, nested containers, objects; a `Stateful` value stands for its
-            `state_dict()`. Not changed.
+            `state_dict()`, a `PerRank` one for the value of each rank. Not changed.
         checkpoint_id: Where to save: a folder, or a URI that an installed storage handles.
         storage_writer: Used instead of the one that `checkpoint_id` would choose.
         planner: Decides what is written by whom; `DefaultSavePlanner` if None. One planner serves one save at a time.
@@ -66,6 +71,7 @@ def save(
         planner,
         make_coordinator(process_group, no_dist=no_dist),
         use_collectives=use_collectives,
+        group=getattr(process_group, "group_name", None),
     )
 
 
@@ -81,7 +87,8 @@ def save_state_dict(
     warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
     storage_writer.reset()
     coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
-    return _save(state_dict, None, storage_writer, planner, coordinator, use_collectives=True)
+    group = getattr(process_group, "group_name", None)
+    return _save(state_dict, None, storage_writer, planner, coordinator, use_collectives=True, group=group)
 
 
 @dataclass(slots=True)
@@ -95,12 +102,18 @@ class _Save:
     coordinator: Coordinator
     use_collectives: bool
     metadata: Metadata | None = field(default=None)
+    bytes_written: int = 0
+
+    def place(self) -> CheckpointId | None:
+        """Where to save, as far as it is known without asking anybody."""
+        return self.checkpoint_id if self.checkpoint_id is not None else getattr(self.writer, "checkpoint_id", None)
 
     def plan_locally(self) -> SavePlan:
         self.writer = resolve_writer(self.writer, self.checkpoint_id)
         state_dict = {
             key: value.state_dict() if is_stateful(value) else value for key, value in self.state_dict.items()
         }
+        state_dict = with_rank_values(state_dict, self.coordinator.rank)
         meta = self.writer.storage_meta()
         is_coordinator = self.coordinator.is_coordinator
         if "storage_meta" in inspect.signature(self.planner.set_up_planner).parameters:
@@ -111,7 +124,7 @@ class _Save:
         return self.writer.prepare_local_plan(self.planner.create_local_plan())
 
     def _set_up_writer(self) -> None:
-        set_up = self._writer().set_up_storage_writer
+        set_up = self.chosen_writer().set_up_storage_writer
         if "kwargs" not in inspect.signature(set_up).parameters:
             set_up(self.coordinator.is_coordinator)
             return
@@ -120,25 +133,41 @@ class _Save:
             extra |= {"save_id": self.coordinator.save_nonce(), "world_size": self.coordinator.world_size}
         set_up(self.coordinator.is_coordinator, **extra)
 
-    def plan_globally(self, all_plans: list[SavePlan]) -> list[SavePlan]:
-        plans, self.metadata = self.planner.create_global_plan(all_plans)
-        return self._writer().prepare_global_plan(plans)
-
     def write(self, central_plan: SavePlan) -> list[WriteResult]:
-        written = self._writer().write_data(self.planner.finish_plan(central_plan), self.planner)
+        written = self.chosen_writer().write_data(self.planner.finish_plan(central_plan), self.planner)
         written.wait()
-        return written.value()
+        results = written.value()
+        columns = written_of(results)
+        if columns is None:
+            self.bytes_written = sum(result.size_in_bytes for result in results)
+        else:
+            self.bytes_written = int(columns.stored.columns.length.sum())
+        return results
 
-    def publish(self, results: list[list[WriteResult]]) -> dict[str, Any]:
-        metadata = self._metadata()
-        self._writer().finish(metadata=metadata, results=results)
+    def publish(self, metadata: Metadata | None, results: list[list[WriteResult]]) -> dict[str, Any] | None:
+        """Make the checkpoint exist. Returns what other ranks need for the metadata, if they cannot read it."""
+        if metadata is None:
+            raise RuntimeError("the save was not planned")
+        self.metadata = metadata
+        writer = self.chosen_writer()
+        writer.finish(metadata=metadata, results=results)
         # As fields, not as a Metadata: that one pickles as stock's class, which is not what other ranks should get.
-        return dict(vars(metadata))
+        return None if hasattr(writer, "published_metadata") else dict(vars(metadata))
 
-    def save_alone(self) -> dict[str, Any]:
+    def save_alone(self) -> None:
         """A whole save of this rank's own items, without any other rank."""
-        (plan,) = self.plan_globally([self.plan_locally()])
-        return self.publish([self.write(plan)])
+        plans, metadata = self.planner.create_global_plan([self.plan_locally()])
+        (plan,) = self.chosen_writer().prepare_global_plan(plans)
+        self.publish(metadata, [self.write(plan)])
+
+    def result(self, fields: dict[str, Any] | None) -> Metadata:
+        """The checkpoint's metadata; `fields` as `publish` gave them, perhaps on another rank."""
+        if self.metadata is not None:
+            return self.metadata
+        if fields is not None:
+            return Metadata(**fields)
+        published: Callable[[], Metadata] = getattr(self.chosen_writer(), "published_metadata")  # noqa: B009 - it may lack it
+        return DeferredMetadata(published)
 
     def abort(self, error: BaseException) -> None:
         abort = getattr(self.writer, "abort", None)
@@ -149,15 +178,11 @@ class _Save:
         except Exception:  # noqa: BLE001 - the error of the save itself matters more
             _log.exception("rank %d: clearing up a failed save failed too", self.coordinator.rank)
 
-    def _writer(self) -> StorageWriter:
+    def chosen_writer(self) -> StorageWriter:
+        """The writer, once the local plan is there."""
         if self.writer is None:
             raise RuntimeError("the save was not planned")
         return self.writer
-
-    def _metadata(self) -> Metadata:
-        if self.metadata is None:
-            raise RuntimeError("the save was not planned")
-        return self.metadata
 
 
 def _save(
@@ -168,22 +193,36 @@ def _save(
     coordinator: Coordinator,
     *,
     use_collectives: bool,
+    group: Hashable = None,
 ) -> Metadata:
     run = _Save(state_dict, checkpoint_id, writer, planner or DefaultSavePlanner(), coordinator, use_collectives)
-    with coordinator:
+    plans = PlanExchange(coordinator, run.planner, group)
+    events = Operation("save", coordinator, run.place())
+    with coordinator, events.phase("total") as total:
         try:
             coordinator.agree("save", _intent(run), describe="checkpoint ids and planners")
             if not use_collectives:
-                return Metadata(**coordinator.all_gather("save", run.save_alone)[coordinator.rank])
-            central_plan = coordinator.reduce_scatter("plan", run.plan_locally, run.plan_globally)
-            fields = coordinator.all_reduce("write", lambda: run.write(central_plan), run.publish)
+                coordinator.all_gather("save", total.timed(run.save_alone))
+                return run.result(None)
+            with events.phase("plan") as planning:
+                central_plan = plans.run(planning.timed(run.plan_locally), run.chosen_writer)
+            with events.phase("write") as writing:
+                fields = coordinator.all_reduce(
+                    "write",
+                    writing.timed(lambda: plans.pack_results(run.write(central_plan))),
+                    lambda packed: run.publish(plans.metadata, plans.unpack_results(packed)),
+                )
+                writing.bytes = total.bytes = run.bytes_written
         except BaseException as error:
+            plans.forget()
             run.abort(error)
             raise
-    return run.metadata if run.metadata is not None else Metadata(**fields)
+    plans.succeeded()
+    return run.result(fields)
 
 
 def _intent(run: _Save) -> tuple[str, str, bool]:
     """What must be equal on all ranks for a save to make sense."""
-    place = run.checkpoint_id if run.checkpoint_id is not None else getattr(run.writer, "checkpoint_id", "")
-    return os.fspath(place), type(run.planner).__qualname__, run.use_collectives
+    # Subclasses of one planner may be mixed: their plans are of one kind.
+    kinds = [cls for cls in type(run.planner).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
+    return os.fspath(run.place() or ""), (kinds or [type(run.planner)])[-1].__qualname__, run.use_collectives

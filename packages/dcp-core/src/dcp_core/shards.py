@@ -27,6 +27,7 @@ from dcp_core.tensor_checks import check_tensor
 __all__ = [
     "LocalShard",
     "LocalTensor",
+    "find_part",
     "find_shard",
     "find_state_dict_object",
     "find_tensor_shard",
@@ -145,6 +146,21 @@ def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
     here = ", ".join(str(tuple(shard.offsets)) for shard in held.shards) or "none"
     wanted = None if index.offset is None else tuple(index.offset)
     raise ShardNotFoundError(f"{index.fqn!r} has no shard at offset {wanted} on this rank; shards here: {here}")
+
+
+def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """The local memory of a box within one of the shards of `value`, or of a whole shard.
+
+    Raises:
+        ShardNotFoundError: No shard of this rank holds the box.
+        UnsupportedValueError: The tensor cannot be used as it is.
+    """
+    held = local_tensor(fqn, value)
+    for shard in () if held is None else held.shards:
+        within = tuple(begin - start for begin, start in zip(offsets, shard.offsets, strict=True))
+        if all(at >= 0 and at + size <= all_ for at, size, all_ in zip(within, sizes, shard.sizes, strict=True)):
+            return _slice(shard.get(), within, sizes)()
+    raise ShardNotFoundError(f"{fqn!r}: no shard of this rank holds the box at {tuple(offsets)} of {tuple(sizes)}")
 
 
 def find_tensor_shard(tensor: torch.Tensor, index: MetadataIndex) -> torch.Tensor:

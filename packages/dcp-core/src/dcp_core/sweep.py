@@ -1,7 +1,7 @@
 """Proof over columns that the chunks of every tensor lie in it, do not overlap and fill it.
 
-Most tensors are cut along one dimension or not at all: all of them together are one sort. Only tensors that are cut
-along several are looked at one by one.
+Most tensors are cut along one dimension, into a grid, or not at all: all of them together are a sort for each
+dimension. Only tensors that are cut in other ways are looked at one by one.
 """
 
 from __future__ import annotations
@@ -91,8 +91,29 @@ def _are_apart(tensor: I64, offsets: I64, sizes: I64) -> bool:
         begin, end, owner = begin[order], end[order], owner[order]
         if ((owner[1:] == owner[:-1]) & (begin[1:] < end[:-1])).any():
             return False
-    for group in np.flatnonzero(cuts > 1).tolist():
-        rows = np.arange(groups[group], groups[group] + counts[group])
+    along_more = np.flatnonzero(np.repeat(cuts > 1, counts))
+    for group in _not_in_grids(tensor[along_more], offsets[along_more], sizes[along_more]):
+        rows = np.flatnonzero(tensor == group)
         if find_overlap(list(zip(offsets[rows].tolist(), sizes[rows].tolist(), strict=True))) is not None:
             return False
     return True
+
+
+def _not_in_grids(tensor: I64, offsets: I64, sizes: I64) -> list[int]:
+    """The tensors that are not obviously cut into a grid: only their boxes might overlap.
+
+    In a grid, boxes that begin differently along some dimension end before the other begins; and no two begin alike.
+    """
+    doubtful = [np.zeros(0, np.int64)]
+    order = np.lexsort((*offsets.T, tensor))
+    alike = (tensor[order][1:] == tensor[order][:-1]) & (offsets[order][1:] == offsets[order][:-1]).all(axis=1)
+    doubtful.append(tensor[order][1:][alike])
+    for begin, size in zip(offsets.T, sizes.T, strict=True) if len(tensor) else ():
+        order = np.lexsort((begin, tensor))
+        owner, first, end = tensor[order], begin[order], (begin + size)[order]
+        groups = np.flatnonzero(np.concatenate([[True], (owner[1:] != owner[:-1]) | (first[1:] != first[:-1])]))
+        last = np.maximum.reduceat(end, groups)
+        clash = (owner[groups][1:] == owner[groups][:-1]) & (last[:-1] > first[groups][1:])
+        doubtful.append(owner[groups][1:][clash])
+    found: list[int] = np.unique(np.concatenate(doubtful)).tolist()
+    return found

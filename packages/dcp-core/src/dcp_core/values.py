@@ -32,6 +32,8 @@ class LocalValues:
     held: dict[str, Held] = field(default_factory=dict)
     """Of the tensors, except those that decide on their items themselves."""
     objects: list[str] = field(default_factory=list)
+    usual: bool = True
+    """No value decides on its items itself, and none is quantized: a part of a box is a slice of the local tensor."""
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
@@ -53,9 +55,11 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
     for fqn, value in state_dict.items():
         if is_plain(value):
             table.add_plain(fqn, value)
+            values.usual = values.usual and not value.is_quantized
             values.held[fqn] = value
         elif hasattr(value, "__create_write_items__") and not isinstance(value, DTensor):
             own[fqn] = write_items(fqn, value)
+            values.usual = False
         elif (held := local_tensor(fqn, value)) is not None:
             values.held[fqn] = held
             table.add(fqn, held.properties, held.size, held.chunks, whole=held.whole)

@@ -1,0 +1,281 @@
+"""What planning a save costs on many ranks: `python -m integration_tests.benchmarks.planning --help`.
+
+One process plays all ranks in turn: each makes its plan and sends it as bytes, the coordinator decodes them, plans and
+encodes its answers, and each rank takes its answer and saves once more. What is not simulated is the network between
+them (see `coordination`). Each size runs in a process of its own, so that peak memory is that of the size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as stock
+
+from dcp_core.coordinator import Coordinator
+from dcp_core.index_records import StateRecords
+from dcp_core.lazy import LazyDict
+from dcp_core.metadata import StorageMeta
+from dcp_core.outcomes import decode, encode
+from dcp_core.plan import SavePlan
+from dcp_core.plan_cache import RANK_PLANS
+from dcp_core.plan_columns import PlanColumns
+from dcp_core.plan_exchange import PlanExchange
+from dcp_core.save_planner import DefaultSavePlanner
+from dcp_manifest import CheckpointIndex, ManifestFile
+from dcp_manifest import encode as encode_index
+from dcp_manifest.box_columns import starts
+from dcp_manifest.items import Framing
+from integration_tests.benchmarks.manifest import INFO, items
+
+RANKS = (64, 256, 1024, 4096)
+TENSORS = 3_000
+ROWS, COLUMNS, TENSOR_PARALLEL = 64, 1024, 8
+
+
+def layout(world: int) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names, global shapes (0 for a missing dimension), and of each tensor how it is cut: 0 not, 1 rows, 2 both ways.
+
+    Of ten tensors six are cut by rows over all ranks, three also by columns over 8, and one is replicated.
+    """
+    names = [f"model.layers.{n // 10}.block.{n % 10}.weight" for n in range(TENSORS)]
+    kind = np.array([1, 1, 1, 1, 1, 1, 2, 2, 2, 0] * (TENSORS // 10))
+    shapes = np.zeros((TENSORS, 2), np.int64)
+    shapes[kind == 1] = (ROWS * world, COLUMNS)
+    shapes[kind == 2] = (ROWS * world // TENSOR_PARALLEL, COLUMNS * TENSOR_PARALLEL)
+    shapes[kind == 0] = (4096, 0)
+    return names, shapes, kind
+
+
+def held(rank: int, world: int) -> SavePlan:
+    """What one rank holds, as the default planner says it."""
+    names, shapes, kind = layout(world)
+    ndim = np.where(kind == 0, 1, 2).astype(np.uint8)
+    offsets, sizes = np.zeros_like(shapes), shapes.copy()
+    offsets[kind == 1, 0] = rank * ROWS
+    offsets[kind == 2] = (rank // TENSOR_PARALLEL * ROWS, rank % TENSOR_PARALLEL * COLUMNS)
+    sizes[kind > 0] = (ROWS, COLUMNS)
+    used = np.arange(2) < ndim[:, None]
+    index = CheckpointIndex(
+        dtypes=("bfloat16",),
+        tensor_names=names,
+        tensor_dtype=np.zeros(TENSORS, np.uint8),
+        tensor_flags=np.zeros(TENSORS, np.uint8),
+        tensor_ndim=ndim,
+        tensor_owner=np.zeros(TENSORS, np.uint32),
+        tensor_shape=shapes[used],
+        tensor_chunks=np.ones(TENSORS, np.int64),
+        chunk_offsets=offsets[used],
+        chunk_sizes=sizes[used],
+        object_names=["step"],
+        object_owner=np.zeros(1, np.uint32),
+    )
+    columns = PlanColumns(index, (kind == 0).astype(np.uint8), np.array([64], np.int64))
+    return SavePlan(
+        columns.items(),
+        planner_data={name: ("model", name[6:]) for name in names} | {"step": ("step",)},
+        digests={names[row]: row for row in np.flatnonzero(kind == 0).tolist()} | {"step": 7},
+        splittable=True,
+    )
+
+
+class Played(Coordinator):
+    """The coordinator as a rank of the simulation sees it."""
+
+    def __init__(self, rank: int, world: int, exchange: Callable[[Any, Callable[[list[Any]], Sequence[Any]]], Any]):
+        super().__init__(rank, world, 0)
+        self._exchange = exchange
+
+    def reduce_scatter(self, phase: str, map_fn: Any, reduce_fn: Any) -> Any:
+        """Hand both sides of the phase to the simulation."""
+        del phase
+        return self._exchange(map_fn(), reduce_fn)
+
+    def _unused(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    all_reduce = all_gather = broadcast = barrier = save_nonce = _unused
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Storage:
+    """The part of a storage writer that planning meets."""
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The plans, each with a placement."""
+        return [SavePlan(p.items, storage_data=StorageMeta(f"__{rank}_", INFO.save_id)) for rank, p in enumerate(plans)]
+
+
+def ask(rank: int, world: int, answer: bytes | None) -> bytes:
+    """What a rank sends; afterwards it takes the answer, if there is one."""
+    said: list[bytes] = []
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def exchange(message: Any, _: Any) -> Any:
+        said.append(encode(message))
+        if answer is None:
+            raise Stop
+        return decode(answer)
+
+    with suppress(Stop):
+        PlanExchange(Played(rank, world, exchange), DefaultSavePlanner(), "simulated").run(
+            lambda: held(rank, world),
+            Storage,  # type: ignore[arg-type]
+        )
+    return said[0]
+
+
+def coordinate(world: int, messages: list[bytes]) -> tuple[dict[str, float], list[bytes], PlanExchange]:
+    """One planning phase on the coordinator: seconds, bytes of each kind, and the answers."""
+    times: dict[str, float] = {}
+    answers: list[bytes] = [b""]
+
+    def exchange(own: Any, reduce_fn: Any) -> Any:
+        start = time.process_time()
+        values = [own, *map(decode, messages)]
+        decoded = time.process_time()
+        replies = reduce_fn(values)
+        planned = time.process_time()
+        answers.extend(encode(reply) for reply in replies[1:])
+        times.update(
+            decode_seconds=decoded - start,
+            plan_seconds=planned - decoded,
+            encode_seconds=time.process_time() - planned,
+        )
+        return replies[0]
+
+    plans = PlanExchange(Played(0, world, exchange), DefaultSavePlanner(), "simulated")
+    plans.run(lambda: held(0, world), Storage)  # type: ignore[arg-type]
+    times["seconds"] = sum(times.values())
+    times["up_bytes"] = max(map(len, messages))
+    times["down_bytes"] = max(map(len, answers))
+    return times, answers, plans
+
+
+def manifest_of(plans: PlanExchange, world: int) -> dict[str, float]:
+    """Size of the index that is published, and the time to write it and to find one tensor in it."""
+    entries = plans.metadata.state_dict_metadata if plans.metadata else {}
+    source = entries.source if isinstance(entries, LazyDict) else None
+    assert isinstance(source, StateRecords)
+    index = source.index
+    chunks = int(index.tensor_chunks.sum())
+    boxes = starts(index.tensor_ndim.repeat(index.tensor_chunks))[:-1]
+    stored = np.multiply.reduceat(index.chunk_sizes, boxes) * 2
+    index.chunk_items = items(chunks, stored, np.cumsum(stored) - stored, np.arange(chunks) % world, framed=False)
+    objects = items(1, 64, np.zeros(1), np.zeros(1), framed=False)
+    index.object_items = replace(objects, framing=np.array([Framing.OBJECT], np.uint8))
+    index.files = tuple(f"__{rank}_0.{INFO.save_id}.distcp" for rank in range(world))
+    index.info = INFO
+    start = time.process_time()
+    data = encode_index(index, interop=False)
+    written = time.process_time()
+    ManifestFile(lambda offset, length: data[offset : offset + length], len(data), file="simulated").tensor(
+        index.tensor_names[TENSORS // 2]
+    )
+    return {
+        "manifest_bytes": len(data),
+        "write_seconds": written - start,
+        "one_tensor_seconds": time.process_time() - written,
+    }
+
+
+def simulate(world: int) -> dict[str, Any]:
+    """A first save and an unchanged one on `world` ranks."""
+    first, answers, plans = coordinate(world, [ask(rank, world, None) for rank in range(1, world)])
+    found: dict[str, Any] = {"ranks": world, "chunks": world * TENSORS, "first": first, **manifest_of(plans, world)}
+    found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    again = []
+    for rank in range(1, world):
+        ask(rank, world, answers[rank])
+        again.append(ask(rank, world, None))
+        RANK_PLANS.clear()
+    # The coordinator's own plan of the first save, which the other ranks' turns have pushed out.
+    del plans
+    found["again_up_bytes"] = max(map(len, again))
+    return found
+
+
+def stock_seconds(world: int) -> dict[str, Any]:
+    """The global plan of `torch.distributed.checkpoint` for the same shards."""
+    names, shapes, kind = layout(world)
+    types, make = stock.planner.WriteItemType, stock.planner.WriteItem
+    properties = stock.metadata.TensorProperties(torch.bfloat16)
+    all_plans = []
+    for rank in range(world):
+        plan = []
+        for name, shape, cut in zip(names, shapes.tolist(), kind.tolist(), strict=True):
+            size = torch.Size(shape if cut else shape[:1])
+            begin = {0: (0,), 1: (rank * ROWS, 0), 2: (rank // 8 * ROWS, rank % 8 * COLUMNS)}[cut]
+            chunk = stock.metadata.ChunkStorageMetadata(torch.Size(begin), torch.Size((ROWS, COLUMNS)) if cut else size)
+            data = stock.planner.TensorWriteData(chunk, properties, size)
+            key = stock.metadata.MetadataIndex(name, torch.Size(begin))
+            plan.append(make(key, types.SHARD if cut else types.TENSOR, tensor_data=data))
+        all_plans.append(stock.planner.SavePlan(plan, planner_data={}))
+    planner = stock.DefaultSavePlanner()
+    start = time.process_time()
+    planner.create_global_plan(all_plans)
+    seconds = time.process_time() - start
+    return {"ranks": world, "stock_plan_seconds": seconds, "stock_plan_bytes": len(encode(all_plans[-1]))}
+
+
+def in_own_process(*arguments: str) -> dict[str, Any]:
+    """The JSON that this module prints in another process."""
+    command = [sys.executable, "-m", "integration_tests.benchmarks.planning", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Print a row for each size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="world sizes (default: %(default)s)")
+    parser.add_argument("--stock", type=int, nargs="*", default=(16, 64), help="world sizes for stock's planner")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one-of-stock", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one or options.one_of_stock:
+        print(json.dumps(simulate(options.one) if options.one else stock_seconds(options.one_of_stock)))
+        return
+    print(f"{TENSORS:,} tensors; processor seconds of the coordinator, bytes of one rank")
+    print("  ranks   decode     plan   encode |  sends    gets | unchanged |  index  write  1 tensor | peak MiB")
+    rows = []
+    for world in options.ranks:
+        row = in_own_process("--one", str(world))
+        rows.append(row)
+        decoding, planning, encoding, _, up, down = row["first"].values()
+        print(
+            f"{world:7,} {decoding:8.2f} {planning:8.2f} {encoding:8.2f} | {up / 1e3:5.0f}k {down / 1e3:6.1f}k |"
+            f" {row['again_up_bytes']:7,} B | {row['manifest_bytes'] / 1e6:5.1f}M {row['write_seconds']:5.2f}s"
+            f" {row['one_tensor_seconds'] * 1e3:6.1f}ms | {row['peak_mib']:8,.0f}",
+            flush=True,
+        )
+    for world in options.stock:
+        row = in_own_process("--one-of-stock", str(world))
+        rows.append(row)
+        print(
+            f"{world:7,} stock: plan {row['stock_plan_seconds']:.1f} s, {row['stock_plan_bytes'] / 1e3:,.0f}k per rank",
+            flush=True,
+        )
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Values that differ between ranks: declared, and found where they were not."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as stock
+
+import dcp_all as dcp
+from dcp_core.dedup import DivergentReplicaWarning
+
+
+class Loader:
+    """A stateful part with a state of its own on each rank."""
+
+    def __init__(self, position: int, otherwise: str) -> None:
+        self.position = position
+        self.otherwise = otherwise
+
+    def state_dict(self) -> dict[str, Any]:
+        value = {"position": self.position, "shuffle": torch.full((3,), self.position)}
+        return {"epoch": 4, "state": dcp.PerRank(value, otherwise=self.otherwise)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        assert state_dict["epoch"] == 4
+        held = state_dict["state"].value
+        assert held["shuffle"].tolist() == [held["position"]] * 3
+        self.position = held["position"]
+
+
+def save(folder: str, collectives: bool) -> None:
+    rank = dist.get_rank()
+    state = {"loader": Loader(100 + rank, "keep"), "rng": dcp.PerRank(torch.tensor([rank])), "w": torch.arange(4.0)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dcp.save(state, checkpoint_id=folder, use_collectives=collectives)
+
+
+def load(folder: str, otherwise: str) -> tuple[int, int, dict[str, int | None]]:
+    loader = Loader(7, otherwise)
+    template = {"loader": loader, "rng": dcp.PerRank(torch.tensor([-1]), otherwise=otherwise), "w": torch.zeros(4)}
+    report = dcp.load(template, checkpoint_id=folder)
+    assert template["w"].tolist() == [0, 1, 2, 3]
+    return loader.position, int(template["rng"].value), report.per_rank
+
+
+@pytest.mark.parametrize("collectives", [True, False])
+@pytest.mark.parametrize(("saved_on", "loaded_on"), [(2, 2), (4, 2), (2, 4), (4, 1)])
+@pytest.mark.parametrize("otherwise", ["keep", "modulo"])
+def test_every_rank_gets_its_own(
+    ranks: Any, tmp_path: Path, saved_on: int, loaded_on: int, otherwise: str, collectives: bool
+) -> None:
+    ranks.run(saved_on, save, str(tmp_path), collectives)
+    for rank, (position, state, taken) in enumerate(ranks.run(loaded_on, load, str(tmp_path), otherwise)):
+        source = rank if rank < saved_on else rank % saved_on if otherwise == "modulo" else None
+        assert position == (7 if source is None else 100 + source)
+        assert state == (-1 if source is None else source)
+        assert taken == {"loader.state": source, "rng": source}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_stock_and_tools_see_the_values_of_all_ranks(ranks: Any, tmp_path: Path) -> None:
+    ranks.run(2, save, str(tmp_path), True)
+    template = {"rng": {"rank_0": torch.tensor([9]), "rank_1": torch.tensor([9])}}
+    stock.load(template, storage_reader=stock.FileSystemReader(tmp_path), no_dist=True)
+    assert template == {"rng": {"rank_0": torch.tensor([0]), "rank_1": torch.tensor([1])}}
+    found = dcp.load_keys("loader", checkpoint_id=tmp_path)["loader"]["state"]
+    assert [found[f"rank_{n}"]["position"] for n in range(2)] == [100, 101]
+
+
+def save_different(folder: str, options: dict[str, Any]) -> str:
+    """What a rank is told when names mean different things on different ranks."""
+    rank = dist.get_rank()
+    large = torch.zeros(100_000)
+    large[-1] = rank
+    state = {"small": torch.tensor(rank), "note": f"rank {rank}", "large": large, "same": torch.ones(3)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            dcp.save(state, checkpoint_id=folder, planner=dcp.DefaultSavePlanner(**options))
+        except dcp.CheckpointException as error:
+            return f"error: {error}"
+    return "\n".join(str(one.message) for one in caught if one.category is DivergentReplicaWarning)
+
+
+@pytest.mark.parametrize("error", [False, True])
+@pytest.mark.parametrize("everything", [False, True])
+def test_undeclared_differences_are_named(ranks: Any, tmp_path: Path, everything: bool, error: bool) -> None:
+    """Row 14: warned of by default, with keys and ranks; an error on request. Large values only on request."""
+    options = {"compare_all": everything, "on_divergence": "error" if error else "warn"}
+    texts = ranks.run(3, save_different, str(tmp_path / "checkpoint"), options)
+    for text in texts if error else texts[:1]:
+        assert text.startswith("error: ") == error
+        assert "'small' on ranks [1, 2]" in text
+        assert "'note' on ranks [1, 2]" in text
+        assert ("'large' on ranks [1, 2]" in text) == everything
+        assert "'same'" not in text
+        assert "PerRank" in text
+    assert (tmp_path / "checkpoint" / ".metadata").exists() != error

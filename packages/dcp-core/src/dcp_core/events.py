@@ -1,0 +1,126 @@
+"""What a save or load tells observers and the log: each phase as it starts and ends, and which rank was slowest."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from dcp_core import plugins
+from dcp_core.coordinator import Coordinator
+from dcp_core.hookspecs import CheckpointEvent
+from dcp_core.protocols import CheckpointId
+
+__all__ = ["Operation", "Phase"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Phase:
+    """One phase on one rank, while it runs."""
+
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        """Bytes that this rank moved, where the phase moves any."""
+        self.own_seconds = 0.0
+
+    def timed(self, function: Callable[[], T]) -> Callable[[], T]:
+        """The function; what it takes counts as this rank's own part of the phase, without waiting for others."""
+
+        def call() -> T:
+            start = time.monotonic()
+            try:
+                return function()
+            finally:
+                self.own_seconds += time.monotonic() - start
+
+        return call
+
+
+class Operation:
+    """One save or load on one rank, as others see it.
+
+    Args:
+        name: `save` or `load`.
+        coordinator: Of this operation; knows who was slowest.
+        checkpoint_id: As the caller gave it.
+    """
+
+    def __init__(self, name: str, coordinator: Coordinator, checkpoint_id: CheckpointId | None) -> None:
+        self._name = name
+        self._coordinator = coordinator
+        self._checkpoint_id = None if checkpoint_id is None else os.fspath(checkpoint_id)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Phase]:
+        """Tell that a phase starts, and how it ends."""
+        phase = Phase()
+        self._tell(name, "started")
+        start = time.monotonic()
+        try:
+            yield phase
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._tell(name, "failed", seconds=time.monotonic() - start, error=told)
+            raise
+        slowest = self._coordinator.slowest
+        rank, longest = (self._coordinator.rank, phase.own_seconds) if slowest is None else slowest
+        self._tell(
+            name,
+            "finished",
+            seconds=time.monotonic() - start,
+            bytes_=phase.bytes,
+            own_seconds=phase.own_seconds,
+            slowest_rank=rank,
+            slowest_seconds=longest,
+        )
+
+    def _tell(
+        self,
+        phase: str,
+        state: str,
+        *,
+        seconds: float | None = None,
+        own_seconds: float | None = None,
+        bytes_: int | None = None,
+        slowest_rank: int | None = None,
+        slowest_seconds: float | None = None,
+        error: str | None = None,
+    ) -> None:
+        event = CheckpointEvent(
+            operation=self._name,
+            phase=phase,
+            state=state,
+            rank=self._coordinator.rank,
+            checkpoint_id=self._checkpoint_id,
+            seconds=seconds,
+            own_seconds=own_seconds,
+            bytes=bytes_,
+            slowest_rank=slowest_rank,
+            slowest_seconds=slowest_seconds,
+            error=error,
+        )
+        level = logging.WARNING if state == "failed" else logging.INFO
+        # The coordinator speaks for all ranks, except of failures and of its own start.
+        if state == "failed" or (state == "finished" and self._coordinator.is_coordinator):
+            _log.log(level, "%s", _sentence(event, self._coordinator.world_size))
+        else:
+            _log.debug("%s", _sentence(event, self._coordinator.world_size))
+        plugins.emit(event)
+
+
+def _sentence(event: CheckpointEvent, world_size: int) -> str:
+    place = f" of {event.checkpoint_id}" if event.checkpoint_id else ""
+    text = f"rank {event.rank}: {event.operation}{place}: {event.phase} {event.state}"
+    if event.seconds is not None:
+        text += f" after {event.seconds:.3f} s"
+    if event.bytes is not None:
+        text += f", {event.bytes / 1e6:,.1f} MB by this rank"
+    if world_size > 1 and event.slowest_rank is not None and event.slowest_seconds is not None:
+        text += f"; slowest: rank {event.slowest_rank} ({event.slowest_seconds:.3f} s)"
+    return text if event.error is None else f"{text}: {event.error}"

@@ -1,0 +1,38 @@
+"""Names of a template and names in a checkpoint."""
+
+import pytest
+
+from dcp_core.key_map import KeyMap
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("model.weight", "weight"),
+        ("model", "model"),
+        ("model.encoder.0.bias", "enc.0.bias"),
+        ("model.encoder.norm", "enc_norm"),
+        ("model.encoders.0", "encoders.0"),
+        ("layers_3.w", "layers.3.w"),
+        ("x", "x"),
+    ],
+)
+def test_paths_come_before_patterns_and_the_longest_path_first(name, stored):
+    names = KeyMap(
+        {"model.encoder": "enc", "model.encoder.norm": "enc_norm"},
+        [(r"^model\.", ""), (r"^layers_(\d+)", r"layers.\1")],
+    )
+    assert names.stored(name) == stored
+
+
+def test_what_is_never_used_is_known():
+    names = KeyMap({"a": "b", "a.b": "c", "z": "y", "q.r": "s"})
+    assert names.unused(["a.b.c", "q"]) == ["z", "q.r"]
+    assert not KeyMap()
+    assert KeyMap(patterns=[("a", "b")])
+
+
+@pytest.mark.parametrize("pattern", [("(", "x"), ("a", r"\2")])
+def test_bad_patterns_are_refused_at_once(pattern):
+    with pytest.raises(ValueError, match="rename_regex"):
+        KeyMap(patterns=[pattern])

@@ -1,0 +1,56 @@
+"""Per-rank values in the containers of a state dict."""
+
+import pytest
+
+from dcp_core.per_rank import PerRank, RankValues, with_rank_values
+
+
+def test_a_save_copies_only_what_it_changes():
+    inner = {"a": PerRank(1), "b": [2, PerRank({"c": 3})]}
+    plain = {"d": [4]}
+    state = {"x": inner, "y": plain, "z": PerRank(5)}
+    made = with_rank_values(state, 7)
+    assert made == {"x": {"a": {"rank_7": 1}, "b": [2, {"rank_7": {"c": 3}}]}, "y": plain, "z": {"rank_7": 5}}
+    assert made["y"] is plain
+    assert isinstance(inner["a"], PerRank)
+    assert with_rank_values(plain, 7) is plain
+
+
+@pytest.mark.parametrize(
+    ("rank", "otherwise", "stands", "taken"),
+    [
+        (1, "keep", {"rank_1": "old"}, 1),
+        (5, "keep", {}, None),
+        (5, "modulo", {"rank_2": "old"}, 2),
+    ],
+)
+def test_a_load_takes_the_ranks_own_value(rank, otherwise, stands, taken):
+    value = PerRank("old", otherwise=otherwise)
+    template = {"a": [{"rng": value}]}
+    values = RankValues(template, {f"a.0.rng.rank_{n}" for n in range(3)} | {"a.0.rng.rank_x", "a.0.rng_"}, rank)
+    assert template == {"a": [{"rng": stands}]}
+    assert values.taken == {"a.0.rng": taken}
+    if stands:
+        template["a"][0]["rng"][f"rank_{taken}"] = "new"
+    values.restore()
+    values.restore()
+    assert template["a"][0]["rng"] is value
+    assert value.value == ("new" if stands else "old")
+
+
+@pytest.mark.parametrize(
+    ("names", "stands"), [({"rng"}, "old"), ({"rng.deeper"}, "old"), ({"other"}, {"rank_0": "old"})]
+)
+def test_one_value_for_all_and_none_at_all(names, stands):
+    template = {"rng": PerRank("old")}
+    values = RankValues(template, names, 0)
+    assert template == {"rng": stands}
+    if stands == "old":
+        template["rng"] = "new"
+    values.restore()
+    assert template["rng"].value == ("new" if stands == "old" else "old")
+
+
+def test_unknown_rules_are_refused():
+    with pytest.raises(ValueError, match="'keep' or 'modulo'"):
+        PerRank(1, otherwise="first")
