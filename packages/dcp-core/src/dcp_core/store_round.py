@@ -161,10 +161,10 @@ class StoreRound:
         """Whether this key was there before the deadline, and before a rank was found to be gone."""
         if self._peers is None:
             return self._wire.wait(lambda: self._wire.has(key), deadline)
-        # Who is gone may have been the last one to be waited for: look for the key once more.
         lost = self._peers.lost
-        self._wire.wait(lambda: bool(lost) or self._wire.has(key), deadline, self._pause)
-        return self._wire.has(key)
+        found = self._wire.wait(lambda: bool(lost) or self._wire.has(key), deadline, self._pause)
+        # Who is gone may have been the last one to be waited for: look for the key once more.
+        return self._wire.has(key) if lost else found
 
     def _pause(self, seconds: float) -> None:
         if self._peers is not None:
