@@ -80,12 +80,13 @@ def test_a_fake_group_gets_collectives(ranks):
     assert ranks.run(1, over_a_fake_group, backend=None) == [(CollectiveCoordinator.__name__, [5] * 4, 16)]
 
 
-def test_a_group_without_a_cpu_backend(ranks):
+@pytest.mark.parametrize("backend", ["cuda:gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def test_a_group_without_a_cpu_backend(ranks, backend):
     def call():
         with make_coordinator() as them:
             return type(them).__name__, them.all_gather("x", lambda: them.rank)
 
-    found = ranks.run(2, call, backend="cuda:gloo")  # no collective of this group takes a CPU tensor
+    found = ranks.run(2, call, backend=backend)  # no collective of this group takes a CPU tensor
     assert found == [(StoreCoordinator.__name__, [0, 1])] * 2
 
 

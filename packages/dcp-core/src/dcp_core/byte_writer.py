@@ -17,6 +17,7 @@ import torch
 from dcp_core.byte_backend import ByteBackend
 from dcp_core.columns import index_from_metadata, metadata_from_index
 from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.fence import check_fence
 from dcp_core.global_columns import index_with_items
 from dcp_core.lazy import LazyList
 from dcp_core.metadata import Metadata, MetadataIndex, StorageMeta
@@ -185,6 +186,7 @@ class ByteStorageWriter(StorageWriter):
             self._backend.publish(f"__{self._rank}.{placement.save_id}{METADATA_NAME}", data)
             self._backend.publish(f"__{self._rank}{METADATA_NAME}", data)
         else:
+            check_fence()
             self._backend.publish(METADATA_NAME, data)
         self._backend.finish_save(index.files)
 

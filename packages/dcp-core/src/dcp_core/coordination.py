@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 from dcp_core.collective_exchange import CollectiveCoordinator
 from dcp_core.coordinator import Coordinator, LocalCoordinator
-from dcp_core.store_clones import borrow_store
+from dcp_core.peers import PeerOptions
+from dcp_core.store_clones import borrow_store, shared_peers
 from dcp_core.store_exchange import StoreCoordinator
 
 __all__ = [
@@ -27,6 +28,7 @@ def make_coordinator(
     no_dist: bool = False,
     coordinator_rank: int = 0,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    peers: PeerOptions | None = None,
 ) -> Coordinator:
     """The coordinator for one save or load; close it at the end (it is a context manager).
 
@@ -37,6 +39,8 @@ def make_coordinator(
         timeout_seconds: How long a rank waits for the others in any one phase, counted from its own arrival: more than
             the time between the first and the last rank. Where object collectives are used, the group's own timeout
             counts instead.
+        peers: How ranks watch and reach each other, the same on all ranks; the defaults if None. Nobody watches where
+            object collectives are used.
 
     Returns:
         A coordinator whose sequence number is drawn.
@@ -61,12 +65,17 @@ def make_coordinator(
     if borrowed is None:
         return CollectiveCoordinator(group, coordinator_rank=coordinator_rank, timeout_seconds=timeout_seconds)
     store, release = borrowed
+    if not 0 <= coordinator_rank < world_size:
+        raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
+    sequence = StoreCoordinator.draw(store, rank)
     return StoreCoordinator(
         store,
         rank,
         world_size,
         coordinator_rank=coordinator_rank,
+        sequence=sequence,
         timeout_seconds=timeout_seconds,
         hosts_store=dist.get_rank() == 0,
         release=release,
+        peers=shared_peers(group, store, sequence, coordinator_rank, peers or PeerOptions()),
     )

@@ -27,6 +27,7 @@ __all__ = [
     "DuplicatePluginError",
     "MissingKeyError",
     "NotEnoughMemoryError",
+    "PeerLostError",
     "PlanError",
     "PluginLoadError",
     "PluginNotFoundError",
@@ -91,6 +92,29 @@ class CoordinatorTimeoutError(DcpError, TimeoutError):
 
     def __reduce__(self) -> tuple[type[CoordinatorTimeoutError], tuple[str, tuple[int, ...], float]]:
         return type(self), (self.phase, self.ranks, self.waited_seconds)
+
+
+class PeerLostError(DcpError, ConnectionError):
+    """Ranks that others waited for are gone: their process has ended, or their host does not answer.
+
+    Args:
+        phase: What the ranks were doing together.
+        ranks: The ranks that are gone, ranks of the group.
+        how: What is known of each, in words, in the same order.
+    """
+
+    def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:
+        self.phase = phase
+        self.ranks = tuple(ranks)
+        self.how = tuple(how)
+        gone = "; ".join(f"rank {rank} is gone ({why})" for rank, why in zip(self.ranks, self.how, strict=True))
+        super().__init__(
+            f"phase {phase!r}: {gone}; no rank waits any longer. Look for the cause in that rank's own output and in "
+            "its machine's log (out of memory?), and restart the job"
+        )
+
+    def __reduce__(self) -> tuple[type[PeerLostError], tuple[str, tuple[int, ...], tuple[str, ...]]]:
+        return type(self), (self.phase, self.ranks, self.how)
 
 
 class RankDisagreementError(DcpError, ValueError):

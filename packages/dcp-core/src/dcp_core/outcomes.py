@@ -67,12 +67,13 @@ class Verdict:
     """How a phase ended, the same for every rank. With no failure, nothing missing and no disagreement it went well.
 
     `common` is the answer that all ranks get; with `scattered` each rank's answer travels by itself. `missing` ranks
-    did not arrive in time; `unheard` ranks were still busy when a failure was reported. `slowest` is the rank
-    whose part took longest, and its seconds.
+    did not arrive in time, `lost` ones are gone (and how that is known); `unheard` ranks were still busy when a failure
+    was reported. `slowest` is the rank whose part took longest, and its seconds.
     """
 
     failures: tuple[Failure, ...] = ()
     missing: tuple[int, ...] = ()
+    lost: tuple[tuple[int, str], ...] = ()
     unheard: tuple[int, ...] = ()
     waited_seconds: float = 0.0
     disagreement: str | None = None
@@ -83,7 +84,7 @@ class Verdict:
     @property
     def ok(self) -> bool:
         """Whether the phase went well on every rank."""
-        return not self.failures and not self.missing and self.disagreement is None
+        return not self.failures and not self.missing and not self.lost and self.disagreement is None
 
 
 def encode(value: Any) -> bytes:
@@ -91,7 +92,7 @@ def encode(value: Any) -> bytes:
     return pickle.dumps(value, protocol=5)
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes | bytearray) -> Any:
     """The value that another rank of the same job encoded."""
     return pickle.loads(data)
 

@@ -15,7 +15,14 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
 from dcp_core.coordinator import Coordinator
-from dcp_core.errors import CheckpointException, CoordinatorTimeoutError, DcpError, RankDisagreementError
+from dcp_core.errors import (
+    CheckpointException,
+    CoordinatorTimeoutError,
+    DcpError,
+    PeerLostError,
+    RankDisagreementError,
+)
+from dcp_core.fence import fenced
 from dcp_core.outcomes import Failure, Outcome, Step, Verdict, decode, encode, failure_of, format_ranks, shorten
 
 __all__ = ["Answer", "PhasedCoordinator"]
@@ -66,6 +73,9 @@ class PhasedCoordinator(Coordinator):
     @abstractmethod
     def _withdraw(self, step: Step, failure: Failure) -> None:
         """Let the other ranks fail in this phase, which this one does not enter; never raises an `Exception`."""
+
+    def _check_waited_for(self, step: Step) -> None:
+        """Raise if the other ranks have ended the phase that this one, the coordinator, is about to decide."""
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:
         """See `Coordinator`."""
@@ -166,7 +176,8 @@ class PhasedCoordinator(Coordinator):
                 own if rank == self.rank else None if outcome.value is None else decode(outcome.value)
                 for rank, outcome in enumerate(outcomes)
             ]
-            found = answer(values)
+            with fenced(lambda: self._check_waited_for(step)):
+                found = answer(values)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             verdict = Verdict(failures=(failure_of(self.rank, error),))
             return Answer(verdict, error=error)
@@ -177,10 +188,13 @@ class PhasedCoordinator(Coordinator):
         """What every rank raises for a verdict that is not ok."""
         if verdict.failures:
             busy = f"; {format_ranks(verdict.unheard)} had not finished" if verdict.unheard else ""
+            busy += "".join(f"; rank {rank} is gone ({how})" for rank, how in verdict.lost)
             failures = {failure.rank: (failure.revive(), failure.text) for failure in verdict.failures}
             if local is not None and self.rank in failures:
                 failures[self.rank] = (local, failures[self.rank][1])
             return CheckpointException(f"phase {step.phase!r} did not succeed{busy}", failures)
+        if verdict.lost:
+            return PeerLostError(step.phase, *zip(*verdict.lost, strict=True))
         if verdict.missing:
             return CoordinatorTimeoutError(step.phase, verdict.missing, verdict.waited_seconds)
         return RankDisagreementError(f"phase {step.phase!r}: {verdict.disagreement}")

@@ -1,4 +1,4 @@
-"""Connections to process groups' stores, one for each operation in flight, kept for the next one.
+"""Connections to process groups' stores, one for each operation in flight, and to peers: kept for the next operation.
 
 Not here: what goes over them.
 """
@@ -18,9 +18,10 @@ from typing import cast
 
 import torch.distributed as dist
 
+from dcp_core.peers import PeerOptions, Peers
 from dcp_core.store_wire import KeyValueStore, guard_store, store_lost
 
-__all__ = ["borrow_store"]
+__all__ = ["borrow_store", "shared_peers"]
 
 # For connecting, and for a `get` of what should be there.
 _STORE_TIMEOUT = timedelta(seconds=30)
@@ -32,6 +33,7 @@ class _Clones:
 
     root: KeyValueStore
     idle: list[KeyValueStore] = field(default_factory=list)
+    peers: dict[tuple[int, PeerOptions], Peers] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -58,6 +60,27 @@ def borrow_store(group: dist.ProcessGroup) -> tuple[KeyValueStore, Callable[[], 
         clones.root.check(["dcp"])
         store = clones.idle.pop() if clones.idle else _clone(clones.root)
     return store, functools.partial(clones.idle.append, store)
+
+
+def shared_peers(
+    group: dist.ProcessGroup, store: KeyValueStore, sequence: int, coordinator_rank: int, options: PeerOptions
+) -> Peers:
+    """The peers of a group whose store was borrowed; made by the first operation that asks for them.
+
+    Args:
+        group: The group.
+        store: The connection that this operation has borrowed.
+        sequence: The operation's number.
+        coordinator_rank: The rank, within the group, at the top.
+        options: The same on all ranks.
+    """
+    clones = _clones[group]
+    with clones.lock:
+        key = (coordinator_rank, options)
+        if key not in clones.peers:
+            rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+            clones.peers[key] = Peers(store, sequence, rank, world_size, coordinator_rank, options=options)
+        return clones.peers[key]
 
 
 def _usable_clone(group: dist.ProcessGroup) -> KeyValueStore | None:

@@ -3,7 +3,7 @@
 Keys under the group's own prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` lie `nonce`, `closed`,
 and for each phase under `<number>/`: `up/<rank>` an outcome, `arrived` how many there are, `ready` when all are or one
 failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes what it wrote or alone reads, the
-coordinator what all have read, and the last rank to close the rest.
+coordinator what all have read, and the last rank to close the rest. (What `peers` leave there: see `peer_cards`.)
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dcp_core.errors import CoordinatorLostError
+from dcp_core.errors import CoordinatorLostError, DcpError
 from dcp_core.outcomes import Failure, Outcome, Step, Verdict, failure_of
+from dcp_core.peers import Peers
 from dcp_core.phases import Answer, PhasedCoordinator
+from dcp_core.relay_round import RelayRound
 from dcp_core.store_round import Seat, StoreRound, shared_keys
 from dcp_core.store_wire import KeyValueStore, StoreWire
 
@@ -23,6 +25,7 @@ __all__ = ["StoreCoordinator"]
 
 _LINGER_SECONDS = 5.0
 _LINGER_AFTER_FAILURE_SECONDS = 1.0
+_SEE_SECONDS = 0.5
 
 
 class StoreCoordinator(PhasedCoordinator):
@@ -41,6 +44,7 @@ class StoreCoordinator(PhasedCoordinator):
         hosts_store: This process may be the one that serves the store: `close` then waits (seconds at most) until
             every rank has heard how the last phase ended, lest a process that ends at once takes the news with it.
         release: Called by `close` when the connection is in order and may be used again.
+        peers: Tells when ranks are gone, and carries phases where it relays; None leaves the first to the deadline.
     """
 
     def __init__(
@@ -54,11 +58,16 @@ class StoreCoordinator(PhasedCoordinator):
         timeout_seconds: float = 1800.0,
         hosts_store: bool = False,
         release: Callable[[], None] | None = None,
+        peers: Peers | None = None,
     ) -> None:
         super().__init__(rank, world_size, coordinator_rank)
         self.sequence = self.draw(store, rank) if sequence is None else sequence
         self._wire = StoreWire(store, f"dcp/{self.sequence}/", world_size)
         self._seat = Seat(rank, world_size, coordinator_rank, timeout_seconds)
+        self._store = store
+        self._peers = peers
+        if peers is not None:
+            peers.begin(self.sequence)
         self._hosts_store = hosts_store
         self._release = release
         # Until the next phase is complete, some rank may still have to read the verdict of the one before.
@@ -78,15 +87,17 @@ class StoreCoordinator(PhasedCoordinator):
     def _exchange(
         self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
-        phase = StoreRound(self._wire, step, self._seat)
+        phase = self._round(step)
         try:
             verdict, answer = phase.run(outcome, conclude)
             if verdict.ok and self.is_coordinator:
                 while self._unread:
                     self._wire.delete(self._unread.popleft())
-        except CoordinatorLostError:
+            if verdict.ok and self._peers is not None:
+                self._peers.meet(self._store)
+        except CoordinatorLostError as error:
             self._lost = True
-            raise
+            raise CoordinatorLostError(f"phase {step.phase!r}: {error}{self._who_is_gone()}") from error
         except BaseException as error:
             self._withdraw(step, failure_of(self.rank, error), phase)
             raise
@@ -94,17 +105,40 @@ class StoreCoordinator(PhasedCoordinator):
             self._unread.append(phase.shared)
         return verdict, answer
 
+    def _check_waited_for(self, step: Step) -> None:
+        if self._wire.has(f"{step.number}/verdict"):
+            raise DcpError(f"phase {step.phase!r}: the other ranks have given up waiting for rank {self.rank}")
+
     def _withdraw(self, step: Step, failure: Failure, phase: StoreRound | None = None) -> None:
         try:
-            (phase or StoreRound(self._wire, step, self._seat)).leave(failure)
+            (phase or self._round(step)).leave(failure)
         except CoordinatorLostError:
             self._lost = True
 
+    def _round(self, step: Step) -> StoreRound:
+        """The first phase of every operation is at the store: when it has ended, all ranks have left their cards."""
+        if self._peers is not None and self._peers.relays and step.number > 0:
+            return RelayRound(self._wire, step, self._seat, self._peers, self.sequence)
+        return StoreRound(self._wire, step, self._seat, self._peers)
+
+    def _who_is_gone(self) -> str:
+        """What the peers know of it: the end of a process and that of its connections are not seen in one moment."""
+        if self._peers is None:
+            return ""
+        end = time.monotonic() + _SEE_SECONDS
+        while not self._peers.lost and (left := end - time.monotonic()) > 0:
+            self._peers.pause(left)
+        return "".join(f"; rank {rank} is gone ({how})" for rank, how in self._peers.lost.items())
+
     def close(self) -> None:
         """See `Coordinator`. Never raises because of the store; may wait some seconds, see `hosts_store`."""
-        if self._closed or self._lost:
+        if self._closed:
             return
         self._closed = True
+        if self._peers is not None:
+            self._peers.end(self.sequence)
+        if self._lost:
+            return
         try:
             self._close()
         except CoordinatorLostError:

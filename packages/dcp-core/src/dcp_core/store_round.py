@@ -1,7 +1,7 @@
 """One phase at a store: arrive, then lead (the coordinator) or follow (the other ranks) until there is a verdict.
 
 Any rank may declare how the phase ended, and the first to do so is right: the coordinator normally, a rank that gives
-up waiting otherwise. Not here: what a verdict means, and how long an operation lives.
+up waiting or sees that another one is gone otherwise. Not here: what a verdict means, and how long an operation lives.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dcp_core.outcomes import Failure, Outcome, Step, Verdict, decode, encode, shorten
+from dcp_core.peers import Peers
 from dcp_core.phases import Answer
 from dcp_core.store_wire import StoreWire, VanishedKeyError
 
-__all__ = ["Seat", "StoreRound", "shared_keys"]
+__all__ = ["GRACE_SECONDS", "MARGIN_SECONDS", "Seat", "StoreRound", "shared_keys"]
 
 # A failed phase ends this long after its first failure, with whatever the other ranks have told by then.
-_GRACE_SECONDS = 1.0
+GRACE_SECONDS = 1.0
 # A rank that follows gives up after the coordinator would have, so that normally one rank speaks for all.
-_MARGIN_SECONDS = 1.0
-# Longer verdicts do not go into the key that ranks race for.
-_INLINE_BYTES = 48 << 10
+MARGIN_SECONDS = 1.0
+
+# Before all ranks have met, one that waits so long looks for those that have come, and may have gone since.
+_SEARCH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,20 @@ def shared_keys(number: int) -> list[str]:
 class StoreRound:
     """One phase on one rank.
 
+    Attributes:
+        INLINE_BYTES: Longer verdicts do not go into the key that ranks race for.
+
     Args:
         wire: The operation's keys.
         step: The phase.
         seat: Who this rank is.
+        peers: Tells when another rank is gone; None leaves that to the deadline.
     """
 
-    def __init__(self, wire: StoreWire, step: Step, seat: Seat) -> None:
+    INLINE_BYTES = 48 << 10
+
+    def __init__(self, wire: StoreWire, step: Step, seat: Seat, peers: Peers | None = None) -> None:
+        self._peers = peers
         self._wire = wire
         self._seat = seat
         self._started = time.monotonic()
@@ -58,6 +67,7 @@ class StoreRound:
         self.shared = shared_keys(step.number)
         """The keys to remove when every rank has read the verdict."""
         self._own_keys: list[str] = []
+        self._next_search = self._started + _SEARCH_SECONDS
 
     def run(self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, bytes | None]:
         """See `PhasedCoordinator._exchange`."""
@@ -79,12 +89,7 @@ class StoreRound:
 
     def _declare(self, verdict: Verdict) -> Verdict:
         """End the phase with this verdict, unless it has ended; the verdict that it ended with."""
-        data = encode(verdict)
-        keys: list[str] = []
-        text = "i" + base64.b64encode(data).decode()
-        if len(data) > _INLINE_BYTES:
-            keys = self._wire.put(f"{self._at}told/{self._seat.rank}", data)
-            text = f"k{self._seat.rank}"
+        text, keys = self._text(verdict)
         winner = self._wire.claim(self._verdict, text)
         if not self._leads:
             self._wire.mark(self._ready)
@@ -93,6 +98,13 @@ class StoreRound:
             return verdict
         self._wire.delete(keys)
         return self._open(winner)
+
+    def _text(self, verdict: Verdict) -> tuple[str, list[str]]:
+        """What to claim for a verdict, and the keys that hold the rest of it."""
+        data = encode(verdict)
+        if len(data) <= self.INLINE_BYTES:
+            return "i" + base64.b64encode(data).decode(), []
+        return f"k{self._seat.rank}", self._wire.put(f"{self._at}told/{self._seat.rank}", data)
 
     @property
     def _leads(self) -> bool:
@@ -112,10 +124,10 @@ class StoreRound:
         deadline = self._started + self._seat.timeout_seconds
         ups = [self._up(rank) for rank in range(self._seat.world_size)]
         complete = False
-        if self._wire.wait(lambda: self._wire.has(self._ready), deadline):
+        if self._wait(self._ready, deadline):
             if self._wire.has(self._verdict):
                 return self._read()
-            grace = min(deadline, time.monotonic() + _GRACE_SECONDS)
+            grace = min(deadline, time.monotonic() + GRACE_SECONDS)
             complete = self._wire.wait(lambda: self._wire.has(*ups), grace)
         outcomes = self._outcomes(own, complete=complete)
         if self._wire.has(self._verdict):  # a rank did not want to wait any longer, and has removed what it told
@@ -138,18 +150,41 @@ class StoreRound:
         return verdict
 
     def _follow(self, own: Outcome) -> Verdict:
-        patience = 2 * _GRACE_SECONDS if own.failure is not None else self._seat.timeout_seconds + _MARGIN_SECONDS
-        if self._wire.wait(lambda: self._wire.has(self._verdict), self._started + patience):
+        if self._wait(self._verdict, self._started + self._patience(own)):
             return self._read()
         return self._declare(self._partial(self._outcomes(own)))
 
+    def _patience(self, own: Outcome) -> float:
+        return 2 * GRACE_SECONDS if own.failure is not None else self._seat.timeout_seconds + MARGIN_SECONDS
+
+    def _wait(self, key: str, deadline: float) -> bool:
+        """Whether this key was there before the deadline, and before a rank was found to be gone."""
+        if self._peers is None:
+            return self._wire.wait(lambda: self._wire.has(key), deadline)
+        lost = self._peers.lost
+        found = self._wire.wait(lambda: bool(lost) or self._wire.has(key), deadline, self._pause)
+        # Who is gone may have been the last one to be waited for: look for the key once more.
+        return self._wire.has(key) if lost else found
+
+    def _pause(self, seconds: float) -> None:
+        if self._peers is not None:
+            self._peers.pause(seconds)
+            if time.monotonic() > self._next_search:
+                self._next_search = time.monotonic() + _SEARCH_SECONDS
+                self._peers.look_around(self._wire.store)
+
     def _outcomes(self, own: Outcome, *, complete: bool = False) -> list[Outcome | None]:
-        """What each rank has told; None for those that have not arrived."""
+        """What each rank has told; None for those that have not arrived.
+
+        Where a rank is gone, others see it in the same moment and end the phase: what they told goes away while it is
+        read, which takes as long as the store's timeout. Then it is left.
+        """
         outcomes: list[Outcome | None] = []
+        leave = not complete and self._peers is not None and bool(self._peers.lost)
         for rank in range(self._seat.world_size):
             if rank == self._seat.rank:
                 outcomes.append(own)
-            elif complete or self._wire.has(self._up(rank)):
+            elif complete or (not leave and self._wire.has(self._up(rank))):
                 outcomes.append(self._outcome(rank))
             else:
                 outcomes.append(None)
@@ -167,8 +202,11 @@ class StoreRound:
         """The verdict of a rank that does not wait any longer."""
         failures = [outcome.failure for outcome in outcomes if outcome is not None and outcome.failure is not None]
         absent = tuple(rank for rank, outcome in enumerate(outcomes) if outcome is None)
+        lost = () if self._peers is None else tuple(sorted(self._peers.lost.items()))
         if failures:
-            return Verdict(failures=shorten(failures), unheard=absent)
+            return Verdict(failures=shorten(failures), unheard=() if lost else absent, lost=lost)
+        if lost:
+            return Verdict(lost=lost)
         waited_seconds = time.monotonic() - self._started
         return Verdict(missing=absent or (self._seat.coordinator_rank,), waited_seconds=waited_seconds)
 

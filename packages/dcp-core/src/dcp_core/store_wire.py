@@ -54,7 +54,7 @@ class StoreWire:
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, world_size: int) -> None:
-        self._store = store
+        self.store = self._store = store
         self._prefix = prefix
         self._last_pause_seconds = _LAST_PAUSE_SECONDS * max(1.0, world_size / _RANKS_PER_LAST_PAUSE)
 
@@ -99,6 +99,11 @@ class StoreWire:
         with guard_store(key):
             return self._store.add(self._prefix + key, 1)
 
+    def count(self, key: str) -> int:
+        """The value of a counter; 0 if it is not there."""
+        with guard_store(key):
+            return self._store.add(self._prefix + key, 0)
+
     def claim(self, key: str, text: str) -> str:
         """Set a key unless it is set; the text that it then has. Short ASCII text only."""
         with guard_store(key):
@@ -115,15 +120,18 @@ class StoreWire:
             for key in keys:
                 self._store.delete_key(self._prefix + key)
 
-    def wait(self, ready: Callable[[], bool], deadline: float) -> bool:
-        """Poll until `ready()`, or until `time.monotonic()` reaches the deadline; whether it became ready."""
+    def wait(self, ready: Callable[[], bool], deadline: float, sleep: Callable[[float], None] = time.sleep) -> bool:
+        """Poll until `ready()`, or until `time.monotonic()` reaches the deadline; whether it became ready.
+
+        `sleep` passes the time in between, at most so many seconds.
+        """
         started = time.monotonic()
         while not ready():
             now = time.monotonic()
             if now >= deadline:
                 return False
             pause = min(self._last_pause_seconds, max(_FIRST_PAUSE_SECONDS, (now - started) / 20), deadline - now)
-            time.sleep(pause)
+            sleep(pause)
         return True
 
 

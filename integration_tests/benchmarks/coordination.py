@@ -1,0 +1,210 @@
+"""What ranks take to exchange their plans: up to 1,024 simulated ranks as real connections to a real TCPStore.
+
+`python -m integration_tests.benchmarks.coordination [--ranks 64,256,1024] [--json FILE]`. Every rank is a thread with a
+store connection, a coordinator and peers of its own, in one of several processes; eight ranks pretend to share a host.
+A phase counts from the moment when the last rank has left the one before until the last rank has left it. Everything
+runs on one machine: what is measured is the work of all ranks together, done by the cores that there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+from rich.console import Console
+from rich.table import Table
+
+from dcp_core.coordination import StoreCoordinator
+from dcp_core.peers import PeerOptions, Peers
+from dcp_core.process_identity import own_identity
+from integration_tests.benchmarks import machine
+
+__all__ = ["main"]
+
+torch_dist: Any = torch.distributed  # whose stores its types do not export
+
+PLAN_BYTES = 300_000
+CENTRAL_PLAN_BYTES = 3_000
+FINGERPRINT_BYTES = 32
+RANKS_PER_HOST = 8
+FAN_OUT = 16
+PHASES = {"agree": "ids agree", "plans": "first save: plans", "fingerprints": "unchanged save: fingerprints"}
+TIMEOUT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the table."""
+
+    ranks: int
+    leaders: bool
+    rounds: int
+
+    @property
+    def prefix(self) -> str:
+        """Where this setting's keys are."""
+        return f"{self.ranks}-{self.leaders}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds of each phase, medians of all rounds but the first; the store's processor seconds for one round."""
+
+    ranks: int
+    leaders: bool
+    seconds: dict[str, float]
+    store_cpu_seconds: float
+
+
+def main(given: Sequence[str]) -> None:
+    """Measure and print, or be one of the processes that play ranks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", default="64,256,1024", help="how many, of each line (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=4, help="that play the ranks (default: 4)")
+    parser.add_argument("--rounds", type=int, default=5, help="counted ones; one more warms up (default: 5)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--serve", type=int, nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args(given)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
+    if options.serve:
+        _serve(*options.serve)
+        return
+    counts = [int(count) for count in options.ranks.split(",")]
+    settings = [Setting(count, leaders, options.rounds) for count in counts for leaders in (False, True)]
+    results = _measure(settings, options.processes)
+    _print(results)
+    if options.json:
+        figures = {"machine": machine.describe({}), "results": [asdict(result) for result in results]}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _measure(settings: Sequence[Setting], processes: int) -> list[Result]:
+    store = torch_dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    most = max(setting.ranks for setting in settings)
+    command = [sys.executable, "-m", "integration_tests.benchmarks.coordination", "--serve"]
+    players = [
+        subprocess.Popen(
+            [*command, str(store.port), str(number), str(processes), str(most)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for number in range(processes)
+    ]
+    try:
+        for player in players:
+            _hear(player)  # its connections are made
+        return [_run(setting, players) for setting in settings]
+    finally:
+        for player in players:
+            if player.stdin is not None:
+                player.stdin.close()
+            player.wait(60)
+
+
+def _run(setting: Setting, players: Sequence[subprocess.Popen[str]]) -> Result:
+    before = time.process_time()
+    for player in players:
+        assert player.stdin is not None
+        player.stdin.write(json.dumps(asdict(setting)) + "\n")
+        player.stdin.flush()
+    told = [_hear(player) for player in players]
+    spent = (time.process_time() - before) / (setting.rounds + 1)
+    # Of each round and phase, when the last rank of any process left it.
+    ends = [[max(times) for times in zip(*phases, strict=True)] for phases in zip(*told, strict=True)]
+    seconds = {
+        name: statistics.median(end[place + 1] - end[place] for end in ends[1:]) for place, name in enumerate(PHASES)
+    }
+    result = Result(setting.ranks, setting.leaders, seconds, spent)
+    print(result, file=sys.stderr, flush=True)
+    return result
+
+
+def _hear(player: subprocess.Popen[str]) -> Any:
+    assert player.stdout is not None
+    line = player.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a process that plays ranks ended with {player.wait(60)}")
+    return json.loads(line)
+
+
+def _serve(port: int, number: int, processes: int, most: int) -> None:
+    """Play this process's share of ranks in one setting after the other."""
+    sys.setswitchinterval(0.0005)  # ranks of one process wait for each other's GIL, which real ones do not
+    threading.stack_size(512 << 10)
+    timeout = timedelta(seconds=TIMEOUT_SECONDS)
+
+    def connect(_: int) -> Any:
+        return torch_dist.TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False, timeout=timeout)
+
+    share = -(-most // processes)
+    with ThreadPoolExecutor(32) as pool:
+        connections = list(pool.map(connect, range(share)))
+    print(json.dumps("connected"), flush=True)
+    for line in sys.stdin:
+        setting = Setting(**json.loads(line))
+        ranks = range(number, setting.ranks, processes)
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            played = list(pool.map(_play, [setting] * len(ranks), ranks, connections))
+        # Of each round and phase, when the last rank of this process left it.
+        print(json.dumps([[max(times) for times in zip(*phases, strict=True)] for phases in zip(*played, strict=True)]))
+        sys.stdout.flush()
+
+
+def _play(setting: Setting, rank: int, connection: Any) -> list[list[float]]:
+    """One rank: of each round, when it left the barrier before it, and each phase."""
+    store = torch_dist.PrefixStore(setting.prefix, connection)
+    process = replace(own_identity(), host=f"host {rank // RANKS_PER_HOST}")
+    leaders_above = 1 if setting.leaders else setting.ranks
+    options = PeerOptions(leaders_above=leaders_above, fan_out=FAN_OUT)
+    peers = Peers(store, 0, rank, setting.ranks, 0, options=options, process=process)
+    times = [_round(store, rank, setting.ranks, peers) for _ in range(setting.rounds + 1)]
+    peers.close()
+    return times
+
+
+def _round(store: Any, rank: int, ranks: int, peers: Peers) -> list[float]:
+    plan, fingerprint = bytes(PLAN_BYTES), bytes(FINGERPRINT_BYTES)
+    times = []
+    with StoreCoordinator(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, peers=peers) as them:
+        them.barrier("begin")
+        times.append(time.monotonic())
+    with StoreCoordinator(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, peers=peers) as them:
+        them.agree("agree", "checkpoint", "ids")
+        times.append(time.monotonic())
+        them.reduce_scatter("plans", lambda: plan, lambda plans: [bytes(CENTRAL_PLAN_BYTES) for _ in plans])
+        times.append(time.monotonic())
+        them.all_reduce("fingerprints", lambda: fingerprint, lambda prints: len(set(prints)) == 1)
+        times.append(time.monotonic())
+    return times
+
+
+def _print(results: Sequence[Result]) -> None:
+    table = Table(title="Seconds until the last rank is through")
+    for head in ("ranks", "host leaders", *PHASES.values(), "store CPU / round"):
+        table.add_column(head, justify="right")
+    for result in results:
+        cells = [f"{result.seconds[name]:.3f}" for name in PHASES]
+        leaders = f"{-(-result.ranks // RANKS_PER_HOST)}" if result.leaders else "none"
+        table.add_row(str(result.ranks), leaders, *cells, f"{result.store_cpu_seconds:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

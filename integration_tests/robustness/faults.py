@@ -1,0 +1,164 @@
+"""Faults of one rank at a chosen place of a save or load, and what the other ranks say of it.
+
+The places are those of `integration_tests.failing`; here a rank may also be killed there, or stay for too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+import dcp_all as dcp
+from dcp_core import coordination, loading, saving
+from dcp_core.peers import PeerOptions
+from dcp_core.process_identity import ProcessIdentity, own_identity
+from integration_tests import failing
+
+__all__ = [
+    "Fault",
+    "Told",
+    "hold_the_interpreter",
+    "load",
+    "save",
+    "save_beside_a_holder",
+    "strike_load",
+    "strike_save",
+]
+
+_PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong, where, and on which rank."""
+
+    kind: str
+    """`raise`, `unpicklable`, `kill` or `stall`."""
+    place: str
+    rank: int
+    deadline_seconds: float
+    """How long ranks wait for each other."""
+    news: str
+    """A folder in which each rank that has raised leaves a file; whoever stalls waits for those of all others."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one rank saw."""
+
+    error: str
+    text: str
+    seconds: float
+
+
+def save(folder: str, value: float) -> None:
+    """A save in which nothing goes wrong."""
+    dcp.save(failing.state(value), checkpoint_id=folder)
+
+
+def load(folder: str, value: float) -> bool:
+    """Whether the folder's checkpoint holds what `save` saved with this value."""
+    template = failing.state(0.0)
+    dcp.load(template, checkpoint_id=folder)
+    return failing.loaded(value, template)
+
+
+def strike_save(folder: str, fault: Fault, value: float) -> Told:
+    """Save, with a fault."""
+    place = fault.place if dist.get_rank() == fault.rank else None
+    with _struck(fault):
+        writer = failing._failing(dcp.FileSystemWriter, failing._STORAGE_PLACES, place)(folder)
+        planner = failing._failing(dcp.DefaultSavePlanner, failing._PLANNER_PLACES, place)()
+        state = failing.state(value, fails=place)
+        return _tell(fault, lambda: dcp.save(state, storage_writer=writer, planner=planner))
+
+
+def strike_load(folder: str, fault: Fault, value: float) -> Told:
+    """Load, with a fault."""
+    del value
+    place = fault.place if dist.get_rank() == fault.rank else None
+    with _struck(fault):
+        reader = failing._failing(dcp.FileSystemReader, failing._STORAGE_PLACES, place)(folder)
+        planner = failing._failing(dcp.DefaultLoadPlanner, failing._PLANNER_PLACES, place)()
+        state = failing.state(0.0, fails=place)
+        return _tell(fault, lambda: dcp.load(state, storage_reader=reader, planner=planner))
+
+
+def save_beside_a_holder(folder: str, seconds: float, peer_timeout_seconds: float) -> Told:
+    """Save, while the last rank's interpreter stands still in `state_dict`; each rank as if on a host of its own."""
+    holder = dist.get_rank() == dist.get_world_size() - 1
+    state = failing.state(1.0, fails="state_dict" if holder else None)
+    options = PeerOptions(peer_timeout_seconds=peer_timeout_seconds)
+    with (
+        mock.patch.object(failing, "_fail_if", lambda wanted: hold_the_interpreter(seconds) if wanted else None),
+        mock.patch("dcp_core.peers.own_identity", _own_host),
+        _coordinated(peers=options),
+    ):
+        start = time.monotonic()
+        dcp.save(state, checkpoint_id=folder)
+        return Told("nothing", "", time.monotonic() - start)
+
+
+def hold_the_interpreter(seconds: float) -> None:
+    """Keep the GIL: no other thread of this process runs meanwhile."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def _own_host() -> ProcessIdentity:
+    own = own_identity()
+    return replace(own, host=f"{own.host} {dist.get_rank()}")
+
+
+@contextlib.contextmanager
+def _coordinated(**options: Any) -> Iterator[None]:
+    make = functools.partial(coordination.make_coordinator, **options)
+    with mock.patch.object(saving, "make_coordinator", make), mock.patch.object(loading, "make_coordinator", make):
+        yield
+
+
+@contextlib.contextmanager
+def _struck(fault: Fault) -> Iterator[None]:
+    with (
+        mock.patch.object(failing, "_fail_if", lambda wanted: _strike(fault) if wanted else None),
+        _coordinated(timeout_seconds=fault.deadline_seconds),
+    ):
+        dist.barrier()
+        yield
+
+
+def _strike(fault: Fault) -> None:
+    if fault.kind == "kill":
+        time.sleep(0.2)  # the others wait by then
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.kind == "stall":
+        others = dist.get_world_size() - 1
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while len(list(Path(fault.news).iterdir())) < others and time.monotonic() < end:
+            time.sleep(0.02)
+    elif fault.kind == "raise":
+        raise ValueError("failed on purpose")
+    else:
+        raise failing.UnpicklableError("failed on purpose")
+
+
+def _tell(fault: Fault, action: Callable[[], Any]) -> Told:
+    start = time.monotonic()
+    try:
+        action()
+    except dcp.DcpError as error:
+        return Told(type(error).__name__, str(error), time.monotonic() - start)
+    finally:
+        if dist.get_rank() != fault.rank:
+            Path(fault.news, str(dist.get_rank())).touch()
+    return Told("nothing", "", time.monotonic() - start)

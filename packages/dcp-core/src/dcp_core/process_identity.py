@@ -1,0 +1,82 @@
+"""Which process a rank is, so that nobody takes another one for it, and how to watch one of the same machine.
+
+Not here: who watches whom.
+
+Source: Linux `pidfd_open(2)`, `proc_pid_stat(5)` (starttime), `random(4)` (boot_id), `pid_namespaces(7)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from dataclasses import dataclass
+from functools import lru_cache
+
+__all__ = ["ProcessIdentity", "own_identity", "watch_process"]
+
+_START_FIELD = 19  # of /proc/<pid>/stat, counted behind the process's name
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process of the whole cluster: its machine since the last boot and its container, its number, its start.
+
+    Attributes:
+        host: Boot id and pid namespace; processes with the same one see each other's numbers.
+        pid: The process's number there.
+        started: Clock ticks from the boot to its start, which tells it from a later process with its number.
+    """
+
+    host: str
+    pid: int
+    started: int
+
+
+def own_identity() -> ProcessIdentity:
+    """The identity of this process; also right in a process that was forked."""
+    try:
+        return ProcessIdentity(_host(), os.getpid(), _start_of(os.getpid()))
+    except (OSError, ValueError, IndexError):  # not Linux: shares its machine with nobody, as far as we can tell
+        return ProcessIdentity(f"unknown {uuid.uuid4().hex}", os.getpid(), 0)
+
+
+def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
+    """A descriptor that becomes readable as soon as the process has ended, without any help of either process.
+
+    Args:
+        process: Whom to watch.
+        own_host: `ProcessIdentity.host` of this process.
+
+    Returns:
+        The descriptor, which belongs to the caller; None if the process cannot be seen from here.
+
+    Raises:
+        ProcessLookupError: It has ended.
+    """
+    if process.host != own_host or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        raise
+    except OSError:  # a sandbox that does not know the call, or no descriptor left
+        return None
+    # The descriptor holds whatever process has the number now; only then is it known whether it is the right one.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if _start_of(process.pid) == process.started:
+            return descriptor
+    os.close(descriptor)
+    raise ProcessLookupError(process.pid)
+
+
+@lru_cache
+def _host() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _start_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        # The name, in parentheses, may hold spaces and parentheses.
+        return int(file.read().rpartition(")")[2].split()[_START_FIELD])

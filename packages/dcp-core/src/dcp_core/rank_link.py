@@ -1,0 +1,205 @@
+"""One TCP connection between two ranks: frames in and out without ever blocking, and a lease that the kernel keeps.
+
+The kernel answers its peer's probes whatever the process does, closes the connection when the process ends, and gives
+up on a host that does not answer: no thread has to renew anything. Not here: who is connected to whom, and why.
+
+Source: Linux `tcp(7)`: TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Frame", "Link", "keep_lease", "listen", "own_addresses"]
+
+_HEAD = struct.Struct("<BQIIQ")
+_MAX_BODY_BYTES = 1 << 40
+_MAX_STRANGE_BYTES = 256
+_READ_BYTES = 8 << 20  # of one link at a time, lest the others wait
+_PROBES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message: what it is, of which phase of which operation, which rank it is about, and its bytes."""
+
+    kind: int
+    sequence: int
+    step: int
+    rank: int
+    body: bytes | bytearray
+
+
+class Link:
+    """A connection that is made or being made. Calls for one link must not overlap; none of them waits.
+
+    Args:
+        connection: The socket; belongs to the link from now on.
+        peer_timeout_seconds: How long the other host may not answer before the connection counts as broken.
+    """
+
+    def __init__(self, connection: socket.socket, peer_timeout_seconds: float) -> None:
+        self._socket = connection
+        self._out: deque[memoryview] = deque()
+        self._head = bytearray()
+        self._body: bytearray | None = None
+        self._filled = 0
+        self.reached = False
+        """Whether the connection has been made."""
+        self.broken: str | None = None
+        """Why nothing more can come or go; None as long as it can."""
+        self.rank: int | None = None
+        """Who is at the other end, once it has shown that it belongs to the job; until then it may send little."""
+        connection.setblocking(False)
+        keep_lease(connection, peer_timeout_seconds)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    @property
+    def sending(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._out)
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame as far as it goes at once; `flush` sends the rest."""
+        self._out.append(memoryview(_HEAD.pack(frame.kind, frame.sequence, frame.step, frame.rank, len(frame.body))))
+        self._out.append(memoryview(frame.body))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much as the connection takes."""
+        while self._out and self.broken is None:
+            try:
+                sent = self._socket.send(self._out[0])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._break(error)
+                return
+            self.reached = True
+            if sent < len(self._out[0]):
+                self._out[0] = self._out[0][sent:]
+            else:
+                self._out.popleft()
+
+    def receive(self) -> Iterator[Frame]:
+        """The frames that have come in whole; sets `broken` if the other end has closed."""
+        taken = 0
+        while taken < _READ_BYTES and self.broken is None:
+            try:
+                count = self._read()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._break(error)
+                return
+            if not count:
+                self.broken = "its connection was closed"
+                return
+            taken += count
+            frame = self._whole()
+            if frame is not None:
+                yield frame
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._socket.close()
+        self.broken = self.broken or "closed"
+
+    def _read(self) -> int:
+        if self._body is not None:
+            count = self._socket.recv_into(memoryview(self._body)[self._filled :])
+            self._filled += count
+            return count
+        data = self._socket.recv(_HEAD.size - len(self._head))
+        self._head += data
+        return len(data)
+
+    def _whole(self) -> Frame | None:
+        if len(self._head) < _HEAD.size:
+            return None
+        kind, sequence, step, rank, length = _HEAD.unpack(self._head)
+        if self._body is None:
+            if length > (_MAX_STRANGE_BYTES if self.rank is None else _MAX_BODY_BYTES):
+                self.broken = "what it sent makes no sense"
+                return None
+            self._body, self._filled = bytearray(length), 0
+        if self._filled < length:
+            return None
+        frame = Frame(kind, sequence, step, rank, self._body)
+        self._head, self._body = bytearray(), None
+        return frame
+
+    def _break(self, error: OSError) -> None:
+        self.broken = f"its connection broke: {error.strerror or error}"
+        self._out.clear()
+
+
+def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
+    """Let the kernel find out within so many seconds that the other host is gone, whether or not data is on its way."""
+    wait_seconds = max(1, round(peer_timeout_seconds / (_PROBES + 2)))
+    idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
+    options = {
+        "TCP_NODELAY": 1,
+        "TCP_KEEPIDLE": idle_seconds,
+        "TCP_KEEPINTVL": wait_seconds,
+        "TCP_KEEPCNT": _PROBES,
+        "TCP_USER_TIMEOUT": round(peer_timeout_seconds * 1000),
+    }
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):  # not every system has every option
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def listen() -> socket.socket:
+    """A listening socket on a free port of all addresses of this host."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return _listening(socket.AF_INET6)
+    return _listening(socket.AF_INET)
+
+
+def _listening(family: socket.AddressFamily) -> socket.socket:
+    made = socket.create_server(
+        ("", 0), family=family, backlog=4096, dualstack_ipv6=family == socket.AF_INET6, reuse_port=False
+    )
+    made.setblocking(False)
+    return made
+
+
+def own_addresses() -> list[str]:
+    """This host's addresses, loopback last; no name is looked up, which takes seconds on some hosts."""
+    return [*_own_v4(), *_own_v6(), "127.0.0.1"]
+
+
+def _own_v4() -> list[str]:
+    """From `/proc/net/fib_trie`, whose local addresses are followed by a line that says so."""
+    found: dict[str, None] = {}
+    last = ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/fib_trie").read_text().splitlines():
+            if "|--" in line:
+                last = line.split()[-1]
+            elif "/32 host LOCAL" in line and not last.startswith("127."):
+                found[last] = None
+    return list(found)
+
+
+def _own_v6() -> list[str]:
+    """From `/proc/net/if_inet6`: address, index, prefix length, scope (0 is global), flags, name."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, *_ = line.split()
+            if scope == "00":
+                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return found
