@@ -53,6 +53,11 @@ class ModuleAdapter:
         """Called before the names of parameters are looked up, so that the module can show the real ones."""
         del module
 
+    def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
+        """Parameters that stand for several at once → their names below the module, in the order of the memory."""
+        del module
+        return {}
+
     def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
         """What to hold while `root.state_dict()` or `load_state_dict()` runs, once per kind that the root contains."""
         del root, options

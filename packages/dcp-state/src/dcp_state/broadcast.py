@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from dcp_state.errors import StateMismatchError
-from dcp_state.names import ModelNames
 from dcp_state.placing import fill_shards
 from dcp_state.together import Errors, all_ranks
 
@@ -29,8 +28,8 @@ class _Sent:
     dtype: torch.dtype
 
 
-def broadcast_model(names: ModelNames, state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Fill the parameters and buffers of a model from rank 0's state dict.
+def broadcast_model(known_tensors: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Fill the parameters and buffers of a model, by FQN, from rank 0's state dict.
 
     Returns:
         What could not be filled in place (objects, tensors on the meta device or of no known name), for
@@ -44,7 +43,7 @@ def broadcast_model(names: ModelNames, state_dict: Mapping[str, Any]) -> tuple[d
     filled: set[str] = set()
 
     def target(name: str, sent: _Sent) -> torch.Tensor:
-        known = names.tensors.get(name)
+        known = known_tensors.get(name)
         if known is None:
             return torch.empty(sent.shape, dtype=sent.dtype)
         if known.is_meta:
@@ -53,7 +52,7 @@ def broadcast_model(names: ModelNames, state_dict: Mapping[str, Any]) -> tuple[d
         return known
 
     def problem(name: str, sent: _Sent) -> str | None:
-        known = names.tensors.get(name)
+        known = known_tensors.get(name)
         if known is None or known.shape == sent.shape:
             return None
         return f"{name!r} has the shape {tuple(sent.shape)} on rank 0, the model's is {tuple(known.shape)}"

@@ -27,7 +27,9 @@ class FittedState:
 
     optimizer: torch.optim.Optimizer
     initial: InitialStates
-    state: dict[int, dict[str, Any]] = field(default_factory=dict)
+    names: OptimizerNames
+    options: StateDictOptions
+    state: dict[Any, dict[str, Any]] = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
     parameters: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     """Group and parameter of each index."""
@@ -37,6 +39,11 @@ class FittedState:
 
     def apply(self) -> None:
         """Load. State keeps the dtype that the optimizer itself would give it: torch casts to the parameter's."""
+        if self.names.owner is not None:
+            owner, root = self.names.owner
+            named = {STATE: self.state, GROUPS: self.groups}
+            self.optimizer.load_state_dict(owner.pack_optimizer_state(root, self.optimizer, named, self.options))
+            return
         # A dict per parameter, as torch writes into them.
         self.optimizer.load_state_dict({STATE: dict(self.state), GROUPS: self.groups})
         for index, values in self.state.items():
@@ -70,21 +77,23 @@ def fit(
         options: `strict` counts.
         adopt: Take tensors without copying them.
     """
-    fitted = FittedState(optimizer, initial)
+    fitted = FittedState(optimizer, initial, names, options)
     for number, group in enumerate(optimizer.param_groups):
-        fqns = [names.fqn(parameter, number, position) for position, parameter in enumerate(group[PARAMS])]
+        members = [names.fqns(parameter, number, position) for position, parameter in enumerate(group[PARAMS])]
+        fqns = [fqn for each in members for fqn in each]
         hyperparameters = _hyperparameters(fitted, number, fqns, names, saved, empty_groups, strict=options.strict)
         start = len(fitted.parameters)
         fitted.groups.append(
             {
                 **{name: value for name, value in group.items() if name != PARAMS},
                 **{name: _like(value, group.get(name)) for name, value in hyperparameters.items()},
-                PARAMS: list(range(start, start + len(fqns))),
+                PARAMS: list(range(start, start + len(members))) if names.owner is None else fqns,
             }
         )
-        for fqn, parameter in zip(fqns, group[PARAMS], strict=True):
+        for each, parameter in zip(members, group[PARAMS], strict=True):
             fitted.parameters.append((number, parameter))
-            _fit_parameter(fitted, fqn, names, saved, strict=options.strict, adopt=adopt)
+            for fqn in each:
+                _fit_parameter(fitted, fqn, names, saved, strict=options.strict, adopt=adopt)
     return fitted
 
 
@@ -97,8 +106,9 @@ def _fit_parameter(
     found = next((name for name in names.candidates(fqn) if saved.state.get(name)), None)
     if found is not None:
         fitted.taken.update(names.candidates(fqn))
+        key, owned = (index, False) if names.owner is None else (fqn, True)
         try:
-            fitted.state[index] = {
+            fitted.state[key] = dict(saved.state[found]) if owned else {
                 name: _take(fitted, f"{fqn}.{name}", name, value, adopt=adopt)
                 for name, value in saved.state[found].items()
             }

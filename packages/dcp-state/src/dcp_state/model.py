@@ -110,16 +110,19 @@ def restore_model(
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
     if options.broadcast_from_rank0:
-        state_dict, done = broadcast_model(names, state_dict)
+        in_place = not any(adapter.gathers for adapter in names.adapters)
+        state_dict, done = broadcast_model(names.tensors if in_place else {}, state_dict)
     elif not state_dict:
         if not options.strict:
             return IncompatibleKeys.of([], [], StateReport())
         raise StateMismatchError(
             "model state", ["the state dict is empty; pass what get_model_state_dict gave, or strict=False"]
         )
-    values = {}
-    for name, value in state_dict.items():
-        values[names.raw_key(name)] = place(name, value, names.tensors.get(name))
+    plain = not any(adapter.gathers for adapter in names.adapters)
+    values = {
+        names.raw_key(name): place(name, value, names.tensors.get(name)) if plain else value
+        for name, value in state_dict.items()
+    }
     with _around(model, names, options):
         keys = _load(model, values, assign=meta)
     missing = [name for name in map(names.fqn, keys.missing_keys) if name not in done]

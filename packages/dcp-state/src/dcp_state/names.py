@@ -33,6 +33,8 @@ class ModelNames:
     """Parameter → the name that its optimizer state has: the first that `named_parameters()` comes to."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Other names of tied parameters and buffers → the first name."""
+    joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
+    """Parameter that stands for several → their FQNs."""
     module_prefixes: dict[nn.Module, list[str]] = field(default_factory=dict)
     """Module → the FQN prefixes of its contents, `""` or ending with a dot."""
     adapters: dict[ModuleAdapter, list[nn.Module]] = field(default_factory=dict)
@@ -124,9 +126,9 @@ class _Walk:
         names.module_prefixes.setdefault(module, []).append(fqn_prefix)
         names.fqn_prefixes[raw_prefix] = fqn_prefix
         names.raw_prefixes[fqn_prefix] = raw_prefix
-        skipped = self._layers(module)
+        skipped = self._layers(module, fqn_prefix)
         for local, parameter in module._parameters.items():  # noqa: SLF001 - tied ones too, which the public way hides
-            if parameter is not None and local != "_flat_param":
+            if parameter is not None and parameter not in names.joined:
                 self._add(fqn_prefix + local, raw_prefix + local, parameter)
                 names.fqn_of.setdefault(parameter, fqn_prefix + local)
         transient = module._non_persistent_buffers_set  # noqa: SLF001 - there is no public way
@@ -142,11 +144,13 @@ class _Walk:
                 shows = layer is None or layer.in_keys
                 self.visit(child, inner_fqn, f"{raw_prefix}{local}." if shows else raw_prefix)
 
-    def _layers(self, module: nn.Module) -> dict[str, Layer]:
+    def _layers(self, module: nn.Module, fqn_prefix: str) -> dict[str, Layer]:
         """The children of a module that are no part of names."""
         layers: dict[str, Layer] = {}
         for adapter in self._adapters.of_module(type(module)):
             self._names.adapters.setdefault(adapter, []).append(module)
+            for parameter, members in adapter.joined_parameters(module).items():
+                self._names.joined[parameter] = [fqn_prefix + member for member in members]
             layer = adapter.layer(module)
             if layer is not None:
                 layers[layer.child] = layer

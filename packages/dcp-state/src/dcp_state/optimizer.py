@@ -127,7 +127,7 @@ def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: Stat
     adapter = installed_adapters().of_optimizer(optimizer)
     if adapter is not None:
         adapter.check(optimizer)
-    packed = _complete(optimizer, InitialStates(optimizer, adapter))
+    packed = _complete(optimizer, InitialStates(optimizer, adapter), whole=names.owner is None)
     if names.owner is not None:
         owner, root = names.owner
         return owner.name_optimizer_state(root, optimizer, packed, options)
@@ -142,13 +142,17 @@ def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: Stat
     return {STATE: state, GROUPS: groups}
 
 
-def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates) -> dict[str, Any]:
-    """`optimizer.state_dict()` with initial state for trainable parameters that have none."""
+def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole: bool) -> dict[str, Any]:
+    """`optimizer.state_dict()` with initial state for trainable parameters that have none.
+
+    Where parameters are not `whole`, one without elements here may have its state elsewhere.
+    """
     packed = optimizer.state_dict()
     state = {index: values for index, values in packed[STATE].items() if values}
     for number, (group, packed_group) in enumerate(zip(optimizer.param_groups, packed[GROUPS], strict=True)):
         for parameter, index in zip(group[PARAMS], packed_group[PARAMS], strict=True):
-            if index not in state and parameter.requires_grad and (made := initial.of(number, parameter)):
+            wanted = index not in state and parameter.requires_grad and (whole or parameter.numel() > 0)
+            if wanted and (made := initial.of(number, parameter)):
                 state[index] = made
     return {**packed, STATE: state}
 

@@ -24,6 +24,8 @@ class OptimizerNames:
     fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
     other_names: dict[str, list[str]] = field(default_factory=dict)
     """First name of a tied parameter → its other names."""
+    joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
+    """Parameter that stands for several → their names."""
     known: set[str] = field(default_factory=set)
     """Every name of the model."""
     owner: tuple[ModuleAdapter, nn.Module] | None = None
@@ -44,6 +46,10 @@ class OptimizerNames:
             )
         return found
 
+    def fqns(self, parameter: torch.Tensor, group: int, position: int) -> list[str]:
+        """The names of all that a parameter stands for. Raises like `fqn`."""
+        return self.joined.get(parameter) or [self.fqn(parameter, group, position)]
+
     def candidates(self, fqn: str) -> list[str]:
         """The names under which state of a parameter may have been saved."""
         return [fqn, *self.other_names.get(fqn, ())]
@@ -54,7 +60,10 @@ def optimizer_names(parts: Sequence[tuple[nn.Module, ModelNames]]) -> OptimizerN
     joined = OptimizerNames()
     for module, names in parts:
         joined.fqn_of.update(names.fqn_of)
+        joined.joined.update(names.joined)
         joined.known.update(names.raw_keys)
+        for members in names.joined.values():
+            joined.known.update(members)
         for alias, first in names.aliases.items():
             joined.other_names.setdefault(first, []).append(alias)
         for adapter in names.adapters:
