@@ -54,7 +54,7 @@ class ModuleAdapter:
         del module
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """Parameters that stand for several at once → their names below the module, in the order of the memory."""
+        """Parameters that stand for several at once → the paths, below the wrapped child, of what they stand for."""
         del module
         return {}
 
@@ -72,13 +72,13 @@ class ModuleAdapter:
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """`packed`, an `optimizer.state_dict()`, with names instead of indices. Every rank; may be collective."""
+        """`packed`, an `optimizer.state_dict()`, with keys of `root.state_dict()` instead of indices. May be collective."""
         raise NotImplementedError
 
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """The reverse: what `optimizer.load_state_dict` takes on this rank. Every rank; may be collective."""
+        """The reverse: what `optimizer.load_state_dict` takes on this rank. May be collective."""
         raise NotImplementedError
 
 

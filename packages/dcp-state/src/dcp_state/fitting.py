@@ -16,7 +16,7 @@ from dcp_state.optimizer_names import OptimizerNames
 from dcp_state.options import StateDictOptions
 from dcp_state.placing import place
 from dcp_state.report import StateReport
-from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer
+from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer, rename
 
 __all__ = ["FittedState", "fit"]
 
@@ -40,8 +40,8 @@ class FittedState:
     def apply(self) -> None:
         """Load. State keeps the dtype that the optimizer itself would give it: torch casts to the parameter's."""
         if self.names.owner is not None:
-            owner, root = self.names.owner
-            named = {STATE: self.state, GROUPS: self.groups}
+            owner, root, own = self.names.owner
+            named = rename({STATE: self.state, GROUPS: self.groups}, own.raw_key)
             self.optimizer.load_state_dict(owner.pack_optimizer_state(root, self.optimizer, named, self.options))
             return
         # A dict per parameter, as torch writes into them.

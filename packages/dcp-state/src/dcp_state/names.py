@@ -88,7 +88,9 @@ def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters:
         for adapter in adapters.of_module(type(module)):
             adapter.prepare(module)
     names = ModelNames()
-    _Walk(names, adapters, modifiers).visit(model, "", "")
+    walk = _Walk(names, adapters, modifiers)
+    walk.visit(model, "", "")
+    walk.name_members()
     return names
 
 
@@ -120,13 +122,23 @@ class _Walk:
         self._adapters = adapters
         self._modifiers = modifiers
         self._first: dict[torch.Tensor, str] = {}
+        self._members: list[tuple[torch.Tensor, nn.Module, list[str]]] = []
+
+    def name_members(self) -> None:
+        """Name what joined parameters stand for, once every module has its prefix."""
+        for parameter, inner, paths in self._members:
+            for path in paths:
+                above, _, local = path.rpartition(".")
+                self._names.joined[parameter].append(
+                    self._names.module_prefixes[inner.get_submodule(above)][0] + local
+                )
 
     def visit(self, module: nn.Module, fqn_prefix: str, raw_prefix: str) -> None:
         names = self._names
         names.module_prefixes.setdefault(module, []).append(fqn_prefix)
         names.fqn_prefixes[raw_prefix] = fqn_prefix
         names.raw_prefixes[fqn_prefix] = raw_prefix
-        skipped = self._layers(module, fqn_prefix)
+        skipped = self._layers(module)
         for local, parameter in module._parameters.items():  # noqa: SLF001 - tied ones too, which the public way hides
             if parameter is not None and parameter not in names.joined:
                 self._add(fqn_prefix + local, raw_prefix + local, parameter)
@@ -144,14 +156,15 @@ class _Walk:
                 shows = layer is None or layer.in_keys
                 self.visit(child, inner_fqn, f"{raw_prefix}{local}." if shows else raw_prefix)
 
-    def _layers(self, module: nn.Module, fqn_prefix: str) -> dict[str, Layer]:
+    def _layers(self, module: nn.Module) -> dict[str, Layer]:
         """The children of a module that are no part of names."""
         layers: dict[str, Layer] = {}
         for adapter in self._adapters.of_module(type(module)):
             self._names.adapters.setdefault(adapter, []).append(module)
-            for parameter, members in adapter.joined_parameters(module).items():
-                self._names.joined[parameter] = [fqn_prefix + member for member in members]
             layer = adapter.layer(module)
+            for parameter, members in adapter.joined_parameters(module).items():
+                self._names.joined[parameter] = []
+                self._members.append((parameter, module if layer is None else getattr(module, layer.child), members))
             if layer is not None:
                 layers[layer.child] = layer
         modify = getattr(type(module), self._modifiers, None)

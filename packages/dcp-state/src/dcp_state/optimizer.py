@@ -21,7 +21,7 @@ from dcp_state.names import ModelNames, name_model
 from dcp_state.optimizer_names import OptimizerNames, Optimizers, as_optimizers, optimizer_names
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import StateReport
-from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer, flatten_optimizer_state, read_saved
+from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer, flatten_optimizer_state, read_saved, rename
 from dcp_state.whole import convert_tensors
 
 __all__ = ["get_optimizer_state_dict", "optimizer_state", "restore_optimizers", "set_optimizer_state_dict"]
@@ -129,8 +129,9 @@ def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: Stat
         adapter.check(optimizer)
     packed = _complete(optimizer, InitialStates(optimizer, adapter), whole=names.owner is None)
     if names.owner is not None:
-        owner, root = names.owner
-        return owner.name_optimizer_state(root, optimizer, packed, options)
+        owner, root, own = names.owner
+        named = owner.name_optimizer_state(root, optimizer, packed, options)
+        return rename(named, own.fqn)
     state: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
     for number, (group, packed_group) in enumerate(zip(optimizer.param_groups, packed[GROUPS], strict=True)):

@@ -28,8 +28,8 @@ class OptimizerNames:
     """Parameter that stands for several → their names."""
     known: set[str] = field(default_factory=set)
     """Every name of the model."""
-    owner: tuple[ModuleAdapter, nn.Module] | None = None
-    """The adapter that names optimizer state itself, and the module that it does so for."""
+    owner: tuple[ModuleAdapter, nn.Module, ModelNames] | None = None
+    """The adapter that names optimizer state itself, the module that it does so for, and that module's names."""
 
     def fqn(self, parameter: torch.Tensor, group: int, position: int) -> str:
         """The name of a parameter.
@@ -68,7 +68,7 @@ def optimizer_names(parts: Sequence[tuple[nn.Module, ModelNames]]) -> OptimizerN
             joined.other_names.setdefault(first, []).append(alias)
         for adapter in names.adapters:
             if adapter.owns_optimizer_state:
-                joined.owner = (adapter, module)
+                joined.owner = (adapter, module, names)
     return joined
 
 

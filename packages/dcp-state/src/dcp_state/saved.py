@@ -6,13 +6,13 @@ Flat: `state.<fqn>.<name>` and `param_groups.<fqn>.<hyperparameter>`, one entry 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dcp_state.errors import StateMismatchError
 
-__all__ = ["GROUPS", "PARAMS", "STATE", "SavedOptimizer", "flatten_optimizer_state", "is_flat", "read_saved"]
+__all__ = ["GROUPS", "PARAMS", "STATE", "SavedOptimizer", "flatten_optimizer_state", "is_flat", "read_saved", "rename"]
 
 STATE = "state"
 GROUPS = "param_groups"
@@ -105,3 +105,13 @@ def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         for fqn in group[PARAMS]:
             flat.update({f"{GROUPS}.{fqn}.{name}": value for name, value in group.items() if name != PARAMS})
     return flat
+
+
+def rename(state_dict: Mapping[str, Any], function: Callable[[str], str]) -> dict[str, Any]:
+    """The nested form with other names; values are not copied. Nothing where there is nothing."""
+    if not state_dict:
+        return {STATE: {}, GROUPS: []}
+    return {
+        STATE: {function(fqn): values for fqn, values in state_dict[STATE].items()},
+        GROUPS: [{**group, PARAMS: list(map(function, group[PARAMS]))} for group in state_dict[GROUPS]],
+    }
