@@ -90,7 +90,9 @@ def _ddp(net: Net, world: int) -> nn.Module:
     return DistributedDataParallel(net)
 
 
-def _fsdp1(strategy: ShardingStrategy, *, use_orig_params: bool, nested: bool = True) -> Callable[[Net, int], nn.Module]:
+def _fsdp1(
+    strategy: ShardingStrategy, *, use_orig_params: bool, nested: bool = True
+) -> Callable[[Net, int], nn.Module]:
     def wrap(net: Net, world: int) -> nn.Module:
         how: dict[str, Any] = {
             "sharding_strategy": strategy,
@@ -169,7 +171,7 @@ def build(kind: str, variant: str = "adamw", *, seed: int = 0, dtype: torch.dtyp
     net = Net(tied=variant == "tied").to(dtype)
     if variant == "frozen":
         for parameter in net.layers["0"].parameters():
-            parameter.requires_grad_(False)  # noqa: FBT003
+            parameter.requires_grad_(False)
     if variant == "checkpointed":
         for name, block in list(net.layers.items()):
             net.layers[name] = checkpoint_wrapper(block)

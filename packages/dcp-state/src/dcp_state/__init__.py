@@ -4,6 +4,7 @@ How tensors are saved and loaded is the affair of `dcp_core`; this package says 
 """
 
 from dcp_state.adapters import Layer, ModuleAdapter, OptimizerAdapter
+from dcp_state.app import AppState, app_state
 from dcp_state.errors import StateMismatchError, UnknownParameterError, UnsupportedOptimizerError
 from dcp_state.model import get_model_state_dict, set_model_state_dict
 from dcp_state.optimizer import get_optimizer_state_dict, set_optimizer_state_dict
@@ -16,11 +17,13 @@ from dcp_state.options import (
     StateDictOptions,
     ValueType,
 )
+from dcp_state.per_rank import PerRank, RandomState
 from dcp_state.report import IncompatibleKeys, StateReport
 from dcp_state.state import get_state_dict, set_state_dict
 
 __all__ = [
     "FQNS_T",
+    "AppState",
     "DictValueType",
     "IncompatibleKeys",
     "Layer",
@@ -28,13 +31,16 @@ __all__ = [
     "ModuleAdapter",
     "OptimizerAdapter",
     "OptimizerStateType",
+    "PerRank",
     "PrimitiveType",
+    "RandomState",
     "StateDictOptions",
     "StateMismatchError",
     "StateReport",
     "UnknownParameterError",
     "UnsupportedOptimizerError",
     "ValueType",
+    "app_state",
     "get_model_state_dict",
     "get_optimizer_state_dict",
     "get_state_dict",

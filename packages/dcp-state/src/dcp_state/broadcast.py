@@ -28,7 +28,9 @@ class _Sent:
     dtype: torch.dtype
 
 
-def broadcast_model(known_tensors: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+def broadcast_model(
+    known_tensors: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any]
+) -> tuple[dict[str, Any], set[str]]:
     """Fill the parameters and buffers of a model, by FQN, from rank 0's state dict.
 
     Returns:
@@ -110,7 +112,11 @@ def _describe(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _broadcast(
-    name: str, sent: _Sent, source: torch.Tensor | None, target: Callable[[str, Any], torch.Tensor | None], errors: Errors
+    name: str,
+    sent: _Sent,
+    source: torch.Tensor | None,
+    target: Callable[[str, Any], torch.Tensor | None],
+    errors: Errors,
 ) -> torch.Tensor | None:
     device = _device()
     prepared = None
@@ -134,4 +140,3 @@ def _device() -> torch.device:
     """Where the default group can broadcast."""
     on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-

@@ -108,10 +108,14 @@ def _fit_parameter(
         fitted.taken.update(names.candidates(fqn))
         key, owned = (index, False) if names.owner is None else (fqn, True)
         try:
-            fitted.state[key] = dict(saved.state[found]) if owned else {
-                name: _take(fitted, f"{fqn}.{name}", name, value, adopt=adopt)
-                for name, value in saved.state[found].items()
-            }
+            fitted.state[key] = (
+                dict(saved.state[found])
+                if owned
+                else {
+                    name: _take(fitted, f"{fqn}.{name}", name, value, adopt=adopt)
+                    for name, value in saved.state[found].items()
+                }
+            )
         except StateMismatchError as error:
             fitted.problems += error.problems
         fitted.report.restored.append(f"{STATE}.{fqn}")
@@ -160,7 +164,9 @@ def _hyperparameters(
     chosen: Mapping[str, Any] | None = None
     chosen_by = ""
     for fqn in fqns:
-        found = next((saved.hyperparameters[name] for name in names.candidates(fqn) if name in saved.hyperparameters), None)
+        found = next(
+            (saved.hyperparameters[name] for name in names.candidates(fqn) if name in saved.hyperparameters), None
+        )
         if found is None:
             if strict and saved.hyperparameters:
                 fitted.problems.append(f"{fqn!r} is in no saved group{suggest(fqn, saved.hyperparameters)}")

@@ -63,7 +63,9 @@ def _step(
     """The state that a stand-in has after one step, or before its update."""
     kind = type(optimizer)
     stand_in = kind.__new__(kind)
-    values = {name: value.copy() if isinstance(value, dict | list) else value for name, value in vars(optimizer).items()}
+    values = {
+        name: value.copy() if isinstance(value, dict | list) else value for name, value in vars(optimizer).items()
+    }
     for name in ("step", "zero_grad"):  # what schedulers and profilers put over the methods of the class
         values.pop(name, None)
     vars(stand_in).update({name: type(value)() if "_hooks" in name else value for name, value in values.items()})

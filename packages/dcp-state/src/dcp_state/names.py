@@ -129,9 +129,7 @@ class _Walk:
         for parameter, inner, paths in self._members:
             for path in paths:
                 above, _, local = path.rpartition(".")
-                self._names.joined[parameter].append(
-                    self._names.module_prefixes[inner.get_submodule(above)][0] + local
-                )
+                self._names.joined[parameter].append(self._names.module_prefixes[inner.get_submodule(above)][0] + local)
 
     def visit(self, module: nn.Module, fqn_prefix: str, raw_prefix: str) -> None:
         names = self._names

@@ -73,7 +73,7 @@ def _read_flat(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOp
             entry[path[-1]] = value
         else:
             hyperparameters = saved.hyperparameters.setdefault(fqn, {})
-            assert isinstance(hyperparameters, dict)  # noqa: S101 - made in the line above
+            assert isinstance(hyperparameters, dict)
             hyperparameters[".".join(path)] = value
     return saved
 
