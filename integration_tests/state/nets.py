@@ -1,4 +1,4 @@
-"""Small models in every wrapper and parallelism, with optimizers, and training steps that are the same job on any ranks."""
+"""Small models in every wrapper and parallelism, with optimizers and steps that are the same job on any ranks."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ def mean_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 def _parallel(net: nn.Module, mesh: DeviceMesh) -> None:
     for block in net.layers.values():
+        block = getattr(block, "_checkpoint_wrapped_module", block)
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
@@ -179,7 +180,7 @@ def build(kind: str, variant: str = "adamw", *, seed: int = 0, dtype: torch.dtyp
         return _pipeline(net, variant)
     model = WRAPPERS[kind](net, world)
     if variant == "compiled":
-        model = torch.compile(model, backend="eager")
+        model = _compile(model)
     optimizer = make_optimizer(variant, [model])
 
     def step(number: int) -> float:
@@ -201,16 +202,22 @@ def build(kind: str, variant: str = "adamw", *, seed: int = 0, dtype: torch.dtyp
     return Run([model], optimizer, step)
 
 
+def _compile(model: nn.Module) -> nn.Module:
+    """Wrapped as by `torch.compile`, but not compiled: what is traced is of no interest here."""
+    torch.compiler.set_stance("force_eager")
+    return torch.compile(model, backend="eager")
+
+
 def make_optimizer(variant: str, parts: Sequence[nn.Module]) -> torch.optim.Optimizer:
     parameters = [parameter for part in parts for parameter in part.parameters()]
     if variant == "sgd":
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
     if variant == "empty-group":
-        half = len(parameters) // 2
+        named = [pair for part in parts for pair in part.named_parameters()]
         groups = [
-            {"params": parameters[:half], "lr": 0.02},
+            {"params": [parameter for name, parameter in named if name.endswith("weight")], "lr": 0.02},
             {"params": [], "lr": 0.5},
-            {"params": parameters[half:]},
+            {"params": [parameter for name, parameter in named if not name.endswith("weight")]},
         ]
         return torch.optim.AdamW(groups, lr=0.01)
     return torch.optim.AdamW(parameters, lr=0.01)
@@ -229,7 +236,7 @@ def _pipeline(net: Net, variant: str) -> Run:
         part.norm, part.out = (net.norm, net.out) if number == 3 else (None, None)
         if number:
             del part.seen
-        made: nn.Module = torch.compile(part, backend="eager") if variant == "compiled" else part
+        made: nn.Module = _compile(part) if variant == "compiled" else part
         stages.append(made if number % world == rank else None)
     parts = [stage for stage in stages if stage is not None]
     optimizer = make_optimizer(variant, parts)

@@ -72,7 +72,7 @@ class ModuleAdapter:
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """`packed`, an `optimizer.state_dict()`, with keys of `root.state_dict()` instead of indices. May be collective."""
+        """`packed`, an `optimizer.state_dict()`, with keys of `root.state_dict()` for indices. May be collective."""
         raise NotImplementedError
 
     def pack_optimizer_state(

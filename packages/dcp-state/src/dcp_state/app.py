@@ -1,8 +1,8 @@
 """`app_state`: everything that a training run has as one `Stateful`, under names that no wrapper changes.
 
 Names below the key in the state dict: `model.<FQN>`, `optimizer.state.<FQN>.<name>`, `optimizer.hyperparameters.<FQN>`,
-`optimizer.empty_groups`, `schedulers`, and each further value under its own name. Hyperparameters belong to parameters,
-so that neither the grouping nor the split over pipeline stages matters.
+`optimizer.groups`, `schedulers`, and each further value under its own name. Hyperparameters belong to parameters,
+so that neither the grouping nor the split over pipeline stages matters; those of groups, in order, are for empty ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def app_state(
     strict: bool = True,
     **values: Any,
 ) -> AppState:
-    """The state of a training run: `save({"app": app_state(…)})` saves it, `load` of the same restores it.
+    """Everything of a training run in one value: `save({"app": …})` saves it, `load` of the same restores it.
 
     Args:
         model: One module in any wrappers, or the parts of it that this rank holds (pipeline stages), which keep the
@@ -142,23 +142,26 @@ class AppState:
         for tensor in _tensors(named[STATE]):
             self._given[tensor] = True
         hyperparameters: dict[str, Any] = {}
-        empty = []
+        groups = []
         for group in named[GROUPS]:
             packed = tuple(sorted((name, value) for name, value in group.items() if name != PARAMS))
             hyperparameters.update(dict.fromkeys(group[PARAMS], packed))
-            if not group[PARAMS]:
-                empty.append(packed)
-        return {STATE: named[STATE], "hyperparameters": hyperparameters, "empty_groups": tuple(empty)}
+            groups.append(packed)
+        return {STATE: named[STATE], "hyperparameters": hyperparameters, "groups": tuple(groups)}
 
     def _restore_optimizers(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> None:
         unpacked: dict[Any, dict[str, Any]] = {}
-        hyperparameters = {}
+        hyperparameters: dict[str, Mapping[str, Any]] = {}
         for fqn, packed in state.get("hyperparameters", {}).items():
             key = repr(packed)
             if key not in unpacked:
                 unpacked[key] = dict(packed)
             hyperparameters[fqn] = unpacked[key]
-        saved = SavedOptimizer(state.get(STATE, {}), hyperparameters, [dict(each) for each in state["empty_groups"]])
+        groups = state.get("groups", ())
+        mine = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        empty = [number for number, group in enumerate(mine) if not group[PARAMS]]
+        of_empty = [dict(groups[number]) if number < len(groups) else {} for number in empty]
+        saved = SavedOptimizer(state.get(STATE, {}), hyperparameters, of_empty)
         adopt = all(tensor in self._given for tensor in _tensors(saved.state))
         joined = optimizer_names(list(zip(self._parts, names, strict=True)))
         self.report.merge(restore_saved(self._optimizers, joined, saved, self._options, adopt=adopt))

@@ -40,8 +40,8 @@ class FittedState:
     def apply(self) -> None:
         """Load. State keeps the dtype that the optimizer itself would give it: torch casts to the parameter's."""
         if self.names.owner is not None:
-            owner, root, own = self.names.owner
-            named = rename({STATE: self.state, GROUPS: self.groups}, own.raw_key)
+            owner, root, model_names = self.names.owner
+            named = rename({STATE: self.state, GROUPS: self.groups}, model_names.raw_key)
             self.optimizer.load_state_dict(owner.pack_optimizer_state(root, self.optimizer, named, self.options))
             return
         # A dict per parameter, as torch writes into them.

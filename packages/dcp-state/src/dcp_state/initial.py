@@ -78,8 +78,8 @@ def _step(
     if stop:
         vars(stand_in)["_init_group"] = _stopping(kind, stand_in)
     # The decorated method would run hooks that are registered for all optimizers.
-    function = kind.step
-    while getattr(function, "hooked", False) and hasattr(function, "__wrapped__"):
+    function: Any = kind.step
+    while getattr(function, "hooked", False):
         function = function.__wrapped__
     with contextlib.suppress(_StopHereError), torch.random.fork_rng(devices=[]):
         function(stand_in)
@@ -105,6 +105,7 @@ def _zero(value: Any) -> Any:
 
 
 def copy_value(value: Any) -> Any:
+    """A value of optimizer state that shares nothing with the given one."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):

@@ -37,7 +37,7 @@ def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> di
     Ranks: with `full_state_dict`, every rank that holds shards; collective.
     """
     if not options.full_state_dict:
-        return map_tensors(state_dict, _to_cpu) if options.cpu_offload else state_dict
+        return dict(map_tensors(state_dict, _to_cpu)) if options.cpu_offload else state_dict
     found = list(_tensors(state_dict, ""))
     sharded = [(name, value) for name, value in found if isinstance(value, DTensor)]
     to_first = options.cpu_offload and dist.is_initialized()
@@ -54,7 +54,7 @@ def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> di
     if not keeps:
         return {}
     finish: Callable[[torch.Tensor], Any] = _to_cpu if options.cpu_offload else (lambda tensor: tensor)
-    return map_tensors(state_dict, lambda tensor: finish(results.get(id(tensor), tensor)))
+    return dict(map_tensors(state_dict, lambda tensor: finish(results.get(id(tensor), tensor))))
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
