@@ -45,6 +45,8 @@ def _compare(kind: str, variants: Sequence[str]) -> dict[str, list[str]]:
         if not kind.startswith("fsdp1"):
             options.append(FLAT)
         for each in options:
+            if kind.startswith("fsdp1") and len(each) == 2:
+                continue  # stock reads freed memory here, and dies of it
             ours = dcp_state.get_state_dict(model, optimizer, options=dcp_state.StateDictOptions(**each))
             theirs = stock.get_state_dict(model, optimizer, options=stock.StateDictOptions(**each))
             found[f"{variant} {each}"] = list(differences(list(ours), list(theirs)))
@@ -90,35 +92,29 @@ def test_each_takes_what_the_other_gave(ranks: RankPool, kind: str) -> None:
 
 
 def _full_round(kind: str, variant: str) -> list[str]:
-    """Whole tensors of rank 0, broadcast into another run, by us; the same by stock."""
-    from torch.distributed.checkpoint import state_dict as stock
-
+    """Whole tensors of rank 0, broadcast into another run. Stock's own way back hangs for some kinds, so it is not run."""
     first = _trained(kind, variant)
     get = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
     given = dcp_state.get_state_dict(first.parts[0], first.optimizer, options=get)
     if dist.get_rank():
         assert given == ({}, {})
-    told: list[str] = []
-    wanted = dcp_state.get_state_dict(first.parts[0], first.optimizer)
-    runs = []
-    for library in (dcp_state, stock):
-        run = build(kind, variant, seed=1)
-        options = library.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        copies = [dict(each) for each in given]
-        library.set_state_dict(
+    run = build(kind, variant, seed=1)
+    options = dcp_state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    copies = [dict(each) for each in given]
+    for _ in range(2):  # the caller's state dicts stay as they are, so the same ones can be set again
+        dcp_state.set_state_dict(
             run.parts[0], run.optimizer, model_state_dict=copies[0], optim_state_dict=copies[1], options=options
         )
-        if library is dcp_state:
-            told += differences(copies, list(given))
-            told += differences(list(dcp_state.get_state_dict(run.parts[0], run.optimizer)), list(wanted))
-        runs.append(run.step(2))
-    if runs[0] != runs[1]:
-        told.append("other losses than after stock's")
+    told = list(differences(copies, list(given)))
+    wanted, found = (dcp_state.get_state_dict(each.parts[0], each.optimizer) for each in (first, run))
+    told += differences(list(found), list(wanted))
+    if first.step(2) != run.step(2):
+        told.append("other losses")
     return told
 
 
-@pytest.mark.parametrize("kind", ["plain", "ddp", "fsdp2", "hsdp", "tp", "fsdp2-tp"])
-@pytest.mark.parametrize("variant", ["adamw", "frozen"])
+@pytest.mark.parametrize("kind", ["plain", "ddp", "fsdp1", "fsdp1-flat", "fsdp2", "hsdp", "tp", "fsdp2-tp"])
+@pytest.mark.parametrize("variant", ["adamw"])
 def test_broadcast_from_rank_0(ranks: RankPool, kind: str, variant: str) -> None:
     assert ranks.run(2, _full_round, kind, variant) == [[], []]
 

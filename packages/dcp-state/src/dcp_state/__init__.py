@@ -19,6 +19,7 @@ from dcp_state.options import (
 )
 from dcp_state.per_rank import PerRank, RandomState
 from dcp_state.report import IncompatibleKeys, StateReport
+from dcp_state.sharded_load import load_sharded_optimizer_state_dict
 from dcp_state.state import get_state_dict, set_state_dict
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "get_model_state_dict",
     "get_optimizer_state_dict",
     "get_state_dict",
+    "load_sharded_optimizer_state_dict",
     "set_model_state_dict",
     "set_optimizer_state_dict",
     "set_state_dict",

@@ -98,8 +98,6 @@ def model_state(
         frozen = {name for name, tensor in names.tensors.items() if _is_frozen(tensor)}
         state = {name: value for name, value in state.items() if name not in frozen}
     state = take_submodules(state, submodule_prefixes(names, submodules), keep=options.keep_submodule_prefixes)
-    if any(adapter.gathers for adapter in names.adapters) and options.full_state_dict:
-        return state
     return convert_tensors(state, options)
 
 

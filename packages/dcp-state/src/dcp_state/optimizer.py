@@ -117,8 +117,6 @@ def optimizer_state(
     merged: dict[str, Any] = {STATE: state, GROUPS: groups}
     if options.flatten_optimizer_state_dict:
         merged = flatten_optimizer_state(merged)
-    if names.owner is not None and names.owner[0].gathers and options.full_state_dict:
-        return merged
     return convert_tensors(merged, options)
 
 
