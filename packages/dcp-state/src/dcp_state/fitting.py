@@ -38,7 +38,10 @@ class FittedState:
     report: StateReport = field(default_factory=StateReport)
 
     def apply(self) -> None:
-        """Load. State keeps the dtype that the optimizer itself would give it: torch casts to the parameter's."""
+        """Load. State keeps the dtype that the optimizer itself would give it: torch casts to the parameter's.
+
+        Values that are no tensors stay what they are: torch makes nonsense of strings.
+        """
         if self.names.owner is not None:
             owner, root, model_names = self.names.owner
             named = rename({STATE: self.state, GROUPS: self.groups}, model_names.raw_key)
@@ -50,7 +53,9 @@ class FittedState:
             number, parameter = self.parameters[index]
             held = self.optimizer.state[parameter]
             for name, value in values.items():
-                if isinstance(value, torch.Tensor) and value.dtype != held[name].dtype:
+                if not isinstance(value, torch.Tensor):
+                    held[name] = value
+                elif value.dtype != held[name].dtype:
                     own = self.initial.of(number, parameter).get(name)
                     if isinstance(own, torch.Tensor) and own.dtype == value.dtype:
                         held[name] = value.to(held[name].device)
