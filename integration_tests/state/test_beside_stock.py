@@ -92,7 +92,7 @@ def test_each_takes_what_the_other_gave(ranks: RankPool, kind: str) -> None:
 
 
 def _full_round(kind: str, variant: str) -> list[str]:
-    """Whole tensors of rank 0, broadcast into another run. Stock's own way back hangs for some kinds, so it is not run."""
+    """Whole tensors of rank 0, broadcast into another run; stock's own way back hangs for some kinds, and is not run."""
     first = _trained(kind, variant)
     get = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
     given = dcp_state.get_state_dict(first.parts[0], first.optimizer, options=get)

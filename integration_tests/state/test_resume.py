@@ -34,7 +34,9 @@ def _dealt() -> list[tuple[str, str, tuple[int, int]]]:
     return sorted(dealt, key=lambda case: WORLDS.index(case[2]))
 
 
-def _check(ranks: RankPool, folder: Path, how: tuple[str, str], other: tuple[str, str], worlds: tuple[int, int]) -> None:
+def _check(
+    ranks: RankPool, folder: Path, how: tuple[str, str], other: tuple[str, str], worlds: tuple[int, int]
+) -> None:
     """Save a run of kind and variant `how`, resume it as `other`."""
     first, second = str(folder / "first"), str(folder / "second")
     saved_ranks = worlds[0] if worlds[0] < worlds[1] else None

@@ -28,7 +28,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> f
     optimizer.step()
     optimizer.zero_grad()
     scheduler.step()
-    return float(loss.detach()) + random.random() + float(np.random.random())  # noqa: NPY002
+    return float(loss.detach()) + random.random() + float(np.random.random())
 
 
 def test_everything_comes_back(request: pytest.FixtureRequest) -> None:

@@ -59,7 +59,9 @@ def test_names_what_a_state_dict_holds() -> None:
 
 def test_compiled_modules_at_any_depth() -> None:
     plain = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
-    wrapped = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2))), backend="eager"))
+    wrapped = nn.Sequential(
+        nn.Linear(2, 2), torch.compile(nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2))), backend="eager")
+    )
     outer = torch.compile(wrapped, backend="eager")
     assert list(get_model_state_dict(outer)) == list(plain.state_dict())
     given = plain.state_dict()

@@ -142,7 +142,11 @@ def test_frozen_parameters_empty_groups_and_extra_keys() -> None:
     def make(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         net = model(seed)
         net[0].weight.requires_grad_(False)
-        groups = [{"params": list(net[0].parameters())}, {"params": [], "lr": 0.5}, {"params": list(net[2].parameters())}]
+        groups = [
+            {"params": list(net[0].parameters())},
+            {"params": [], "lr": 0.5},
+            {"params": list(net[2].parameters())},
+        ]
         return net, torch.optim.AdamW([*groups, {"params": [], "lr": 0.7}])
 
     net, optimizer = make(0)

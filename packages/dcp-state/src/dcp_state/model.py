@@ -16,6 +16,7 @@ from torch import nn
 
 from dcp_core.report import suggest
 from dcp_state.broadcast import broadcast_model
+from dcp_state.direct import can_load_directly, load_directly
 from dcp_state.errors import StateMismatchError
 from dcp_state.names import ModelNames, name_model
 from dcp_state.options import StateDictOptions, check_options
@@ -118,16 +119,19 @@ def restore_model(
         )
     plain = not any(adapter.gathers for adapter in names.adapters)
     values = {
-        names.raw_key(name): place(name, value, names.tensors.get(name)) if plain else value
-        for name, value in state_dict.items()
+        name: place(name, value, names.tensors.get(name)) if plain else value for name, value in state_dict.items()
     }
-    with _around(model, names, options):
-        keys = _load(model, values, assign=meta)
-    missing = [name for name in map(names.fqn, keys.missing_keys) if name not in done]
-    unexpected = [names.fqn(key) for key in keys.unexpected_keys]
+    if plain and can_load_directly(model, names):
+        missing, unexpected = load_directly(names, values)
+    else:
+        with _around(model, names, options):
+            keys = _load(model, {names.raw_key(name): value for name, value in values.items()}, assign=meta)
+        missing, unexpected = [*map(names.fqn, keys.missing_keys)], [*map(names.fqn, keys.unexpected_keys)]
+    missing = [name for name in missing if name not in done]
     if options.strict and (missing or unexpected):
         raise StateMismatchError("model state", list(_problems(missing, unexpected, names)))
-    taken = [name for name in [*done, *state_dict] if name not in set(unexpected)]
+    refused = set(unexpected)
+    taken = [name for name in [*done, *state_dict] if name not in refused]
     report = StateReport(
         sorted(taken),
         dict.fromkeys(missing, "not in the state dict; kept as it was"),

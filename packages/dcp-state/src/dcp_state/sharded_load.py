@@ -56,7 +56,9 @@ def load_sharded_optimizer_state_dict(
         if (paths[name][0] if name in paths else name.partition(".")[0]) == optimizer_key
     ]
     if not wanted:
-        raise MissingKeyError(f"the checkpoint has nothing under {optimizer_key!r}; pass the key that it was saved under")
+        raise MissingKeyError(
+            f"the checkpoint has nothing under {optimizer_key!r}; pass the key that it was saved under"
+        )
     template = {name: _allocate(name, paths.get(name, ()), metadata, model_state_dict) for name in wanted}
     load(template, storage_reader=storage_reader, planner=planner or DefaultLoadPlanner())
     return dict(unflatten_state_dict(template, {name: paths[name] for name in wanted if name in paths}))
