@@ -8,20 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-__all__ = ["differences", "whole"]
-
-
-def whole(value: Any) -> Any:
-    """The values that ranks hold together: DTensors and sharded tensors whole, all else as it is. Collective."""
-    if isinstance(value, DTensor):
-        return value.full_tensor().detach().clone()
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: whole(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [whole(each) for each in value]
-    return value
+__all__ = ["differences"]
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
@@ -35,22 +22,25 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
     elif isinstance(theirs, list | tuple) and type(ours) is type(theirs) and len(ours) == len(theirs):
         for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
             yield from differences(mine, other, f"{path}.{index}")
-    elif isinstance(theirs, DTensor) and isinstance(ours, DTensor):
+    elif isinstance(theirs, torch.Tensor) and type(ours) is type(theirs):
+        yield from _tensor_differences(ours, theirs, path)
+    elif type(ours) is not type(theirs) or ours != theirs:
+        yield f"{path}: {ours!r}, theirs {theirs!r}"
+
+
+def _tensor_differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
+    """Between two tensors of one class."""
+    if isinstance(theirs, DTensor):
         if (ours.placements, ours.device_mesh, ours.shape) != (theirs.placements, theirs.device_mesh, theirs.shape):
             yield f"{path}: {ours.placements} {ours.shape}, theirs {theirs.placements} {theirs.shape}"
         else:
-            yield from differences(ours.to_local(), theirs.to_local(), path)
-    elif hasattr(theirs, "local_shards") and hasattr(ours, "local_shards"):
+            yield from _tensor_differences(ours.to_local(), theirs.to_local(), path)
+    elif hasattr(theirs, "local_shards"):
         if ours.metadata() != theirs.metadata():
             yield f"{path}: sharded otherwise"
         for mine, other in zip(ours.local_shards(), theirs.local_shards(), strict=True):
-            yield from differences(mine.tensor, other.tensor, path)
-    elif isinstance(theirs, torch.Tensor):
-        if type(ours) is not type(theirs):
-            yield f"{path}: {type(ours)}, theirs {type(theirs)}"
-        elif (ours.dtype, ours.shape, ours.device) != (theirs.dtype, theirs.shape, theirs.device):
-            yield f"{path}: {ours.dtype} {ours.shape}, theirs {theirs.dtype} {theirs.shape}"
-        elif not torch.equal(ours, theirs):
-            yield f"{path}: other values, by up to {(ours - theirs).abs().max()}"
-    elif type(ours) is not type(theirs) or ours != theirs:
-        yield f"{path}: {ours!r}, theirs {theirs!r}"
+            yield from _tensor_differences(mine.tensor, other.tensor, path)
+    elif (ours.dtype, ours.shape, ours.device) != (theirs.dtype, theirs.shape, theirs.device):
+        yield f"{path}: {ours.dtype} {ours.shape}, theirs {theirs.dtype} {theirs.shape}"
+    elif not torch.equal(ours, theirs):
+        yield f"{path}: other values, by up to {(ours - theirs).abs().max()}"

@@ -180,8 +180,8 @@ def _hyperparameters(
             chosen, chosen_by = found, fqn
         elif found is not chosen and (differing := _differing(chosen, found)):
             fitted.problems.append(
-                f"{chosen_by!r} and {fqn!r} share group {number}, but were saved with different {', '.join(differing)}; "
-                "make an optimizer with groups like the saved ones"
+                f"{chosen_by!r} and {fqn!r} share group {number}, but were saved with different "
+                f"{', '.join(differing)}; make an optimizer with groups like the saved ones"
             )
     return chosen or {}
 

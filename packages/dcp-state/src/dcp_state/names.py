@@ -107,8 +107,8 @@ def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers
         for fqn in part.raw_keys:
             if fqn in seen:
                 raise DuplicateKeyError(
-                    f"parts {seen[fqn]} and {index} of the model both hold {fqn!r}; keep the names that the whole model "
-                    "gives its layers, for example by holding them in a ModuleDict by their index"
+                    f"parts {seen[fqn]} and {index} of the model both hold {fqn!r}; keep the names that the whole "
+                    "model gives its layers, for example by holding them in a ModuleDict by their index"
                 )
             seen[fqn] = index
     return parts
