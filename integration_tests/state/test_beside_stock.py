@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import dcp_state
+from dcp_core.errors import DcpError
 from dcp_core.testing.ranks import RankPool
 from integration_tests.state.compare import differences
 from integration_tests.state.jobs import stock_modules
@@ -92,7 +93,7 @@ def test_each_takes_what_the_other_gave(ranks: RankPool, kind: str) -> None:
 
 
 def _full_round(kind: str, variant: str) -> list[str]:
-    """Whole tensors of rank 0, broadcast into another run; stock's own way back hangs for some kinds, and is not run."""
+    """Whole tensors of rank 0, broadcast into another run; stock's own way back hangs for some, and is not run."""
     first = _trained(kind, variant)
     get = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
     given = dcp_state.get_state_dict(first.parts[0], first.optimizer, options=get)
@@ -117,6 +118,35 @@ def _full_round(kind: str, variant: str) -> list[str]:
 @pytest.mark.parametrize("variant", ["adamw"])
 def test_broadcast_from_rank_0(ranks: RankPool, kind: str, variant: str) -> None:
     assert ranks.run(2, _full_round, kind, variant) == [[], []]
+
+
+def _refused(wrong: str) -> str:
+    """Rank 0's state dict does not fit: what this rank is told."""
+    run = _trained("fsdp2", "adamw")
+    get = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model, optimizer = dcp_state.get_state_dict(run.parts[0], run.optimizer, options=get)
+    if dist.get_rank() == 0 and wrong == "shape":
+        model["norm.weight"] = torch.ones(3)
+    if dist.get_rank() == 0 and wrong == "missing":
+        del model["norm.weight"]
+    if dist.get_rank() == 0 and wrong == "optimizer":
+        optimizer = {"nonsense": 1}
+    options = dcp_state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    try:
+        dcp_state.set_state_dict(
+            run.parts[0], run.optimizer, model_state_dict=model, optim_state_dict=optimizer, options=options
+        )
+    except DcpError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"), [("shape", "norm.weight"), ("missing", "norm.weight"), ("optimizer", "nonsense")]
+)
+def test_all_ranks_are_told_what_is_wrong_on_rank_0(ranks: RankPool, wrong: str, told: str) -> None:
+    for message in ranks.run(2, _refused, wrong, timeout=30):
+        assert told in message
 
 
 def _full_to_all(kind: str) -> list[str]:

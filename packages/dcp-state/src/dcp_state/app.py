@@ -160,7 +160,7 @@ class AppState:
         groups = state.get("groups", ())
         mine = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         empty = [number for number, group in enumerate(mine) if not group[PARAMS]]
-        of_empty = [dict(groups[number]) if number < len(groups) else {} for number in empty]
+        of_empty: list[Mapping[str, Any]] = [dict(groups[number]) if number < len(groups) else {} for number in empty]
         saved = SavedOptimizer(state.get(STATE, {}), hyperparameters, of_empty)
         adopt = all(tensor in self._given for tensor in _tensors(saved.state))
         joined = optimizer_names(list(zip(self._parts, names, strict=True)))

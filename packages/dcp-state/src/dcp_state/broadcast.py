@@ -59,19 +59,19 @@ def broadcast_model(
             return None
         return f"{name!r} has the shape {tuple(sent.shape)} on rank 0, the model's is {tuple(known.shape)}"
 
-    received = broadcast_tensors(state_dict, target, problem)
+    received = broadcast_tensors(lambda: state_dict, target, problem)
     return {name: value for name, value in received.items() if name not in filled}, filled
 
 
 def broadcast_tensors(
-    values: Mapping[str, Any],
+    source: Callable[[], Mapping[str, Any]],
     target: Callable[[str, Any], torch.Tensor | None],
     problem: Callable[[str, Any], str | None],
 ) -> dict[str, Any]:
     """Send rank 0's flat state dict to every rank.
 
     Args:
-        values: Name → tensor (whole) or object; only rank 0's count.
+        source: Gives name → tensor (whole) or object; asked on rank 0 only, and what it raises is raised on all ranks.
         target: Gives the tensor or DTensor that takes the part of this rank; None if it wants none.
         problem: Says why a tensor of some shape and dtype does not fit here; None if it does.
 
@@ -84,8 +84,14 @@ def broadcast_tensors(
     Ranks: every rank of the default group; collective. Memory: one tensor besides the targets.
     """
     results: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+
+    def describe() -> dict[str, Any]:
+        values.update(source())
+        return _describe(values)
+
     with all_ranks("broadcast from rank 0: tensors") as (coordinator, errors):
-        header = coordinator.broadcast("broadcast from rank 0: names", lambda: _describe(values))
+        header = coordinator.broadcast("broadcast from rank 0: names", describe)
 
         def check() -> None:
             told = [problem(name, sent) for name, sent in header.items() if isinstance(sent, _Sent)]
@@ -95,8 +101,7 @@ def broadcast_tensors(
         coordinator.all_gather("broadcast from rank 0: check", check)
         for name, sent in header.items():
             if isinstance(sent, _Sent):
-                source = values[name] if coordinator.rank == 0 else None
-                results[name] = _broadcast(name, sent, source, target, errors)
+                results[name] = _broadcast(name, sent, values.get(name), target, errors)
             else:
                 results[name] = sent
     return results

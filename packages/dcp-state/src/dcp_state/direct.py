@@ -27,7 +27,7 @@ def can_load_directly(model: nn.Module, names: ModelNames) -> bool:
 
 
 def _takes_part(module: nn.Module) -> bool:
-    own = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001 - torch's way to extend
+    own = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001 - torch's way
     return own or bool(module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks)  # noqa: SLF001 - as above
 
 
@@ -48,7 +48,7 @@ def load_directly(names: ModelNames, values: Mapping[str, Any]) -> tuple[list[st
             problems.append(f"{name!r} is a {type(value).__name__}; the model needs a tensor")
         elif value.shape != tensor.shape:
             problems.append(
-                f"size mismatch for {name!r}: {tuple(value.shape)} in the state dict, the model's is {tuple(tensor.shape)}"
+                f"size mismatch for {name!r}: {tuple(value.shape)} here, {tuple(tensor.shape)} in the model"
             )
     if problems:
         raise StateMismatchError("model state", problems)

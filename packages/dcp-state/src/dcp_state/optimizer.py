@@ -247,11 +247,16 @@ def _broadcast(
         for parameter in group[PARAMS]
         if parameter in names.fqn_of
     }
-    flat: dict[str, Any] = {}
-    if state_dict:
+
+    def source() -> dict[str, Any]:
+        if not state_dict:
+            return {}
         mine = read_saved(_with_names(state_dict, optimizers, names), names.known)
-        flat = {f"{fqn}\0{name}": value for fqn, values in mine.state.items() for name, value in values.items()}
+        flat: dict[str, Any] = {
+            f"{fqn}\0{name}": value for fqn, values in mine.state.items() for name, value in values.items()
+        }
         flat[""] = (mine.hyperparameters, mine.empty_groups)
+        return flat
 
     def target(key: str, sent: Any) -> torch.Tensor | None:
         fqn = key.partition("\0")[0]
@@ -262,7 +267,7 @@ def _broadcast(
             return torch.empty_like(parameter.detach(), dtype=sent.dtype)
         return torch.empty(sent.shape, dtype=sent.dtype)
 
-    received = broadcast_tensors(flat, target, lambda _key, _sent: None)
+    received = broadcast_tensors(source, target, lambda _key, _sent: None)
     hyperparameters, empty_groups = received.pop("", ({}, []))
     saved = SavedOptimizer({}, hyperparameters, empty_groups)
     for key, value in received.items():
