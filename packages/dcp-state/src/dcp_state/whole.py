@@ -5,6 +5,7 @@ Each rank needs memory for what it keeps and for one tensor (one piece, where on
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -46,7 +47,9 @@ def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> di
     everyone = bool(sharded) and all(value.device_mesh.size() == dist.get_world_size() for _, value in sharded)
     with all_ranks("full state dict", alone=not everyone) as (coordinator, errors):
         described = [(name, tuple(value.shape), str(value.placements)) for name, value in sharded]
-        coordinator.agree("full state dict: names", hash(tuple(described)), "names, shapes or shardings")
+        # A digest, as Python's own hash of a string is another one in each process.
+        digest = hashlib.sha256(repr(described).encode()).hexdigest()
+        coordinator.agree("full state dict: names", digest, "digests of names, shapes and shardings")
         for name, value in sharded:
             whole = _to_rank_0(name, value, errors) if to_first else _to_all(value, errors)
             if whole is not None and keeps:
