@@ -77,7 +77,8 @@ def _exchange(kind: str) -> list[str]:
     (model,), optimizer = first.parts, first.optimizer
     given = dcp_state.get_state_dict(model, optimizer)
     second = build(kind, "adamw", seed=1)
-    stock.set_state_dict(second.parts[0], second.optimizer, model_state_dict=given[0], optim_state_dict=given[1])
+    copies = [dict(each) for each in given]  # stock changes what it is given
+    stock.set_state_dict(second.parts[0], second.optimizer, model_state_dict=copies[0], optim_state_dict=copies[1])
     third = build(kind, "adamw", seed=2)
     theirs = stock.get_state_dict(second.parts[0], second.optimizer)
     dcp_state.set_state_dict(third.parts[0], third.optimizer, model_state_dict=theirs[0], optim_state_dict=theirs[1])

@@ -260,6 +260,8 @@ def _broadcast(
 
     def target(key: str, sent: Any) -> torch.Tensor | None:
         fqn = key.partition("\0")[0]
+        if names.owner is not None:  # which shards whole tensors itself
+            return torch.empty(sent.shape, dtype=sent.dtype)
         parameter = next((parameters[name] for name in names.candidates(fqn) if name in parameters), None)
         if parameter is None:
             return None
