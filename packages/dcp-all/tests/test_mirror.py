@@ -26,25 +26,6 @@ SOURCES = sorted(Path(dcp_all.__file__).parent.glob("*.py"))
 
 # The part that brings the names → module ("" is the package itself) → names that we lack until then.
 LATER: dict[str, dict[str, set[str]]] = {
-    "state dicts": {
-        "": {"state_dict", "optimizer", "load_sharded_optimizer_state_dict"},
-        "optimizer": {"load_sharded_optimizer_state_dict"},
-        "state_dict": {
-            "DictValueType",
-            "FQNS_T",
-            "ListDictValueType",
-            "OptimizerStateType",
-            "PrimitiveType",
-            "StateDictOptions",
-            "ValueType",
-            "get_model_state_dict",
-            "get_optimizer_state_dict",
-            "get_state_dict",
-            "set_model_state_dict",
-            "set_optimizer_state_dict",
-            "set_state_dict",
-        },
-    },
     "formats": {
         "": {
             "HuggingFaceStorageReader",

@@ -54,3 +54,29 @@ def test_one_value_for_all_and_none_at_all(names, stands):
 def test_unknown_rules_are_refused():
     with pytest.raises(ValueError, match="'keep' or 'modulo'"):
         PerRank(1, otherwise="first")
+
+
+class Part:
+    def __init__(self, at):
+        self.at = at
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict):
+        self.at = state_dict["at"]
+
+
+@pytest.mark.parametrize("names", [{"p.rank_0"}, {"p"}])
+def test_stateful_values_give_and_take_their_state(names):
+    assert with_rank_values({"p": PerRank(Part(4))}, 0) == {"p": {"rank_0": ({"at": 4},)}}
+    part = Part(1)
+    template = {"p": PerRank(part)}
+    values = RankValues(template, names, 0)
+    loaded = ({"at": 9},)
+    template["p"] = loaded if names == {"p"} else {"rank_0": loaded}
+    values.restore()
+    assert part.at == 1
+    values.apply()
+    assert part.at == 9
+    assert template["p"].value is part

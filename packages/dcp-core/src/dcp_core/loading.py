@@ -220,6 +220,8 @@ class _Load:
 
     def apply(self) -> None:
         self.restore_rank_values()
+        if self.rank_values is not None:
+            self.rank_values.apply()
         for key, value in self.stateful.items():
             value.load_state_dict(self.values[key])
         for key, value in self.values.items():

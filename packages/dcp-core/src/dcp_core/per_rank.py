@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dcp_core.protocols import Stateful, is_stateful
+
 __all__ = ["PerRank", "RankValues", "with_rank_values"]
 
 
@@ -18,7 +20,7 @@ class PerRank:
 
     Args:
         value: Anything that can be saved. In the template of a load it is filled or replaced, as a value without
-            `PerRank` around it would be.
+            `PerRank` around it would be. A `Stateful` one gives its state as a single object, and takes it back.
         otherwise: What a rank gets for which the checkpoint has no value, because the job of the save had fewer ranks:
             `keep` leaves what the template holds, `modulo` takes the value of rank (own rank modulo that number).
 
@@ -41,7 +43,7 @@ class PerRank:
 def with_rank_values(value: Any, rank: int) -> Any:
     """A state dict to save: containers with a `PerRank` in them are copied, everything else is what it was."""
     if isinstance(value, PerRank):
-        return {_key(rank): value.value}
+        return {_key(rank): _held(value)}
     if isinstance(value, Mapping):
         changed = {key: new for key, old in value.items() if (new := with_rank_values(old, rank)) is not old}
         return {**value, **changed} if changed else value
@@ -75,6 +77,7 @@ class RankValues:
         self.taken: dict[str, int | None] = {}
         """Name → rank whose value is loaded; None where the template's is kept, or all ranks share one."""
         self._places: list[_Place] = []
+        self._states: list[tuple[Stateful, Any]] = []
         for name, place in [*_find(template, "")]:
             saved = _saved_ranks(names, name)
             source: int | None = rank
@@ -83,11 +86,11 @@ class RankValues:
             shared = not saved and any(known == name or known.startswith(f"{name}.") for known in names)
             self.taken[name] = None if shared else source
             if shared:
-                place.path, stand_in = (), place.value.value
+                place.path, stand_in = (), _held(place.value)
             elif source is None:
                 stand_in = {}
             else:
-                place.path, stand_in = (_key(source),), {_key(source): place.value.value}
+                place.path, stand_in = (_key(source),), {_key(source): _held(place.value)}
             place.container[place.key] = stand_in
             self._places.append(place)
 
@@ -96,9 +99,24 @@ class RankValues:
         for place in self._places:
             if place.path is not None:
                 held = place.container[place.key]
-                place.value.value = held[place.path[0]] if place.path else held
+                loaded = held[place.path[0]] if place.path else held
+                if not is_stateful(place.value.value):
+                    place.value.value = loaded
+                elif isinstance(loaded, tuple):
+                    self._states.append((place.value.value, loaded[0]))
             place.container[place.key] = place.value
         self._places.clear()
+
+    def apply(self) -> None:
+        """Give stateful values what was loaded for them, after `restore`."""
+        for stateful, state in self._states:
+            stateful.load_state_dict(state)
+        self._states.clear()
+
+
+def _held(value: PerRank) -> Any:
+    """What is saved; the state of a stateful value as one object, because its form may change."""
+    return (value.value.state_dict(),) if is_stateful(value.value) else value.value
 
 
 def _key(rank: int) -> str:

@@ -1,0 +1,1 @@
+"""State dicts on real ranks: beside stock's, and in whole training runs."""

@@ -1,0 +1,51 @@
+"""Model and optimizer state dicts by canonical names, the same for every wrapper and parallelism.
+
+How tensors are saved and loaded is the affair of `dcp_core`; this package says what a training run's state is.
+"""
+
+from dcp_state.adapters import Layer, ModuleAdapter, OptimizerAdapter
+from dcp_state.app import AppState, app_state
+from dcp_state.errors import StateMismatchError, UnknownParameterError, UnsupportedOptimizerError
+from dcp_state.model import get_model_state_dict, set_model_state_dict
+from dcp_state.optimizer import get_optimizer_state_dict, set_optimizer_state_dict
+from dcp_state.options import (
+    FQNS_T,
+    DictValueType,
+    ListDictValueType,
+    OptimizerStateType,
+    PrimitiveType,
+    StateDictOptions,
+    ValueType,
+)
+from dcp_state.random_state import RandomState
+from dcp_state.report import IncompatibleKeys, StateReport
+from dcp_state.sharded_load import load_sharded_optimizer_state_dict
+from dcp_state.state import get_state_dict, set_state_dict
+
+__all__ = [
+    "FQNS_T",
+    "AppState",
+    "DictValueType",
+    "IncompatibleKeys",
+    "Layer",
+    "ListDictValueType",
+    "ModuleAdapter",
+    "OptimizerAdapter",
+    "OptimizerStateType",
+    "PrimitiveType",
+    "RandomState",
+    "StateDictOptions",
+    "StateMismatchError",
+    "StateReport",
+    "UnknownParameterError",
+    "UnsupportedOptimizerError",
+    "ValueType",
+    "app_state",
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "get_state_dict",
+    "load_sharded_optimizer_state_dict",
+    "set_model_state_dict",
+    "set_optimizer_state_dict",
+    "set_state_dict",
+]

@@ -1,0 +1,207 @@
+"""`app_state`: everything that a training run has as one `Stateful`, under names that no wrapper changes.
+
+Names below the key in the state dict: `model.<FQN>`, `optimizer.state.<FQN>.<name>`, `optimizer.hyperparameters.<FQN>`,
+`optimizer.groups`, `schedulers`, and each further value under its own name. Hyperparameters belong to parameters,
+so that neither the grouping nor the split over pipeline stages matters; those of groups, in order, are for empty ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from dcp_core.per_rank import PerRank
+from dcp_core.protocols import is_stateful
+from dcp_state.errors import StateMismatchError
+from dcp_state.model import model_state, no_garbage_collection, restore_model
+from dcp_state.names import ModelNames, name_models
+from dcp_state.optimizer import optimizer_state, restore_saved
+from dcp_state.optimizer_names import Optimizers, as_optimizers, optimizer_names
+from dcp_state.options import StateDictOptions
+from dcp_state.report import StateReport
+from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer
+
+__all__ = ["AppState", "app_state"]
+
+_RESERVED = ("model", "optimizer", "schedulers")
+
+
+def app_state(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizers | None = None,
+    *,
+    scheduler: Any = None,
+    strict: bool = True,
+    **values: Any,
+) -> AppState:
+    """Everything of a training run in one value: `save({"app": …})` saves it, `load` of the same restores it.
+
+    Args:
+        model: One module in any wrappers, or the parts of it that this rank holds (pipeline stages), which keep the
+            names that they have in the whole model.
+        optimizer: One or several, over any of the parts.
+        scheduler: One or several learning rate schedulers, or anything else with `state_dict` and `load_state_dict`.
+        strict: Refuse missing and unexpected names of model and optimizer.
+        values: Whatever else there is, by name: numbers and tensors, read as `app["step"]` after a load; objects with
+            `state_dict` and `load_state_dict`, which are restored themselves; `PerRank` around what ranks have each.
+
+    Returns:
+        A `Stateful`. Making it reads and changes nothing.
+
+    Raises:
+        ValueError: A value has a reserved name.
+
+    Ranks: each rank that saves or loads makes its own; its methods are collective for FSDP1 models only.
+    """
+    parts = (model,) if isinstance(model, nn.Module) else tuple(model)
+    optimizers = () if optimizer is None else as_optimizers(optimizer)
+    several = isinstance(scheduler, Iterable) and not is_stateful(scheduler)
+    schedulers = () if scheduler is None else tuple(scheduler) if several else (scheduler,)
+    taken = [name for name in values if name in _RESERVED]
+    if taken:
+        raise ValueError(f"{', '.join(map(repr, taken))}: these names are taken by app_state itself; choose others")
+    return AppState(parts, optimizers, schedulers, values, strict=strict)
+
+
+class AppState:
+    """See `app_state`. `report` tells what the last load did; `app["name"]` is a value by name."""
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedulers: Sequence[Any],
+        values: Mapping[str, Any],
+        *,
+        strict: bool,
+    ) -> None:
+        self.report = StateReport()
+        self._parts = tuple(parts)
+        self._optimizers = tuple(optimizers)
+        self._schedulers = tuple(schedulers)
+        self._values = dict(values)
+        self._options = StateDictOptions(strict=strict)
+        self._given = WeakIdKeyDictionary()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank; tensors share the memory of the model and the optimizers. Nothing changes."""
+        with no_garbage_collection():
+            names = self._names()
+            models: dict[str, Any] = {}
+            for part, of_part in zip(self._parts, names, strict=True):
+                models.update(model_state(part, of_part, self._options))
+            state: dict[str, Any] = {"model": models}
+            if self._optimizers:
+                state["optimizer"] = self._optimizer_state(names)
+        if self._schedulers:
+            state["schedulers"] = tuple(scheduler.state_dict() for scheduler in self._schedulers)
+        for name, value in self._values.items():
+            state[name] = value.state_dict() if is_stateful(value) else value
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what a load has put into `state_dict()`, or what another run's `state_dict()` gave.
+
+        Raises:
+            StateMismatchError: It does not fit; every reason is named.
+        """
+        self.report = StateReport()
+        with no_garbage_collection():
+            names = self._names()
+            if self._optimizers:
+                self._restore_optimizers(names, state_dict.get("optimizer", {}))
+            for part, of_part in zip(self._parts, names, strict=True):
+                self._restore_model(part, of_part, state_dict["model"])
+        states = state_dict.get("schedulers", ())
+        if len(states) != len(self._schedulers):
+            raise StateMismatchError(
+                "schedulers", [f"{len(states)} were saved, there are {len(self._schedulers)}; pass as many as then"]
+            )
+        for scheduler, state in zip(self._schedulers, states, strict=True):
+            scheduler.load_state_dict(state)
+        for name, value in self._values.items():
+            self._restore_value(name, value, state_dict)
+
+    def _names(self) -> list[ModelNames]:
+        return name_models(self._parts, modifiers=self._options.dsd_fqn_modifiers)
+
+    def _optimizer_state(self, names: Sequence[ModelNames]) -> dict[str, Any]:
+        named = optimizer_state(list(zip(self._parts, names, strict=True)), self._optimizers, self._options)
+        for tensor in _tensors(named[STATE]):
+            self._given[tensor] = True
+        hyperparameters: dict[str, Any] = {}
+        groups = []
+        for group in named[GROUPS]:
+            packed = tuple(sorted((name, value) for name, value in group.items() if name != PARAMS))
+            hyperparameters.update(dict.fromkeys(group[PARAMS], packed))
+            groups.append(packed)
+        return {STATE: named[STATE], "hyperparameters": hyperparameters, "groups": tuple(groups)}
+
+    def _restore_optimizers(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> None:
+        unpacked: dict[Any, dict[str, Any]] = {}
+        hyperparameters: dict[str, Mapping[str, Any]] = {}
+        for fqn, packed in state.get("hyperparameters", {}).items():
+            key = repr(packed)
+            if key not in unpacked:
+                unpacked[key] = dict(packed)
+            hyperparameters[fqn] = unpacked[key]
+        groups = state.get("groups", ())
+        mine = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        empty = [number for number, group in enumerate(mine) if not group[PARAMS]]
+        of_empty: list[Mapping[str, Any]] = [dict(groups[number]) if number < len(groups) else {} for number in empty]
+        saved = SavedOptimizer(state.get(STATE, {}), hyperparameters, of_empty)
+        adopt = all(tensor in self._given for tensor in _tensors(saved.state))
+        joined = optimizer_names(list(zip(self._parts, names, strict=True)))
+        self.report.merge(restore_saved(self._optimizers, joined, saved, self._options, adopt=adopt))
+
+    def _restore_model(self, part: nn.Module, names: ModelNames, state: Mapping[str, Any]) -> None:
+        mine = state
+        if len(self._parts) > 1:
+            mine = {name: value for name, value in state.items() if name in names.raw_keys}
+        if mine or names.raw_keys:
+            self.report.merge(restore_model(part, names, mine, self._options).report)
+
+    def _restore_value(self, name: str, value: Any, state: Mapping[str, Any]) -> None:
+        if isinstance(value, PerRank):
+            _take_own(value, state.get(name, value))
+        elif is_stateful(value):
+            value.load_state_dict(state.get(name, {}))
+        elif name in state:
+            self._values[name] = state[name]
+        else:
+            self.report.initialised[name] = "not in the state dict"
+
+
+def _take_own(value: PerRank, other: Any) -> None:
+    """Take what another run has for this rank; what a load has put into `value` itself is there already."""
+    if other is value:
+        return
+    state = other.value if isinstance(other, PerRank) else other
+    if is_stateful(value.value):
+        value.value.load_state_dict(state.state_dict() if is_stateful(state) else state)
+    else:
+        value.value = state
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)

@@ -1,0 +1,147 @@
+"""`broadcast_from_rank0`: the state dict that rank 0 has, sent tensor by tensor; each rank keeps its part.
+
+Before the first tensor travels, all ranks know names and shapes and have checked them, so that a state dict that does
+not fit is refused on every rank at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcp_state.errors import StateMismatchError
+from dcp_state.placing import fill_shards
+from dcp_state.together import Errors, all_ranks
+
+__all__ = ["broadcast_model", "broadcast_tensors"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A tensor that will travel."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def broadcast_model(
+    known_tensors: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any]
+) -> tuple[dict[str, Any], set[str]]:
+    """Fill the parameters and buffers of a model, by FQN, from rank 0's state dict.
+
+    Returns:
+        What could not be filled in place (objects, tensors on the meta device or of no known name), for
+        `load_state_dict`; and the names that were filled.
+
+    Raises:
+        CheckpointException: Shapes differ, or a rank failed; on all ranks.
+
+    Ranks: every rank; collective.
+    """
+    filled: set[str] = set()
+
+    def target(name: str, sent: _Sent) -> torch.Tensor:
+        known = known_tensors.get(name)
+        if known is None:
+            return torch.empty(sent.shape, dtype=sent.dtype)
+        if known.is_meta:
+            return torch.empty_like(known, device=_device())
+        filled.add(name)
+        return known
+
+    def problem(name: str, sent: _Sent) -> str | None:
+        known = known_tensors.get(name)
+        if known is None or known.shape == sent.shape:
+            return None
+        return f"{name!r} has the shape {tuple(sent.shape)} on rank 0, the model's is {tuple(known.shape)}"
+
+    received = broadcast_tensors(lambda: state_dict, target, problem)
+    return {name: value for name, value in received.items() if name not in filled}, filled
+
+
+def broadcast_tensors(
+    source: Callable[[], Mapping[str, Any]],
+    target: Callable[[str, Any], torch.Tensor | None],
+    problem: Callable[[str, Any], str | None],
+) -> dict[str, Any]:
+    """Send rank 0's flat state dict to every rank.
+
+    Args:
+        source: Gives name → tensor (whole) or object; asked on rank 0 only, and what it raises is raised on all ranks.
+        target: Gives the tensor or DTensor that takes the part of this rank; None if it wants none.
+        problem: Says why a tensor of some shape and dtype does not fit here; None if it does.
+
+    Returns:
+        Name → the filled target, None or the object, in rank 0's order.
+
+    Raises:
+        CheckpointException: Something does not fit, or failed on some rank; on all ranks.
+
+    Ranks: every rank of the default group; collective. Memory: one tensor besides the targets.
+    """
+    results: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+
+    def describe() -> dict[str, Any]:
+        values.update(source())
+        return _describe(values)
+
+    with all_ranks("broadcast from rank 0: tensors") as (coordinator, errors):
+        header = coordinator.broadcast("broadcast from rank 0: names", describe)
+
+        def check() -> None:
+            told = [problem(name, sent) for name, sent in header.items() if isinstance(sent, _Sent)]
+            if problems := [each for each in told if each is not None]:
+                raise StateMismatchError("state dict of rank 0", problems)
+
+        coordinator.all_gather("broadcast from rank 0: check", check)
+        for name, sent in header.items():
+            if isinstance(sent, _Sent):
+                results[name] = _broadcast(name, sent, values.get(name), target, errors)
+            else:
+                results[name] = sent
+    return results
+
+
+def _describe(values: Mapping[str, Any]) -> dict[str, Any]:
+    if not values:
+        raise StateMismatchError("state dict of rank 0", ["it is empty; rank 0 must pass the full state dict"])
+    return {
+        name: _Sent(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
+
+
+def _broadcast(
+    name: str,
+    sent: _Sent,
+    source: torch.Tensor | None,
+    target: Callable[[str, Any], torch.Tensor | None],
+    errors: Errors,
+) -> torch.Tensor | None:
+    device = _device()
+    prepared = None
+    if source is not None:
+        prepared = errors.attempt(lambda: source.detach().to(device).contiguous())
+    # Where this fails there is nothing to take part with; the group's own timeout ends the wait of the others.
+    buffer = torch.zeros(sent.shape, dtype=sent.dtype, device=device) if prepared is None else prepared
+    if sent.shape.numel() and dist.is_initialized():
+        dist.broadcast(buffer, src=0)
+
+    def take() -> torch.Tensor | None:
+        destination = target(name, sent)
+        if destination is not None:
+            fill_shards(name, buffer, destination)
+        return destination
+
+    return errors.attempt(take)
+
+
+def _device() -> torch.device:
+    """Where the default group can broadcast."""
+    on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

@@ -1,0 +1,39 @@
+"""The exceptions of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dcp_core.errors import DcpError
+
+__all__ = ["StateMismatchError", "UnknownParameterError", "UnsupportedOptimizerError"]
+
+_SHOWN_PROBLEMS = 50
+
+
+class StateMismatchError(DcpError, RuntimeError, ValueError):
+    """A state dict does not fit the model or optimizer; `problems` holds every reason, and nothing was changed.
+
+    Args:
+        what: What was to be restored, e.g. `optimizer state`.
+        problems: One sentence each, naming the FQN and what to do.
+    """
+
+    def __init__(self, what: str, problems: Sequence[str]) -> None:
+        self.what = what
+        self.problems = tuple(problems)
+        shown = "\n".join(f"  {problem}" for problem in self.problems[:_SHOWN_PROBLEMS])
+        more = len(self.problems) - _SHOWN_PROBLEMS
+        tail = f"\n  … and {more} more" if more > 0 else ""
+        super().__init__(f"{what}: {len(self.problems)} problem(s)\n{shown}{tail}")
+
+    def __reduce__(self) -> tuple[type[StateMismatchError], tuple[str, tuple[str, ...]]]:
+        return type(self), (self.what, self.problems)
+
+
+class UnknownParameterError(DcpError, LookupError, ValueError):
+    """An optimizer holds a parameter that no module of the model holds, so that it has no name."""
+
+
+class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):
+    """The state of this kind of optimizer does not belong to single parameters."""

@@ -1,0 +1,207 @@
+"""Saved optimizer state → what one optimizer loads: by name, group by group, with every reason why it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dcp_core.report import suggest
+from dcp_state.errors import StateMismatchError
+from dcp_state.initial import InitialStates, copy_value
+from dcp_state.optimizer_names import OptimizerNames
+from dcp_state.options import StateDictOptions
+from dcp_state.placing import place
+from dcp_state.report import StateReport
+from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer, rename
+
+__all__ = ["FittedState", "fit"]
+
+
+@dataclass(slots=True)
+class FittedState:
+    """What an optimizer will load, once it is known that everything fits."""
+
+    optimizer: torch.optim.Optimizer
+    initial: InitialStates
+    names: OptimizerNames
+    options: StateDictOptions
+    state: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    parameters: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    """Group and parameter of each index."""
+    problems: list[str] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)
+    report: StateReport = field(default_factory=StateReport)
+
+    def apply(self) -> None:
+        """Load. State keeps the dtype that the optimizer itself would give it: torch casts to the parameter's.
+
+        Values that are no tensors stay what they are: torch makes nonsense of strings.
+        """
+        if self.names.owner is not None:
+            owner, root, model_names = self.names.owner
+            named = rename({STATE: self.state, GROUPS: self.groups}, model_names.raw_key)
+            self.optimizer.load_state_dict(owner.pack_optimizer_state(root, self.optimizer, named, self.options))
+            return
+        # A dict per parameter, as torch writes into them.
+        self.optimizer.load_state_dict({STATE: dict(self.state), GROUPS: self.groups})
+        for index, values in self.state.items():
+            number, parameter = self.parameters[index]
+            held = self.optimizer.state[parameter]
+            for name, value in values.items():
+                if not isinstance(value, torch.Tensor):
+                    held[name] = value
+                elif value.dtype != held[name].dtype:
+                    own = self.initial.of(number, parameter).get(name)
+                    if isinstance(own, torch.Tensor) and own.dtype == value.dtype:
+                        held[name] = value.to(held[name].device)
+
+
+def fit(
+    optimizer: torch.optim.Optimizer,
+    initial: InitialStates,
+    names: OptimizerNames,
+    saved: SavedOptimizer,
+    empty_groups: Iterator[Mapping[str, Any]],
+    options: StateDictOptions,
+    *,
+    adopt: bool,
+) -> FittedState:
+    """Fit saved state to an optimizer, which is not changed.
+
+    Args:
+        optimizer: Its groups stay as they are; parameters find their state by name.
+        initial: For the shapes and dtypes that state of this optimizer has.
+        names: Names of the optimizer's parameters.
+        saved: Not changed.
+        empty_groups: Hyperparameters of saved groups without parameters: the next one goes to the next empty group.
+        options: `strict` counts.
+        adopt: Take tensors without copying them.
+    """
+    fitted = FittedState(optimizer, initial, names, options)
+    for number, group in enumerate(optimizer.param_groups):
+        members = [names.fqns(parameter, number, position) for position, parameter in enumerate(group[PARAMS])]
+        fqns = [fqn for each in members for fqn in each]
+        hyperparameters = _hyperparameters(fitted, number, fqns, names, saved, empty_groups, strict=options.strict)
+        start = len(fitted.parameters)
+        fitted.groups.append(
+            {
+                **{name: value for name, value in group.items() if name != PARAMS},
+                **{name: _like(value, group.get(name)) for name, value in hyperparameters.items()},
+                PARAMS: list(range(start, start + len(members))) if names.owner is None else fqns,
+            }
+        )
+        for each, parameter in zip(members, group[PARAMS], strict=True):
+            fitted.parameters.append((number, parameter))
+            for fqn in each:
+                _fit_parameter(fitted, fqn, names, saved, strict=options.strict, adopt=adopt)
+    return fitted
+
+
+def _fit_parameter(
+    fitted: FittedState, fqn: str, names: OptimizerNames, saved: SavedOptimizer, *, strict: bool, adopt: bool
+) -> None:
+    """Find and place the state of the parameter that was added last."""
+    index = len(fitted.parameters) - 1
+    number, parameter = fitted.parameters[index]
+    found = next((name for name in names.candidates(fqn) if saved.state.get(name)), None)
+    if found is not None:
+        fitted.taken.update(names.candidates(fqn))
+        key, owned = (index, False) if names.owner is None else (fqn, True)
+        try:
+            fitted.state[key] = (
+                dict(saved.state[found])
+                if owned
+                else {
+                    name: _take(fitted, f"{fqn}.{name}", name, value, adopt=adopt)
+                    for name, value in saved.state[found].items()
+                }
+            )
+        except StateMismatchError as error:
+            fitted.problems += error.problems
+        fitted.report.restored.append(f"{STATE}.{fqn}")
+    elif parameter.requires_grad and fitted.initial.of(number, parameter):
+        if strict:
+            fitted.problems.append(
+                f"{fqn!r} is trainable, but has no saved state{suggest(fqn, saved.state)}; use strict=False to let it "
+                "begin anew"
+            )
+        fitted.report.initialised[f"{STATE}.{fqn}"] = "no saved state"
+
+
+def _take(fitted: FittedState, fqn: str, name: str, value: Any, *, adopt: bool) -> Any:
+    number, parameter = fitted.parameters[-1]
+    if not isinstance(value, torch.Tensor):
+        return value if adopt else copy_value(value)
+    if not hasattr(value, "shape"):
+        return value
+    like: Any = parameter
+    if value.shape != parameter.shape and value.dim():
+        like = fitted.initial.of(number, parameter).get(name)
+        if isinstance(like, torch.Tensor) and like.shape != value.shape:
+            raise StateMismatchError(
+                fqn, [f"{fqn!r} has the shape {tuple(value.shape)}, this optimizer needs {tuple(like.shape)}"]
+            )
+    placed = place(fqn, value, like) if value.dim() or isinstance(value, DTensor) else value
+    return placed if adopt and placed is value else placed.detach().clone()
+
+
+def _hyperparameters(
+    fitted: FittedState,
+    number: int,
+    fqns: list[str],
+    names: OptimizerNames,
+    saved: SavedOptimizer,
+    empty_groups: Iterator[Mapping[str, Any]],
+    *,
+    strict: bool,
+) -> Mapping[str, Any]:
+    """The saved hyperparameters for a group; an empty mapping if there are none."""
+    if not fqns:
+        own = next(empty_groups, {})
+        if not own:
+            fitted.report.initialised[f"{GROUPS}.{number}"] = "an empty group, of which nothing was saved"
+        return own
+    chosen: Mapping[str, Any] | None = None
+    chosen_by = ""
+    for fqn in fqns:
+        found = next(
+            (saved.hyperparameters[name] for name in names.candidates(fqn) if name in saved.hyperparameters), None
+        )
+        if found is None:
+            if strict and saved.hyperparameters:
+                fitted.problems.append(f"{fqn!r} is in no saved group{suggest(fqn, saved.hyperparameters)}")
+            fitted.report.initialised[f"{GROUPS}.{fqn}"] = "no saved hyperparameters"
+        elif chosen is None:
+            chosen, chosen_by = found, fqn
+        elif found is not chosen and (differing := _differing(chosen, found)):
+            fitted.problems.append(
+                f"{chosen_by!r} and {fqn!r} share group {number}, but were saved with different "
+                f"{', '.join(differing)}; make an optimizer with groups like the saved ones"
+            )
+    return chosen or {}
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in one.keys() | other.keys() if not _equal(one.get(name), other.get(name)))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
+    return bool(one == other)
+
+
+def _like(value: Any, current: Any) -> Any:
+    """A saved hyperparameter as the optimizer has it now: a tensor stays one (schedulers and graphs hold it)."""
+    if isinstance(current, torch.Tensor) and isinstance(value, int | float):
+        return torch.full_like(current, value)
+    if isinstance(value, torch.Tensor):
+        if isinstance(current, torch.Tensor):
+            return value.detach().to(current.device, current.dtype).clone()
+        return value.item() if isinstance(current, int | float) and value.numel() == 1 else value.detach().clone()
+    return value

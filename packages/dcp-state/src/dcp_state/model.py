@@ -1,0 +1,199 @@
+"""Model state dicts under canonical names: get and set.
+
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures, meanings).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from dcp_core.report import suggest
+from dcp_state.broadcast import broadcast_model
+from dcp_state.direct import can_load_directly, load_directly
+from dcp_state.errors import StateMismatchError
+from dcp_state.names import ModelNames, name_model
+from dcp_state.options import StateDictOptions, check_options
+from dcp_state.placing import place
+from dcp_state.report import IncompatibleKeys, StateReport
+from dcp_state.whole import convert_tensors
+
+__all__ = [
+    "get_model_state_dict",
+    "model_state",
+    "no_garbage_collection",
+    "restore_model",
+    "set_model_state_dict",
+    "submodule_prefixes",
+    "take_submodules",
+]
+
+
+def get_model_state_dict(
+    model: nn.Module, *, submodules: set[nn.Module] | None = None, options: StateDictOptions | None = None
+) -> dict[str, Any]:
+    """The state of a model by canonical names, the same for every wrapper and parallelism.
+
+    Args:
+        model: Plain, or in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed wrappers.
+        submodules: Deprecated: only what lies in these modules.
+        options: See `StateDictOptions`.
+
+    Returns:
+        FQN → parameter or buffer, sharing the model's memory (DTensors where it is sharded), and extra states. Tied
+        parameters are there under each of their names.
+
+    Raises:
+        DuplicateKeyError: Two values would have one name.
+        CheckpointException: A rank failed while whole tensors were gathered; on all ranks.
+
+    Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
+    Source: torch 2.13 `state_dict.get_model_state_dict`.
+    """
+    options = check_options(options)
+    with no_garbage_collection():
+        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        return model_state(model, names, options, submodules)
+
+
+def set_model_state_dict(
+    model: nn.Module, model_state_dict: Mapping[str, Any], *, options: StateDictOptions | None = None
+) -> IncompatibleKeys:
+    """Give a model the state that `get_model_state_dict` took of one with other wrappers or the same.
+
+    Args:
+        model: See `get_model_state_dict`.
+        model_state_dict: Not changed, nor kept: values are copied (a model on the meta device takes them as they are).
+        options: See `StateDictOptions`.
+
+    Returns:
+        Missing and unexpected names, and a report.
+
+    Raises:
+        StateMismatchError: With `strict`, names are missing or unexpected; shapes differ; or the state dict is empty.
+        CheckpointException: With `broadcast_from_rank0`, a rank failed; on all ranks.
+
+    Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
+    Source: torch 2.13 `state_dict.set_model_state_dict`.
+    """
+    options = check_options(options)
+    with no_garbage_collection():
+        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        return restore_model(model, names, model_state_dict, options)
+
+
+def model_state(
+    model: nn.Module, names: ModelNames, options: StateDictOptions, submodules: set[nn.Module] | None = None
+) -> dict[str, Any]:
+    """`get_model_state_dict` for a model whose names are known."""
+    with _around(model, names, options):
+        raw = model.state_dict()
+    state = {names.fqn(key): value for key, value in raw.items()}
+    if options.ignore_frozen_params:
+        frozen = {name for name, tensor in names.tensors.items() if _is_frozen(tensor)}
+        state = {name: value for name, value in state.items() if name not in frozen}
+    state = take_submodules(state, submodule_prefixes(names, submodules), keep=options.keep_submodule_prefixes)
+    return convert_tensors(state, options)
+
+
+def restore_model(
+    model: nn.Module, names: ModelNames, state_dict: Mapping[str, Any], options: StateDictOptions
+) -> IncompatibleKeys:
+    """`set_model_state_dict` for a model whose names are known."""
+    meta = any(tensor.is_meta for tensor in names.tensors.values())
+    done: set[str] = set()
+    if options.broadcast_from_rank0:
+        in_place = not any(adapter.gathers for adapter in names.adapters)
+        state_dict, done = broadcast_model(names.tensors if in_place else {}, state_dict)
+    elif not state_dict:
+        if not options.strict:
+            return IncompatibleKeys.of([], [], StateReport())
+        raise StateMismatchError(
+            "model state", ["the state dict is empty; pass what get_model_state_dict gave, or strict=False"]
+        )
+    plain = not any(adapter.gathers for adapter in names.adapters)
+    values = {
+        name: place(name, value, names.tensors.get(name)) if plain else value for name, value in state_dict.items()
+    }
+    if plain and can_load_directly(model, names):
+        missing, unexpected = load_directly(names, values)
+    else:
+        with _around(model, names, options):
+            keys = _load(model, {names.raw_key(name): value for name, value in values.items()}, assign=meta)
+        missing, unexpected = [*map(names.fqn, keys.missing_keys)], [*map(names.fqn, keys.unexpected_keys)]
+    missing = [name for name in missing if name not in done]
+    if options.strict and (missing or unexpected):
+        raise StateMismatchError("model state", list(_problems(missing, unexpected, names)))
+    refused = set(unexpected)
+    taken = [name for name in [*done, *state_dict] if name not in refused]
+    report = StateReport(
+        sorted(taken),
+        dict.fromkeys(missing, "not in the state dict; kept as it was"),
+        dict.fromkeys(unexpected, "the model has nothing of this name"),
+    )
+    return IncompatibleKeys.of(missing, unexpected, report)
+
+
+def _load(model: nn.Module, values: dict[str, Any], *, assign: bool) -> Any:
+    try:
+        return model.load_state_dict(values, strict=False, assign=assign)
+    except RuntimeError as error:
+        raise StateMismatchError("model state", str(error).splitlines()[1:] or [str(error)]) from error
+
+
+def _problems(missing: Iterable[str], unexpected: Iterable[str], names: ModelNames) -> Iterator[str]:
+    unexpected = list(unexpected)
+    for name in missing:
+        yield f"{name!r} is missing{suggest(name, unexpected)}"
+    for name in unexpected:
+        yield f"{name!r} is unexpected: the model has nothing of this name{suggest(name, names.raw_keys)}"
+
+
+def _is_frozen(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+
+
+def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> list[str] | None:
+    """The FQN prefixes of submodules; None if everything is wanted."""
+    if not submodules:
+        return None
+    warnings.warn("submodules is deprecated: filter the state dict by name instead", FutureWarning, stacklevel=4)
+    return [prefix for module in submodules for prefix in names.module_prefixes.get(module, [])]
+
+
+def take_submodules(state: dict[str, Any], prefixes: list[str] | None, *, keep: bool) -> dict[str, Any]:
+    """What lies under some prefixes, with or without them."""
+    if prefixes is None:
+        return state
+    return {
+        name if keep else name[len(prefix) :]: value
+        for name, value in state.items()
+        for prefix in prefixes
+        if name.startswith(prefix)
+    }
+
+
+@contextlib.contextmanager
+def _around(model: nn.Module, names: ModelNames, options: StateDictOptions) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for adapter in names.adapters:
+            stack.enter_context(adapter.around(model, options))
+        yield
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """The cycle collector would look at all of the many small objects, again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

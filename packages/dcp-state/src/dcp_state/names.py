@@ -1,0 +1,193 @@
+"""One pass over a model that gives everything its canonical name, whatever it is wrapped in.
+
+A canonical name (FQN) is the path of attribute names without those of wrappers. A key of `state_dict()` may still hold
+some of them (`module.` of DDP, `_orig_mod.` of `torch.compile`). Which wrappers there are is known to adapters only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from dcp_core.errors import DuplicateKeyError
+from dcp_state.adapters import Adapters, Layer, ModuleAdapter, installed_adapters
+
+__all__ = ["ModelNames", "name_model", "name_models"]
+
+_EXTRA_STATE = "_extra_state"
+
+
+@dataclass(slots=True)
+class ModelNames:
+    """The names of one model's parameters, persistent buffers and extra states."""
+
+    raw_keys: dict[str, str] = field(default_factory=dict)
+    """FQN → key of `state_dict()`, in the order of the latter."""
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """FQN → parameter or buffer; a tied one under each of its names."""
+    fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
+    """Parameter → the name that its optimizer state has: the first that `named_parameters()` comes to."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Other names of tied parameters and buffers → the first name."""
+    joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
+    """Parameter that stands for several → their FQNs."""
+    module_prefixes: dict[nn.Module, list[str]] = field(default_factory=dict)
+    """Module → the FQN prefixes of its contents, `""` or ending with a dot."""
+    adapters: dict[ModuleAdapter, list[nn.Module]] = field(default_factory=dict)
+    """Adapters in use → the modules that they handle."""
+    fqn_prefixes: dict[str, str] = field(default_factory=dict)
+    """Prefix of keys of `state_dict()` → FQN prefix, for each module."""
+    raw_prefixes: dict[str, str] = field(default_factory=dict)
+    """The reverse; of several modules with one FQN prefix the innermost."""
+
+    def fqn(self, key: str) -> str:
+        """The name for a key of `state_dict()`, also for one that a hook added."""
+        prefix, local = _split(key)
+        while prefix not in self.fqn_prefixes:
+            prefix, above = _split(prefix[:-1])
+            local = f"{above}.{local}"
+        return self.fqn_prefixes[prefix] + local
+
+    def raw_key(self, fqn: str) -> str:
+        """The key of `state_dict()` for a name, also for one that is not known."""
+        known = self.raw_keys.get(fqn)
+        if known is not None:
+            return known
+        prefix, local = _split(fqn)
+        while prefix not in self.raw_prefixes:
+            prefix, above = _split(prefix[:-1])
+            local = f"{above}.{local}"
+        return self.raw_prefixes[prefix] + local
+
+    def names_of(self, fqn: str) -> Iterator[str]:
+        """All names of a tied parameter, `fqn` first; only `fqn` if it is not tied."""
+        yield fqn
+        if self.aliases:
+            yield from (alias for alias, first in self.aliases.items() if first == fqn)
+
+
+def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters: Adapters | None = None) -> ModelNames:
+    """Name everything in a model.
+
+    Args:
+        model: Wrapped in anything that adapters know, at any depth.
+        modifiers: See `StateDictOptions.dsd_fqn_modifiers`.
+        adapters: Who knows wrappers; the installed ones if None.
+
+    Raises:
+        DuplicateKeyError: Two tensors of the model have one canonical name.
+
+    Ranks: each by itself; no communication.
+    """
+    adapters = adapters or installed_adapters()
+    for module in model.modules():
+        for adapter in adapters.of_module(type(module)):
+            adapter.prepare(module)
+    names = ModelNames()
+    walk = _Walk(names, adapters, modifiers)
+    walk.visit(model, "", "")
+    walk.name_members()
+    return names
+
+
+def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers") -> list[ModelNames]:
+    """Name the parts of one model, such as the pipeline stages of a rank.
+
+    Raises:
+        DuplicateKeyError: Two parts hold something of one name.
+    """
+    adapters = installed_adapters()
+    parts = [name_model(model, modifiers=modifiers, adapters=adapters) for model in models]
+    seen: dict[str, int] = {}
+    for index, part in enumerate(parts):
+        for fqn in part.raw_keys:
+            if fqn in seen:
+                raise DuplicateKeyError(
+                    f"parts {seen[fqn]} and {index} of the model both hold {fqn!r}; keep the names that the whole "
+                    "model gives its layers, for example by holding them in a ModuleDict by their index"
+                )
+            seen[fqn] = index
+    return parts
+
+
+class _Walk:
+    """Visits modules in the order of `state_dict()`."""
+
+    def __init__(self, names: ModelNames, adapters: Adapters, modifiers: str) -> None:
+        self._names = names
+        self._adapters = adapters
+        self._modifiers = modifiers
+        self._first: dict[torch.Tensor, str] = {}
+        self._members: list[tuple[torch.Tensor, nn.Module, list[str]]] = []
+
+    def name_members(self) -> None:
+        """Name what joined parameters stand for, once every module has its prefix."""
+        for parameter, inner, paths in self._members:
+            for path in paths:
+                above, _, local = path.rpartition(".")
+                self._names.joined[parameter].append(self._names.module_prefixes[inner.get_submodule(above)][0] + local)
+
+    def visit(self, module: nn.Module, fqn_prefix: str, raw_prefix: str) -> None:
+        names = self._names
+        names.module_prefixes.setdefault(module, []).append(fqn_prefix)
+        names.fqn_prefixes[raw_prefix] = fqn_prefix
+        names.raw_prefixes[fqn_prefix] = raw_prefix
+        skipped = self._layers(module)
+        for local, parameter in module._parameters.items():  # noqa: SLF001 - tied ones too, which the public way hides
+            if parameter is not None and parameter not in names.joined:
+                self._add(fqn_prefix + local, raw_prefix + local, parameter)
+                names.fqn_of.setdefault(parameter, fqn_prefix + local)
+        transient = module._non_persistent_buffers_set  # noqa: SLF001 - there is no public way
+        for local, buffer in module._buffers.items():  # noqa: SLF001 - as above
+            if buffer is not None and local not in transient:
+                self._add(fqn_prefix + local, raw_prefix + local, buffer)
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            self._add(fqn_prefix + _EXTRA_STATE, raw_prefix + _EXTRA_STATE, None)
+        for local, child in module._modules.items():  # noqa: SLF001 - shared ones too
+            if child is not None:
+                layer = skipped.get(local)
+                inner_fqn = fqn_prefix if layer is not None else f"{fqn_prefix}{local}."
+                shows = layer is None or layer.in_keys
+                self.visit(child, inner_fqn, f"{raw_prefix}{local}." if shows else raw_prefix)
+
+    def _layers(self, module: nn.Module) -> dict[str, Layer]:
+        """The children of a module that are no part of names."""
+        layers: dict[str, Layer] = {}
+        for adapter in self._adapters.of_module(type(module)):
+            self._names.adapters.setdefault(adapter, []).append(module)
+            layer = adapter.layer(module)
+            for parameter, members in adapter.joined_parameters(module).items():
+                self._names.joined[parameter] = []
+                self._members.append((parameter, module if layer is None else getattr(module, layer.child), members))
+            if layer is not None:
+                layers[layer.child] = layer
+        modify = getattr(type(module), self._modifiers, None)
+        if modify is not None:
+            told: Mapping[str, Any] = modify(module)
+            layers.update({child: Layer(child, in_keys=False) for child in told.values()})
+        return layers
+
+    def _add(self, fqn: str, raw: str, tensor: torch.Tensor | None) -> None:
+        names = self._names
+        if fqn in names.raw_keys and names.tensors.get(fqn) is not tensor:
+            raise DuplicateKeyError(
+                f"{raw!r} and {names.raw_keys[fqn]!r} of the model would both be called {fqn!r} without the names of "
+                "their wrappers; rename one of them"
+            )
+        names.raw_keys[fqn] = raw
+        if tensor is None:
+            return
+        names.tensors[fqn] = tensor
+        first = self._first.setdefault(tensor, fqn)
+        if first != fqn:
+            names.aliases[fqn] = first
+
+
+def _split(key: str) -> tuple[str, str]:
+    """`a.b.c` → (`a.b.`, `c`)."""
+    above, dot, local = key.rpartition(".")
+    return above + dot, local

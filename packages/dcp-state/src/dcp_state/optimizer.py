@@ -1,0 +1,278 @@
+"""Optimizer state dicts under canonical names: get and set. How state is fitted to an optimizer lives in `fitting`.
+
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures, meanings, both layouts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dcp_state.adapters import installed_adapters
+from dcp_state.broadcast import broadcast_tensors
+from dcp_state.errors import StateMismatchError
+from dcp_state.fitting import FittedState, fit
+from dcp_state.initial import InitialStates
+from dcp_state.model import no_garbage_collection, submodule_prefixes, take_submodules
+from dcp_state.names import ModelNames, name_model
+from dcp_state.optimizer_names import OptimizerNames, Optimizers, as_optimizers, optimizer_names
+from dcp_state.options import StateDictOptions, check_options
+from dcp_state.report import StateReport
+from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer, flatten_optimizer_state, read_saved, rename
+from dcp_state.whole import convert_tensors
+
+__all__ = ["get_optimizer_state_dict", "optimizer_state", "restore_optimizers", "set_optimizer_state_dict"]
+
+
+def get_optimizer_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    submodules: set[nn.Module] | None = None,
+    options: StateDictOptions | None = None,
+) -> dict[str, Any]:
+    """The state of optimizers by canonical names of parameters; nothing of the training changes.
+
+    Args:
+        model: The model whose parameters they hold; see `get_model_state_dict`.
+        optimizers: One or several; their groups follow each other.
+        submodules: Deprecated: only the state of what lies in these modules.
+        options: See `StateDictOptions`.
+
+    Returns:
+        `state` → FQN → name → value, sharing the optimizers' memory, and `param_groups` with FQNs; or the flat form.
+        A trainable parameter that has no state yet is there with the state that the optimizer would begin with, so
+        that the result is a template for a load, too.
+
+    Raises:
+        UnknownParameterError: An optimizer holds a parameter that the model does not.
+        UnsupportedOptimizerError: The state cannot be named (LBFGS).
+        CheckpointException: A rank failed while whole tensors were gathered; on all ranks.
+
+    Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
+    Source: torch 2.13 `state_dict.get_optimizer_state_dict`, which takes a step with lr=0 to make missing state.
+    """
+    options = check_options(options)
+    with no_garbage_collection():
+        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        return optimizer_state([(model, names)], optimizers, options, submodules)
+
+
+def set_optimizer_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    optim_state_dict: Mapping[str, Any],
+    *,
+    options: StateDictOptions | None = None,
+) -> StateReport:
+    """Give optimizers the state that `get_optimizer_state_dict` took, whatever the grouping and wrappers were.
+
+    Args:
+        model: See `get_optimizer_state_dict`.
+        optimizers: See `get_optimizer_state_dict`.
+        optim_state_dict: Either layout, or what a single `optimizer.state_dict()` gave. Not changed, nor kept.
+        options: See `StateDictOptions`.
+
+    Returns:
+        What was restored, initialised and dropped (None in stock).
+
+    Raises:
+        StateMismatchError: The state dict does not fit; every reason is named, nothing was changed.
+        CheckpointException: With `broadcast_from_rank0`, a rank failed; on all ranks.
+
+    Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
+    Source: torch 2.13 `state_dict.set_optimizer_state_dict`.
+    """
+    options = check_options(options)
+    with no_garbage_collection():
+        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        return restore_optimizers([(model, names)], optimizers, optim_state_dict, options)
+
+
+def optimizer_state(
+    parts: Sequence[tuple[nn.Module, ModelNames]],
+    optimizers: Optimizers,
+    options: StateDictOptions,
+    submodules: set[nn.Module] | None = None,
+) -> dict[str, Any]:
+    """`get_optimizer_state_dict` for the parts of a model whose names are known."""
+    names = optimizer_names(parts)
+    state: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = []
+    for optimizer in as_optimizers(optimizers):
+        named = _name(optimizer, names, options)
+        state.update(named[STATE])
+        groups.extend(named[GROUPS])
+    if submodules:
+        prefixes = [each for _, part in parts for each in submodule_prefixes(part, submodules) or ()]
+        keep = options.keep_submodule_prefixes
+        state = take_submodules(state, prefixes, keep=keep)
+        groups = [
+            {**group, PARAMS: list(take_submodules(dict.fromkeys(group[PARAMS]), prefixes, keep=keep))}
+            for group in groups
+        ]
+    merged: dict[str, Any] = {STATE: state, GROUPS: groups}
+    if options.flatten_optimizer_state_dict:
+        merged = flatten_optimizer_state(merged)
+    return convert_tensors(merged, options)
+
+
+def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: StateDictOptions) -> dict[str, Any]:
+    """`optimizer.state_dict()`, complete and with names instead of indices."""
+    adapter = installed_adapters().of_optimizer(optimizer)
+    if adapter is not None:
+        adapter.check(optimizer)
+    packed = _complete(optimizer, InitialStates(optimizer, adapter), whole=names.owner is None)
+    if names.owner is not None:
+        owner, root, own = names.owner
+        named = owner.name_optimizer_state(root, optimizer, packed, options)
+        return rename(named, own.fqn)
+    state: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = []
+    for number, (group, packed_group) in enumerate(zip(optimizer.param_groups, packed[GROUPS], strict=True)):
+        fqns = [names.fqn(parameter, number, position) for position, parameter in enumerate(group[PARAMS])]
+        for fqn, index in zip(fqns, packed_group[PARAMS], strict=True):
+            if index in packed[STATE]:
+                state[fqn] = packed[STATE][index]
+        groups.append({**packed_group, PARAMS: fqns})
+    return {STATE: state, GROUPS: groups}
+
+
+def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole: bool) -> dict[str, Any]:
+    """`optimizer.state_dict()` with initial state for trainable parameters that have none.
+
+    Where parameters are not `whole`, one without elements here may have its state elsewhere.
+    """
+    packed = optimizer.state_dict()
+    state = {index: values for index, values in packed[STATE].items() if values}
+    for number, (group, packed_group) in enumerate(zip(optimizer.param_groups, packed[GROUPS], strict=True)):
+        for parameter, index in zip(group[PARAMS], packed_group[PARAMS], strict=True):
+            wanted = index not in state and parameter.requires_grad and (whole or parameter.numel() > 0)
+            if wanted and (made := initial.of(number, parameter)):
+                state[index] = made
+    return {**packed, STATE: state}
+
+
+def restore_optimizers(
+    parts: Sequence[tuple[nn.Module, ModelNames]],
+    optimizers: Optimizers,
+    state_dict: Mapping[str, Any],
+    options: StateDictOptions,
+    *,
+    adopt: bool = False,
+) -> StateReport:
+    """`set_optimizer_state_dict` for the parts of a model whose names are known; `adopt` keeps tensors uncopied."""
+    optimizers = as_optimizers(optimizers)
+    names = optimizer_names(parts)
+    if options.broadcast_from_rank0:
+        saved = _broadcast(optimizers, names, state_dict)
+        adopt = True
+    else:
+        if not state_dict:
+            raise StateMismatchError(
+                "optimizer state", ["the state dict is empty; pass what get_optimizer_state_dict gave"]
+            )
+        saved = read_saved(_with_names(state_dict, optimizers, names), names.known)
+    return restore_saved(optimizers, names, saved, options, adopt=adopt)
+
+
+def restore_saved(
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: OptimizerNames,
+    saved: SavedOptimizer,
+    options: StateDictOptions,
+    *,
+    adopt: bool,
+) -> StateReport:
+    """Fit saved state to each optimizer; none is changed unless it fits all."""
+    empty_groups = iter(saved.empty_groups)
+    fitted: list[FittedState] = []
+    problems: list[str] = []
+    taken: set[str] = set()
+    report = StateReport()
+    for optimizer in optimizers:
+        adapter = installed_adapters().of_optimizer(optimizer)
+        if adapter is not None:
+            adapter.check(optimizer)
+        one = fit(optimizer, InitialStates(optimizer, adapter), names, saved, empty_groups, options, adopt=adopt)
+        fitted.append(one)
+        problems += one.problems
+        taken |= one.taken
+        report.merge(one.report)
+    if problems:
+        raise StateMismatchError("optimizer state", problems)
+    for one in fitted:
+        one.apply()
+    for fqn in saved.state:
+        if fqn not in taken:
+            report.dropped[f"{STATE}.{fqn}"] = "no optimizer here holds a parameter of this name"
+    return report
+
+
+def _with_names(
+    state_dict: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer], names: OptimizerNames
+) -> Mapping[str, Any]:
+    """A plain `optimizer.state_dict()`, which has indices, with names; any other state dict as it is."""
+    groups = state_dict.get(GROUPS, [])
+    if not any(isinstance(index, int) for group in groups for index in group.get(PARAMS, ())):
+        return state_dict
+    held = [group[PARAMS] for optimizer in optimizers for group in optimizer.param_groups]
+    if [len(group[PARAMS]) for group in groups] != list(map(len, held)):
+        raise StateMismatchError(
+            "optimizer state",
+            ["it has indices instead of names, and other groups than the optimizer; save it by names instead"],
+        )
+    fqns = {
+        index: names.fqn(parameter, number, position)
+        for number, (group, parameters) in enumerate(zip(groups, held, strict=True))
+        for position, (index, parameter) in enumerate(zip(group[PARAMS], parameters, strict=True))
+    }
+    return {
+        STATE: {fqns[index]: values for index, values in state_dict[STATE].items()},
+        GROUPS: [{**group, PARAMS: [fqns[index] for index in group[PARAMS]]} for group in groups],
+    }
+
+
+def _broadcast(
+    optimizers: Sequence[torch.optim.Optimizer], names: OptimizerNames, state_dict: Mapping[str, Any]
+) -> SavedOptimizer:
+    """The state of rank 0, with shards as this rank's parameters have them."""
+    parameters = {
+        names.fqn_of[parameter]: parameter
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group[PARAMS]
+        if parameter in names.fqn_of
+    }
+
+    def source() -> dict[str, Any]:
+        if not state_dict:
+            return {}
+        mine = read_saved(_with_names(state_dict, optimizers, names), names.known)
+        flat: dict[str, Any] = {
+            f"{fqn}\0{name}": value for fqn, values in mine.state.items() for name, value in values.items()
+        }
+        flat[""] = (mine.hyperparameters, mine.empty_groups)
+        return flat
+
+    def target(key: str, sent: Any) -> torch.Tensor | None:
+        fqn = key.partition("\0")[0]
+        if names.owner is not None:  # which shards whole tensors itself
+            return torch.empty(sent.shape, dtype=sent.dtype)
+        parameter = next((parameters[name] for name in names.candidates(fqn) if name in parameters), None)
+        if parameter is None:
+            return None
+        if parameter.shape == sent.shape and sent.shape:
+            return torch.empty_like(parameter.detach(), dtype=sent.dtype)
+        return torch.empty(sent.shape, dtype=sent.dtype)
+
+    received = broadcast_tensors(source, target, lambda _key, _sent: None)
+    hyperparameters, empty_groups = received.pop("", ({}, []))
+    saved = SavedOptimizer({}, hyperparameters, empty_groups)
+    for key, value in received.items():
+        fqn, _, name = key.partition("\0")
+        saved.state.setdefault(fqn, {})[name] = value
+    return saved

@@ -1,0 +1,77 @@
+"""The names of an optimizer's parameters, over all parts of a model that the optimizer may serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from dcp_state.adapters import ModuleAdapter
+from dcp_state.errors import UnknownParameterError
+from dcp_state.names import ModelNames
+
+__all__ = ["OptimizerNames", "as_optimizers", "optimizer_names"]
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
+
+
+@dataclass(slots=True)
+class OptimizerNames:
+    """Names of parameters, from one or several parts of a model."""
+
+    fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
+    other_names: dict[str, list[str]] = field(default_factory=dict)
+    """First name of a tied parameter → its other names."""
+    joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
+    """Parameter that stands for several → their names."""
+    known: set[str] = field(default_factory=set)
+    """Every name of the model."""
+    owner: tuple[ModuleAdapter, nn.Module, ModelNames] | None = None
+    """The adapter that names optimizer state itself, the module that it does so for, and that module's names."""
+
+    def fqn(self, parameter: torch.Tensor, group: int, position: int) -> str:
+        """The name of a parameter.
+
+        Raises:
+            UnknownParameterError: The model does not hold it.
+        """
+        found = self.fqn_of.get(parameter)
+        if found is None:
+            raise UnknownParameterError(
+                f"parameter {position} of the optimizer's group {group}, of shape {tuple(parameter.shape)}, is no "
+                "parameter of the model; pass the model that the optimizer was made for (all parts of it), and make "
+                "optimizers after the model is wrapped"
+            )
+        return found
+
+    def fqns(self, parameter: torch.Tensor, group: int, position: int) -> list[str]:
+        """The names of all that a parameter stands for. Raises like `fqn`."""
+        return self.joined.get(parameter) or [self.fqn(parameter, group, position)]
+
+    def candidates(self, fqn: str) -> list[str]:
+        """The names under which state of a parameter may have been saved."""
+        return [fqn, *self.other_names.get(fqn, ())]
+
+
+def optimizer_names(parts: Sequence[tuple[nn.Module, ModelNames]]) -> OptimizerNames:
+    """Join the names of the parts of a model."""
+    joined = OptimizerNames()
+    for module, names in parts:
+        joined.fqn_of.update(names.fqn_of)
+        joined.joined.update(names.joined)
+        joined.known.update(names.raw_keys)
+        for members in names.joined.values():
+            joined.known.update(members)
+        for alias, first in names.aliases.items():
+            joined.other_names.setdefault(first, []).append(alias)
+        for adapter in names.adapters:
+            if adapter.owns_optimizer_state:
+                joined.owner = (adapter, module, names)
+    return joined
+
+
+def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
+    """One or several optimizers as a tuple."""
+    return (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else tuple(optimizers)

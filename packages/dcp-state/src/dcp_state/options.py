@@ -1,0 +1,74 @@
+"""`StateDictOptions`, and what a state dict holds; no behaviour.
+
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (names, defaults, meanings).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.tensor import DTensor
+
+__all__ = [
+    "FQNS_T",
+    "DictValueType",
+    "ListDictValueType",
+    "OptimizerStateType",
+    "PrimitiveType",
+    "StateDictOptions",
+    "ValueType",
+    "check_options",
+]
+
+FQNS_T: TypeAlias = set[str]
+PrimitiveType: TypeAlias = DTensor | torch.Tensor | int | float | str
+ValueType: TypeAlias = Any
+"""A `PrimitiveType`, or a list, tuple or dict of them; sharded tensors of FSDP1 too."""
+DictValueType: TypeAlias = dict[str, ValueType]
+ListDictValueType: TypeAlias = list[DictValueType]
+OptimizerStateType: TypeAlias = dict[str, Any]
+"""`state` → FQN → name → value, and `param_groups` → groups with FQNs as `params`; or the flat form of both."""
+
+
+@dataclass
+class StateDictOptions:
+    """How state dicts are made and taken.
+
+    Args:
+        full_state_dict: Whole tensors on every rank instead of shards; when setting, such tensors are taken.
+        cpu_offload: Tensors on the CPU. With `full_state_dict` only rank 0 gets any, the others an empty dict.
+        ignore_frozen_params: Leave parameters without `requires_grad` out of the model's state dict.
+        keep_submodule_prefixes: With `submodules`, whether names begin with the submodule's own.
+        strict: When setting, refuse missing and unexpected names.
+        broadcast_from_rank0: When setting, rank 0 alone has the state dict, and sends it tensor by tensor. Needs
+            `full_state_dict`.
+        flatten_optimizer_state_dict: One flat dict, `state.<FQN>.<name>` and `param_groups.<FQN>.<hyperparameter>`,
+            which is independent of how parameters are grouped.
+        dsd_fqn_modifiers: The method by which a module says which of its children its state dict hooks leave out of
+            names: it returns name → child.
+
+    Source: torch 2.13 `state_dict.StateDictOptions`.
+    """
+
+    full_state_dict: bool = False
+    cpu_offload: bool = False
+    ignore_frozen_params: bool = False
+    keep_submodule_prefixes: bool = True
+    strict: bool = True
+    broadcast_from_rank0: bool = False
+    flatten_optimizer_state_dict: bool = False
+    dsd_fqn_modifiers: str = "_fqn_modifiers"
+
+
+def check_options(options: StateDictOptions | None) -> StateDictOptions:
+    """The options, or the default ones.
+
+    Raises:
+        ValueError: `broadcast_from_rank0` without `full_state_dict`.
+    """
+    options = options or StateDictOptions()
+    if options.broadcast_from_rank0 and not options.full_state_dict:
+        raise ValueError("broadcast_from_rank0 sends whole tensors: set full_state_dict=True with it")
+    return options

@@ -1,0 +1,83 @@
+"""Whole tensors ↔ the shards of this rank, without communication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dcp_core.shards import LocalShard, local_tensor
+from dcp_state.errors import StateMismatchError
+
+__all__ = ["box_of", "fill_shards", "place", "same_placement"]
+
+
+def box_of(whole: torch.Tensor, shard: LocalShard) -> torch.Tensor:
+    """The part of a whole tensor that a shard holds: a view."""
+    for dim, (offset, size) in enumerate(zip(shard.offsets, shard.sizes, strict=True)):
+        whole = whole.narrow(dim, offset, size)
+    return whole
+
+
+def same_placement(value: DTensor, like: DTensor) -> bool:
+    """Whether two DTensors hold the same boxes on each rank."""
+    return value.device_mesh == like.device_mesh and value.placements == like.placements
+
+
+def fill_shards(fqn: str, whole: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy this rank's part of a whole tensor into a tensor or DTensor of the same global shape, in place."""
+    held = local_tensor(fqn, target)
+    if held is None:
+        raise StateMismatchError(fqn, [f"{fqn}: a {type(target).__name__} cannot take a tensor"])
+    with torch.no_grad():
+        for shard in held.shards:
+            shard.get().copy_(box_of(whole, shard))
+
+
+def place(fqn: str, value: Any, like: Any) -> Any:
+    """`value` with the sharding of `like`; memory is shared with `value` where that can be.
+
+    Args:
+        fqn: For errors.
+        value: Anything; only tensors are changed.
+        like: The tensor that takes it.
+
+    Raises:
+        StateMismatchError: The global shapes differ, or `value` is sharded and `like` is not.
+
+    Ranks: every rank that holds shards of both; communicates only between two different shardings.
+    """
+    if not isinstance(value, torch.Tensor) or not isinstance(like, torch.Tensor):
+        return value
+    if isinstance(like, DTensor):
+        if isinstance(value, DTensor):
+            if same_placement(value, like):
+                return value
+            if value.device_mesh == like.device_mesh:
+                return value.redistribute(like.device_mesh, like.placements)
+            raise StateMismatchError(fqn, [f"{fqn}: sharded over another device mesh; get it with full_state_dict"])
+        return _shard(fqn, value, like) if value.shape == like.shape else value
+    if isinstance(value, DTensor):
+        raise StateMismatchError(
+            fqn, [f"{fqn}: is sharded here, but a plain tensor in the model; get it with full_state_dict=True"]
+        )
+    return value
+
+
+def _shard(fqn: str, whole: torch.Tensor, like: DTensor) -> DTensor:
+    held = local_tensor(fqn, like, allow_meta=True)
+    shards = held.shards if held is not None else ()
+    local_shape = like.to_local().shape
+    if len(shards) == 1 and tuple(shards[0].sizes) == tuple(local_shape):
+        local = box_of(whole, shards[0])
+    else:
+        local = torch.empty(local_shape, dtype=whole.dtype, device=whole.device)
+        stand_in = DTensor.from_local(
+            local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+        if shards:
+            fill_shards(fqn, whole, stand_in)
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )

@@ -1,0 +1,18 @@
+"""Registers the adapters of this package. Imports nothing heavy."""
+
+from dcp_core.hookspecs import hookimpl
+
+__all__ = ["dcp_register_state_adapters"]
+
+
+@hookimpl
+def dcp_register_state_adapters() -> dict[str, str]:
+    """The wrappers and optimizers of PyTorch that need teaching."""
+    return {
+        "checkpointed": "dcp_state.wrappers.checkpointed:CheckpointedAdapter",
+        "compiled": "dcp_state.wrappers.compiled:CompiledAdapter",
+        "ddp": "dcp_state.wrappers.ddp:DdpAdapter",
+        "fsdp1": "dcp_state.wrappers.fsdp1:Fsdp1Adapter",
+        "fsdp2": "dcp_state.wrappers.fsdp2:Fsdp2Adapter",
+        "lbfgs": "dcp_state.wrappers.lbfgs:LbfgsAdapter",
+    }

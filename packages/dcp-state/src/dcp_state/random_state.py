@@ -1,0 +1,43 @@
+"""The state of the random number generators, as a `Stateful`. It differs between ranks: save it as `PerRank`."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from typing import Any
+
+import torch
+
+__all__ = ["RandomState"]
+
+
+class RandomState:
+    """The generators of torch (CPU and the current CUDA device), Python and, where it is imported, numpy.
+
+    Source: torch `get_rng_state`, `torch.cuda.get_rng_state`; Python `random.getstate`; numpy `random.get_state`.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states, as tensors and plain values."""
+        version, words, gauss = random.getstate()
+        state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
+        if torch.cuda.is_available():
+            state["cuda"] = torch.cuda.get_rng_state()
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            kind, keys, *rest = numpy.random.get_state()
+            state["numpy"] = [str(kind), [int(key) for key in keys], *rest]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the generators whose states are there."""
+        torch.set_rng_state(state_dict["torch"].to("cpu", torch.uint8))
+        version, words, gauss = state_dict["python"]
+        random.setstate((version, tuple(words), gauss))
+        if "cuda" in state_dict and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state_dict["cuda"].to("cpu", torch.uint8))
+        if "numpy" in state_dict:
+            numpy = importlib.import_module("numpy")  # no dependency: only where the saved run had it
+            kind, keys, *rest = state_dict["numpy"]
+            numpy.random.set_state((kind, numpy.array(keys, numpy.uint32), *rest))

@@ -1,0 +1,49 @@
+"""What setting a state dict did: restored, initialised, dropped, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.nn.modules.module import _IncompatibleKeys
+
+__all__ = ["IncompatibleKeys", "StateReport"]
+
+
+@dataclass(slots=True)
+class StateReport:
+    """What happened to each name on this rank; names are FQNs, those of optimizers as `state.<FQN>`."""
+
+    restored: list[str] = field(default_factory=list)
+    initialised: dict[str, str] = field(default_factory=dict)
+    """Left as it was before training, or as it was before the call → why."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """In the state dict, but not taken → why."""
+
+    def merge(self, other: StateReport) -> None:
+        """Add what another report says."""
+        self.restored += other.restored
+        self.initialised |= other.initialised
+        self.dropped |= other.dropped
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.restored)} restored"]
+        for word, entries in (("initialised", self.initialised), ("dropped", self.dropped)):
+            lines += [f"{word}: {name} ({why})" for name, why in sorted(entries.items())]
+        return "\n".join(lines)
+
+
+class IncompatibleKeys(_IncompatibleKeys):
+    """`missing_keys` and `unexpected_keys`, canonical names, with the whole `report`."""
+
+    report: StateReport
+
+    @classmethod
+    def of(cls, missing: list[str], unexpected: list[str], report: StateReport) -> IncompatibleKeys:
+        """The result of a `set_…` function."""
+        keys = cls(missing, unexpected)
+        keys.report = report
+        return keys
+
+    def __reduce__(self) -> Any:
+        return type(self).of, (self.missing_keys, self.unexpected_keys, self.report)

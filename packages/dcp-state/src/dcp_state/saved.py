@@ -1,0 +1,117 @@
+"""One form of optimizer state for all layouts: state by FQN, hyperparameters by FQN, those of empty groups in order.
+
+Nested: `{"state": {fqn: {name: value}}, "param_groups": [{…, "params": [fqn, …]}]}`.
+Flat: `state.<fqn>.<name>` and `param_groups.<fqn>.<hyperparameter>`, one entry for each; knows no empty groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcp_state.errors import StateMismatchError
+
+__all__ = ["GROUPS", "PARAMS", "STATE", "SavedOptimizer", "flatten_optimizer_state", "is_flat", "read_saved", "rename"]
+
+STATE = "state"
+GROUPS = "param_groups"
+PARAMS = "params"
+
+
+@dataclass(slots=True)
+class SavedOptimizer:
+    """Optimizer state without the grouping that it was saved with."""
+
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hyperparameters: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """FQN → hyperparameters; parameters of one group may share a mapping."""
+    empty_groups: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+def is_flat(state_dict: Mapping[str, Any]) -> bool:
+    """Whether a state dict has the flat form."""
+    return bool(state_dict) and STATE not in state_dict and GROUPS not in state_dict
+
+
+def read_saved(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOptimizer:
+    """Understand a state dict of either form; values are not copied.
+
+    Args:
+        state_dict: Not changed.
+        known: FQNs of the model, by which names in flat keys are told from those of state.
+
+    Raises:
+        StateMismatchError: It has neither form.
+    """
+    if is_flat(state_dict):
+        return _read_flat(state_dict, known)
+    saved = SavedOptimizer(dict(state_dict.get(STATE, {})))
+    for group in state_dict.get(GROUPS, []):
+        hyperparameters = {name: value for name, value in group.items() if name != PARAMS}
+        if not group.get(PARAMS):
+            saved.empty_groups.append(hyperparameters)
+        for fqn in group.get(PARAMS) or ():
+            saved.hyperparameters[fqn] = hyperparameters
+    return saved
+
+
+def _read_flat(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOptimizer:
+    saved = SavedOptimizer()
+    foreign = [key for key in state_dict if not key.startswith((f"{STATE}.", f"{GROUPS}."))]
+    if foreign:
+        raise StateMismatchError(
+            "optimizer state", [f"{key!r} belongs neither to {STATE!r} nor to {GROUPS!r}" for key in foreign]
+        )
+    for key, value in state_dict.items():
+        kind, _, rest = key.partition(".")
+        fqn, path = _fqn_and_path(rest, known)
+        if kind == STATE:
+            entry = saved.state.setdefault(fqn, {})
+            for name in path[:-1]:
+                entry = entry.setdefault(name, {})
+            entry[path[-1]] = value
+        else:
+            hyperparameters = saved.hyperparameters.setdefault(fqn, {})
+            assert isinstance(hyperparameters, dict)
+            hyperparameters[".".join(path)] = value
+    return saved
+
+
+def _fqn_and_path(rest: str, known: Collection[str]) -> tuple[str, list[str]]:
+    """Split `<fqn>.<path>` at the longest FQN that is known; before the last element if none is."""
+    parts = rest.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        fqn = ".".join(parts[:length])
+        if fqn in known:
+            return fqn, parts[length:]
+    return ".".join(parts[:-1]), parts[-1:]
+
+
+def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat form of the nested one; values are not copied. Hyperparameters of empty groups have no place in it."""
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                add(f"{prefix}.{name}", value)
+            else:
+                flat[f"{prefix}.{name}"] = value
+
+    for fqn, values in state_dict[STATE].items():
+        add(f"{STATE}.{fqn}", values)
+    for group in state_dict[GROUPS]:
+        for fqn in group[PARAMS]:
+            flat.update({f"{GROUPS}.{fqn}.{name}": value for name, value in group.items() if name != PARAMS})
+    return flat
+
+
+def rename(state_dict: Mapping[str, Any], function: Callable[[str], str]) -> dict[str, Any]:
+    """The nested form with other names; values are not copied. Nothing where there is nothing."""
+    if not state_dict:
+        return {STATE: {}, GROUPS: []}
+    return {
+        STATE: {function(fqn): values for fqn, values in state_dict[STATE].items()},
+        GROUPS: [{**group, PARAMS: list(map(function, group[PARAMS]))} for group in state_dict[GROUPS]],
+    }

@@ -1,0 +1,79 @@
+"""`load_sharded_optimizer_state_dict`: optimizer state for FSDP1 models, allocated from the checkpoint's metadata.
+
+Needs no optimizer: where state has a parameter's shape, it is sharded as the parameter is; everything else is whole.
+
+Source: torch 2.13 `torch.distributed.checkpoint.optimizer.load_sharded_optimizer_state_dict`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcp_core.errors import MissingKeyError
+from dcp_core.flatten import unflatten_state_dict
+from dcp_core.load_planner import DefaultLoadPlanner
+from dcp_core.loading import load
+from dcp_core.metadata import Metadata, TensorStorageMetadata
+from dcp_core.protocols import LoadPlanner, StorageReader
+
+__all__ = ["load_sharded_optimizer_state_dict"]
+
+
+def load_sharded_optimizer_state_dict(
+    model_state_dict: dict[str, Any],
+    optimizer_key: str,
+    storage_reader: StorageReader,
+    planner: LoadPlanner | None = None,
+) -> dict[str, Any]:
+    """Load what a checkpoint holds under a key as optimizer state for an FSDP1 model.
+
+    Args:
+        model_state_dict: The sharded state dict of the model, by FQN: tells how state is to be sharded.
+        optimizer_key: The key that the optimizer state was saved under.
+        storage_reader: Where to read from.
+        planner: See `dcp_core.load`.
+
+    Returns:
+        `{optimizer_key: state}`, nested as it was saved: sharded tensors like the model's, whole tensors, objects.
+
+    Raises:
+        MissingKeyError: The checkpoint has nothing under the key.
+        CheckpointException: Reading failed on some rank of several; on all of them.
+
+    Ranks: every rank of the default group; collective.
+    Source: torch 2.13 `optimizer.load_sharded_optimizer_state_dict`.
+    """
+    metadata = storage_reader.read_metadata()
+    paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
+    wanted = [
+        name
+        for name in metadata.state_dict_metadata
+        if (paths[name][0] if name in paths else name.partition(".")[0]) == optimizer_key
+    ]
+    if not wanted:
+        raise MissingKeyError(
+            f"the checkpoint has nothing under {optimizer_key!r}; pass the key that it was saved under"
+        )
+    template = {name: _allocate(name, paths.get(name, ()), metadata, model_state_dict) for name in wanted}
+    load(template, storage_reader=storage_reader, planner=planner or DefaultLoadPlanner())
+    return dict(unflatten_state_dict(template, {name: paths[name] for name in wanted if name in paths}))
+
+
+def _allocate(name: str, path: tuple[Any, ...], metadata: Metadata, model: Mapping[str, Any]) -> Any:
+    """A place for one value."""
+    stored = metadata.state_dict_metadata[name]
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    parameter = next((model[element] for element in path if element in model), None)
+    dtype = stored.properties.dtype
+    if parameter is not None and tuple(parameter.shape) == tuple(stored.size) and stored.size:
+        # A copy has the sharding; its dtype may differ from that of the state.
+        made = copy.deepcopy(parameter) if hasattr(parameter, "local_shards") else torch.empty_like(parameter)
+        return made if made.dtype == dtype else made.to(dtype)
+    device = torch.device("cuda") if dist.is_initialized() and dist.get_backend() == "nccl" else torch.device("cpu")
+    return torch.empty(stored.size, dtype=dtype, device=device)

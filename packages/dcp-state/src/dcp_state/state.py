@@ -1,0 +1,69 @@
+"""Model and optimizer state dicts at once.
+
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures, meanings).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from dcp_state.model import model_state, no_garbage_collection, restore_model
+from dcp_state.names import name_model
+from dcp_state.optimizer import optimizer_state, restore_optimizers
+from dcp_state.optimizer_names import Optimizers, as_optimizers
+from dcp_state.options import StateDictOptions, check_options
+from dcp_state.report import IncompatibleKeys, StateReport
+
+__all__ = ["get_state_dict", "set_state_dict"]
+
+
+def get_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    submodules: set[nn.Module] | None = None,
+    options: StateDictOptions | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`get_model_state_dict` and `get_optimizer_state_dict`, naming the model once.
+
+    Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
+    Source: torch 2.13 `state_dict.get_state_dict`.
+    """
+    options = check_options(options)
+    with no_garbage_collection():
+        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        of_model = model_state(model, names, options, submodules)
+        optimizers = as_optimizers(optimizers)
+        of_optimizers = optimizer_state([(model, names)], optimizers, options, submodules) if optimizers else {}
+    return of_model, of_optimizers
+
+
+def set_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    model_state_dict: Mapping[str, Any],
+    optim_state_dict: Mapping[str, Any],
+    options: StateDictOptions | None = None,
+) -> IncompatibleKeys:
+    """`set_optimizer_state_dict`, then `set_model_state_dict`, naming the model once.
+
+    Returns:
+        Missing and unexpected names of the model; `report` tells of the optimizers, too.
+
+    Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
+    Source: torch 2.13 `state_dict.set_state_dict`.
+    """
+    options = check_options(options)
+    with no_garbage_collection():
+        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        optimizers = as_optimizers(optimizers)
+        report = StateReport()
+        if optimizers:
+            report = restore_optimizers([(model, names)], optimizers, optim_state_dict, options)
+        keys = restore_model(model, names, model_state_dict, options)
+    keys.report.merge(report)
+    return keys

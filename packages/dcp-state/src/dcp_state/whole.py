@@ -1,0 +1,170 @@
+"""Sharded tensors → whole ones: for every rank, or streamed to rank 0 alone in pieces.
+
+Each rank needs memory for what it keeps and for one tensor (one piece, where only rank 0 keeps any).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from dcp_core.mesh_boxes import LocalBox, ShardedDim, local_boxes
+from dcp_core.shards import local_tensor
+from dcp_state.options import StateDictOptions
+from dcp_state.together import PIECE_BYTES, Errors, all_ranks
+
+__all__ = ["convert_tensors", "map_tensors"]
+
+
+def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> dict[str, Any]:
+    """The same state dict with tensors whole or on the CPU, as the options say.
+
+    Args:
+        state_dict: Nested dicts and lists; not changed.
+        options: `full_state_dict` and `cpu_offload` count.
+
+    Returns:
+        A new state dict; with both options an empty one on all ranks but 0.
+
+    Raises:
+        CheckpointException: A rank failed; raised on all of them, when no rank waits for another any more.
+
+    Ranks: with `full_state_dict`, every rank that holds shards; collective.
+    """
+    if not options.full_state_dict:
+        return dict(map_tensors(state_dict, _to_cpu)) if options.cpu_offload else state_dict
+    found = list(_tensors(state_dict, ""))
+    sharded = [(name, value) for name, value in found if isinstance(value, DTensor)]
+    to_first = options.cpu_offload and dist.is_initialized()
+    keeps = not to_first or dist.get_rank() == 0
+    results: dict[int, torch.Tensor] = {}
+    everyone = bool(sharded) and all(value.device_mesh.size() == dist.get_world_size() for _, value in sharded)
+    with all_ranks("full state dict", alone=not everyone) as (coordinator, errors):
+        described = [(name, tuple(value.shape), str(value.placements)) for name, value in sharded]
+        # A digest, as Python's own hash of a string is another one in each process.
+        digest = hashlib.sha256(repr(described).encode()).hexdigest()
+        coordinator.agree("full state dict: names", digest, "digests of names, shapes and shardings")
+        for name, value in sharded:
+            whole = _to_rank_0(name, value, errors) if to_first else _to_all(value, errors)
+            if whole is not None and keeps:
+                results[id(value)] = whole
+    if not keeps:
+        return {}
+    finish: Callable[[torch.Tensor], Any] = _to_cpu if options.cpu_offload else (lambda tensor: tensor)
+    return dict(map_tensors(state_dict, lambda tensor: finish(results.get(id(tensor), tensor))))
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """A copy of nested dicts, lists and tuples with another value for each tensor."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: map_tensors(each, function) for name, each in value.items()}
+    if isinstance(value, list):
+        return [map_tensors(each, function) for each in value]
+    if type(value) is tuple:
+        return tuple(map_tensors(each, function) for each in value)
+    return value
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _tensors(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _tensors(each, f"{name}.{index}")
+
+
+def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu")
+
+
+def _to_all(value: DTensor, errors: Errors) -> torch.Tensor | None:
+    whole = value.full_tensor()
+    return errors.attempt(whole.detach)
+
+
+def _to_rank_0(name: str, value: DTensor, errors: Errors) -> torch.Tensor | None:
+    """The whole tensor on the CPU of rank 0, None elsewhere; nothing happens where rank 0 holds no part of it."""
+    ranks = value.device_mesh.mesh.flatten().tolist()
+    if 0 not in ranks:
+        return None
+    me = dist.get_rank()
+    held = local_tensor(name, value)
+    mine = {tuple(shard.offsets): shard.get() for shard in held.shards} if held is not None else {}
+    whole = errors.attempt(lambda: torch.empty(value.shape, dtype=value.dtype)) if me == 0 else None
+    for box, owner in _owners(value).items():
+        if 0 < me != owner:
+            continue
+        part = mine.get(box.offsets)
+        if me == 0 and owner == 0:
+            if whole is not None and part is not None:
+                _box(whole, box).copy_(part)
+        else:
+            _send_or_receive(box, owner, part, whole, value)
+    return whole
+
+
+def _send_or_receive(
+    box: LocalBox, owner: int, part: torch.Tensor | None, whole: torch.Tensor | None, value: DTensor
+) -> None:
+    """Move one box from its owner to rank 0, in pieces of whole rows."""
+    rows = box.sizes[0] if box.sizes else 1
+    row_bytes = max(1, value.element_size() * _product(box.sizes[1:]))
+    step = max(1, PIECE_BYTES // row_bytes)
+    device = value.to_local().device
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        shape = (stop - start, *box.sizes[1:]) if box.sizes else ()
+        if dist.get_rank() == owner:
+            piece = part if part is None or not box.sizes else part[start:stop]
+            sent = torch.zeros(shape, dtype=value.dtype, device=device) if piece is None else piece.contiguous()
+            dist.send(sent, dst=0)
+            continue
+        buffer = torch.empty(shape, dtype=value.dtype, device=device)
+        dist.recv(buffer, src=owner)
+        if whole is not None:
+            target = _box(whole, box)
+            (target[start:stop] if box.sizes else target).copy_(buffer)
+
+
+def _owners(value: DTensor) -> dict[LocalBox, int]:
+    """Each box of a tensor → the first rank that holds it; the same on all ranks."""
+    mesh = value.device_mesh.mesh
+    placements = tuple(
+        ShardedDim(placement.dim, int(getattr(placement, "split_factor", 1)))  # type: ignore[attr-defined]
+        if not placement.is_replicate()
+        else None
+        for placement in value.placements
+    )
+    owners: dict[LocalBox, int] = {}
+    seen: set[tuple[int, ...]] = set()
+    for coordinate in itertools.product(*map(range, mesh.shape)):
+        _, boxes = local_boxes(tuple(value.shape), tuple(mesh.shape), coordinate, placements)
+        for box in boxes:
+            if box.offsets not in seen:
+                seen.add(box.offsets)
+                owners[box] = int(mesh[coordinate])
+    return owners
+
+
+def _box(whole: torch.Tensor, box: LocalBox) -> torch.Tensor:
+    for dim, (offset, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
+        whole = whole.narrow(dim, offset, size)
+    return whole
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result

@@ -1,0 +1,98 @@
+"""FSDP1 (`FullyShardedDataParallel`): flat parameters, of which its own functions make sharded or whole state by name.
+
+Source: torch 2.13 `FullyShardedDataParallel.{state_dict_type,optim_state_dict,optim_state_dict_to_load}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
+
+from dcp_state.adapters import Layer, ModuleAdapter
+from dcp_state.options import StateDictOptions
+
+__all__ = ["Fsdp1Adapter"]
+
+
+class Fsdp1Adapter(ModuleAdapter):
+    """Takes `_fsdp_wrapped_module.` away, and asks FSDP for sharded (or whole) state."""
+
+    gathers: ClassVar[bool] = True
+    owns_optimizer_state: ClassVar[bool] = True
+
+    def handles(self, kind: type[nn.Module]) -> bool:
+        """FSDP1's wrapper."""
+        return issubclass(kind, FullyShardedDataParallel)
+
+    def layer(self, module: nn.Module) -> Layer:
+        """The wrapped module; FSDP's hooks keep its name out of keys."""
+        del module
+        return Layer("_fsdp_wrapped_module", in_keys=False)
+
+    def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
+        """The flat parameter, unless `use_orig_params` hides it."""
+        handle = getattr(module, "_handle", None)
+        if handle is None or handle._use_orig_params:  # noqa: SLF001 - there is no public way
+            return {}
+        return {handle.flat_param: list(handle.flat_param._fqns)}  # noqa: SLF001 - as above
+
+    def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
+        """Sharded state, or whole state where it is asked for; only on rank 0 with `cpu_offload`."""
+        return _state_dict_type(root, options)
+
+    def name_optimizer_state(
+        self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
+    ) -> dict[str, Any]:
+        """FSDP's `optim_state_dict`; hyperparameters are the optimizer's own."""
+        with _state_dict_type(root, options):
+            return dict(FullyShardedDataParallel.optim_state_dict(root, optimizer, packed))
+
+    def pack_optimizer_state(
+        self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
+    ) -> dict[str, Any]:
+        """FSDP's `optim_state_dict_to_load`."""
+        with _state_dict_type(root, options):
+            return dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, named))
+
+
+@contextlib.contextmanager
+def _state_dict_type(root: nn.Module, options: StateDictOptions) -> Iterator[None]:
+    offload = options.cpu_offload
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # FSDP1 itself says that it is deprecated; whoever reads its state knows.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        if options.full_state_dict:
+            # On the CPU torch's own offload reads memory that it has freed; `whole` drops what is not wanted there.
+            on_cpu = next((parameter.device.type for parameter in root.parameters()), "cpu") == "cpu"
+            offload = offload and not on_cpu
+            first_only = offload and not options.broadcast_from_rank0
+            context = FullyShardedDataParallel.state_dict_type(
+                root,
+                StateDictType.FULL_STATE_DICT,
+                FullStateDictConfig(offload_to_cpu=offload, rank0_only=first_only),
+                FullOptimStateDictConfig(offload_to_cpu=offload, rank0_only=first_only),
+            )
+        else:
+            context = FullyShardedDataParallel.state_dict_type(
+                root,
+                StateDictType.SHARDED_STATE_DICT,
+                ShardedStateDictConfig(offload_to_cpu=offload),
+                ShardedOptimStateDictConfig(offload_to_cpu=offload),
+            )
+        stack.enter_context(context)
+        yield

@@ -1,0 +1,26 @@
+"""FSDP2 (`fully_shard`): no wrapper and no prefix; parameters are DTensors while they are sharded.
+
+Between forward and backward a module may show its unsharded parameters, which no optimizer knows.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from dcp_state.adapters import ModuleAdapter
+
+__all__ = ["Fsdp2Adapter"]
+
+
+class Fsdp2Adapter(ModuleAdapter):
+    """Shows the sharded parameters."""
+
+    def handles(self, kind: type[nn.Module]) -> bool:
+        """Modules that `fully_shard` changed."""
+        return issubclass(kind, FSDPModule)
+
+    def prepare(self, module: nn.Module) -> None:
+        """Reshard, as the module's own `state_dict` would."""
+        if isinstance(module, FSDPModule):
+            module.reshard()

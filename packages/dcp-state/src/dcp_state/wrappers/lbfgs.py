@@ -1,0 +1,25 @@
+"""`LBFGS`: its state is one history over all parameters at once, so it cannot be kept by name."""
+
+from __future__ import annotations
+
+import torch
+
+from dcp_state.adapters import OptimizerAdapter
+from dcp_state.errors import UnsupportedOptimizerError
+
+__all__ = ["LbfgsAdapter"]
+
+
+class LbfgsAdapter(OptimizerAdapter):
+    """Refuses, with what to do instead."""
+
+    def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
+        """LBFGS and what derives from it."""
+        return issubclass(kind, torch.optim.LBFGS)
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Always raises `UnsupportedOptimizerError`."""
+        raise UnsupportedOptimizerError(
+            f"{type(optimizer).__name__} keeps one history for all parameters together, which has no names and cannot "
+            "be resharded; save `optimizer.state_dict()` as it is, for a resume with the same parameters"
+        )
