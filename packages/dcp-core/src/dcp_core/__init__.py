@@ -17,6 +17,7 @@ from dcp_core.errors import (
     CorruptCheckpointError,
     DcpError,
     MissingKeyError,
+    PeerLostError,
     PlanError,
     RankDisagreementError,
     UnsafeCheckpointError,
@@ -36,6 +37,7 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from dcp_core.peers import PeerOptions
 from dcp_core.per_rank import PerRank
 from dcp_core.plan import (
     BytesIOWriteData,
@@ -91,6 +93,8 @@ __all__ = [
     "Metadata",
     "MetadataIndex",
     "MissingKeyError",
+    "PeerLostError",
+    "PeerOptions",
     "PerRank",
     "PlanError",
     "RankDisagreementError",

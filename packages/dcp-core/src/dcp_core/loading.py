@@ -17,12 +17,13 @@ import torch.distributed as dist
 
 from dcp_core.byte_reader import ByteStorageReader
 from dcp_core.convert import as_metadata
-from dcp_core.coordination import Coordinator, make_coordinator
+from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_core.events import Operation
 from dcp_core.load_plan import LocalLoadPlan
 from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.metadata import Metadata
+from dcp_core.peers import PeerOptions
 from dcp_core.per_rank import RankValues
 from dcp_core.plan import LoadPlan
 from dcp_core.protocols import CheckpointId, LoadPlanner, Stateful, StorageReader, is_stateful
@@ -44,6 +45,8 @@ def load(
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    peers: PeerOptions | None = None,
 ) -> LoadReport:
     """Load a checkpoint into a state dict, in place, whatever sharding it was saved with.
 
@@ -55,6 +58,9 @@ def load(
         planner: Decides what is read into what; `DefaultLoadPlanner` if None.
         process_group: The ranks that load together; None takes all.
         no_dist: Load in this process alone, whatever process groups exist.
+        timeout_seconds: How long a rank waits for the others in one phase, counted from its own arrival; see
+            `make_coordinator`, as for `peers`.
+        peers: How ranks watch each other, so that the death of one is noticed long before the timeout.
 
     Returns:
         What was loaded on this rank, what was not, and why.
@@ -67,7 +73,7 @@ def load(
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader.load` (returns None there).
     """
-    coordinator = make_coordinator(process_group, no_dist=no_dist)
+    coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
     return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator)
 
 

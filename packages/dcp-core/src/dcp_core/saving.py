@@ -15,9 +15,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_core.coordination import Coordinator, make_coordinator
+from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.events import Operation
 from dcp_core.metadata import DeferredMetadata, Metadata
+from dcp_core.peers import PeerOptions
 from dcp_core.per_rank import with_rank_values
 from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import written_of
@@ -40,6 +41,8 @@ def save(
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
     use_collectives: bool = True,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    peers: PeerOptions | None = None,
 ) -> Metadata:
     """Save a state dict; when it returns, the checkpoint exists and is durable, when it raises, it does not exist.
 
@@ -52,6 +55,9 @@ def save(
         process_group: The ranks that save together; None takes all.
         no_dist: Save from this process alone, whatever process groups exist.
         use_collectives: False lets every rank plan alone: no deduplication, and an index per rank.
+        timeout_seconds: How long a rank waits for the others in one phase, counted from its own arrival; see
+            `make_coordinator`, as for `peers`.
+        peers: How ranks watch each other, so that the death of one is noticed long before the timeout.
 
     Returns:
         The checkpoint's metadata.
@@ -69,7 +75,7 @@ def save(
         checkpoint_id,
         storage_writer,
         planner,
-        make_coordinator(process_group, no_dist=no_dist),
+        make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers),
         use_collectives=use_collectives,
         group=getattr(process_group, "group_name", None),
     )
