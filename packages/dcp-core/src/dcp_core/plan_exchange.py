@@ -209,7 +209,9 @@ class PlanExchange:
             self._token = secrets.token_hex(8)
             source = whole[0].index
             numbers = [[n for n, (ranks, _) in enumerate(sets) if rank in ranks] for rank in range(len(plans))]
-            self._global = GlobalPlan(source, metadata.planner_data, whole, numbers, [{} for _ in plans])
+            # The caller gets this metadata, and may change it.
+            paths = None if metadata.planner_data is None else dict(metadata.planner_data)
+            self._global = GlobalPlan(source, paths, whole, numbers, [{} for _ in plans])
             GLOBAL_PLANS.put(self._token, self._global)
         replies = []
         for rank, (plan, one, local) in enumerate(zip(plans, chosen, all_plans, strict=True)):
