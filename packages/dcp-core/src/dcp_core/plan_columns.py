@@ -27,7 +27,16 @@ from dcp_manifest.items import StoredItem
 from dcp_manifest.merge import take_tensors
 from dcp_manifest.stored_items import StoredItems
 
-__all__ = ["PlanColumns", "Selection", "WrittenColumns", "columns_of", "object_item", "write_result", "written_of"]
+__all__ = [
+    "PlanColumns",
+    "Selection",
+    "WrittenColumns",
+    "columns_of",
+    "object_item",
+    "tensor_facts",
+    "write_result",
+    "written_of",
+]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -154,7 +163,7 @@ class PlanColumns:
         owner = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
         counts = np.bincount(owner[chosen.chunks], minlength=len(index.tensor_names)).astype(np.int64)
         tensors = np.flatnonzero(counts)
-        shapes, boxes = index.shape_starts(), starts(index.tensor_ndim[owner])
+        boxes = starts(index.tensor_ndim[owner])
         first, last = boxes[:-1][chosen.chunks], boxes[1:][chosen.chunks]
         numbers = ranges(first, last)
         offsets, sizes = index.chunk_offsets[numbers], index.chunk_sizes[numbers]
@@ -165,13 +174,7 @@ class PlanColumns:
             sizes[places[row] + dim] = end - begin
             whole[np.searchsorted(row_of_tensor, row, "right") - 1] = 0
         taken = replace(
-            index,
-            tensor_names=[index.tensor_names[row] for row in tensors.tolist()],
-            tensor_dtype=index.tensor_dtype[tensors],
-            tensor_flags=index.tensor_flags[tensors],
-            tensor_ndim=index.tensor_ndim[tensors],
-            tensor_owner=index.tensor_owner[tensors],
-            tensor_shape=index.tensor_shape[ranges(shapes[:-1][tensors], shapes[1:][tensors])],
+            tensor_facts(index, tensors),
             tensor_chunks=counts[tensors],
             chunk_offsets=offsets,
             chunk_sizes=sizes,
@@ -185,6 +188,20 @@ class PlanColumns:
     def items(self) -> LazyList[WriteItem]:
         """The items as a plan holds them."""
         return LazyList(self)
+
+
+def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
+    """An index with the names and facts of these rows of tensors; their chunks are the caller's affair."""
+    shapes = index.shape_starts()
+    return replace(
+        index,
+        tensor_names=[index.tensor_names[row] for row in tensors.tolist()],
+        tensor_dtype=index.tensor_dtype[tensors],
+        tensor_flags=index.tensor_flags[tensors],
+        tensor_ndim=index.tensor_ndim[tensors],
+        tensor_owner=index.tensor_owner[tensors],
+        tensor_shape=index.tensor_shape[ranges(shapes[:-1][tensors], shapes[1:][tensors])],
+    )
 
 
 def object_item(name: str, nbytes: int) -> WriteItem:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dcp_core.index_records import StateRecords
 from dcp_core.plan import WriteItem
-from dcp_core.plan_columns import PlanColumns
+from dcp_core.plan_columns import PlanColumns, tensor_facts
 from dcp_manifest.box_columns import ranges, starts
 from dcp_manifest.columns import CheckpointIndex
 
@@ -56,16 +56,10 @@ class PlannedRows:
         own = tensor[self.chunks]
         begins = np.flatnonzero(np.concatenate([np.ones(min(1, len(own)), bool), own[1:] != own[:-1]]))
         tensors = own[begins]
-        boxes, shapes = starts(index.tensor_ndim[tensor]), index.shape_starts()
+        boxes = starts(index.tensor_ndim[tensor])
         numbers = ranges(boxes[:-1][self.chunks], boxes[1:][self.chunks])
         taken = replace(
-            index,
-            tensor_names=[index.tensor_names[row] for row in tensors.tolist()],
-            tensor_dtype=index.tensor_dtype[tensors],
-            tensor_flags=index.tensor_flags[tensors],
-            tensor_ndim=index.tensor_ndim[tensors],
-            tensor_owner=index.tensor_owner[tensors],
-            tensor_shape=index.tensor_shape[ranges(shapes[:-1][tensors], shapes[1:][tensors])],
+            tensor_facts(index, tensors),
             tensor_chunks=np.diff(np.append(begins, len(own))),
             chunk_offsets=index.chunk_offsets[numbers],
             chunk_sizes=index.chunk_sizes[numbers],

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dcp_core.collector import collector_paused
 from dcp_core.per_rank import PerRank
 from dcp_core.protocols import is_stateful
 from dcp_state.errors import StateMismatchError
-from dcp_state.model import model_state, no_garbage_collection, restore_model
+from dcp_state.model import model_state, restore_model
 from dcp_state.names import ModelNames, name_models
 from dcp_state.optimizer import optimizer_state, restore_saved
 from dcp_state.optimizer_names import Optimizers, as_optimizers, optimizer_names
@@ -98,7 +99,7 @@ class AppState:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank; tensors share the memory of the model and the optimizers. Nothing changes."""
-        with no_garbage_collection():
+        with collector_paused():
             names = self._names()
             models: dict[str, Any] = {}
             for part, of_part in zip(self._parts, names, strict=True):
@@ -119,7 +120,7 @@ class AppState:
             StateMismatchError: It does not fit; every reason is named.
         """
         self.report = StateReport()
-        with no_garbage_collection():
+        with collector_paused():
             names = self._names()
             if self._optimizers:
                 self._restore_optimizers(names, state_dict.get("optimizer", {}))

@@ -6,7 +6,6 @@ Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures, meanin
 from __future__ import annotations
 
 import contextlib
-import gc
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dcp_core.collector import collector_paused
 from dcp_core.report import suggest
 from dcp_state.broadcast import broadcast_model
 from dcp_state.direct import can_load_directly, load_directly
@@ -27,7 +27,6 @@ from dcp_state.whole import convert_tensors
 __all__ = [
     "get_model_state_dict",
     "model_state",
-    "no_garbage_collection",
     "restore_model",
     "set_model_state_dict",
     "submodule_prefixes",
@@ -57,7 +56,7 @@ def get_model_state_dict(
     Source: torch 2.13 `state_dict.get_model_state_dict`.
     """
     options = check_options(options)
-    with no_garbage_collection():
+    with collector_paused():
         names = name_model(model, modifiers=options.dsd_fqn_modifiers)
         return model_state(model, names, options, submodules)
 
@@ -83,7 +82,7 @@ def set_model_state_dict(
     Source: torch 2.13 `state_dict.set_model_state_dict`.
     """
     options = check_options(options)
-    with no_garbage_collection():
+    with collector_paused():
         names = name_model(model, modifiers=options.dsd_fqn_modifiers)
         return restore_model(model, names, model_state_dict, options)
 
@@ -185,15 +184,3 @@ def _around(model: nn.Module, names: ModelNames, options: StateDictOptions) -> I
         for adapter in names.adapters:
             stack.enter_context(adapter.around(model, options))
         yield
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """The cycle collector would look at all of the many small objects, again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

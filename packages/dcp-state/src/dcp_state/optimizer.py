@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from dcp_core.collector import collector_paused
 from dcp_state.adapters import installed_adapters
 from dcp_state.broadcast import broadcast_tensors
 from dcp_state.errors import StateMismatchError
 from dcp_state.fitting import FittedState, fit
 from dcp_state.initial import InitialStates
-from dcp_state.model import no_garbage_collection, submodule_prefixes, take_submodules
+from dcp_state.model import submodule_prefixes, take_submodules
 from dcp_state.names import ModelNames, name_model
 from dcp_state.optimizer_names import OptimizerNames, Optimizers, as_optimizers, optimizer_names
 from dcp_state.options import StateDictOptions, check_options
@@ -56,7 +57,7 @@ def get_optimizer_state_dict(
     Source: torch 2.13 `state_dict.get_optimizer_state_dict`, which takes a step with lr=0 to make missing state.
     """
     options = check_options(options)
-    with no_garbage_collection():
+    with collector_paused():
         names = name_model(model, modifiers=options.dsd_fqn_modifiers)
         return optimizer_state([(model, names)], optimizers, options, submodules)
 
@@ -87,7 +88,7 @@ def set_optimizer_state_dict(
     Source: torch 2.13 `state_dict.set_optimizer_state_dict`.
     """
     options = check_options(options)
-    with no_garbage_collection():
+    with collector_paused():
         names = name_model(model, modifiers=options.dsd_fqn_modifiers)
         return restore_optimizers([(model, names)], optimizers, optim_state_dict, options)
 

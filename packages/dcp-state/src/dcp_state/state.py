@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from dcp_state.model import model_state, no_garbage_collection, restore_model
+from dcp_core.collector import collector_paused
+from dcp_state.model import model_state, restore_model
 from dcp_state.names import name_model
 from dcp_state.optimizer import optimizer_state, restore_optimizers
 from dcp_state.optimizer_names import Optimizers, as_optimizers
@@ -33,7 +34,7 @@ def get_state_dict(
     Source: torch 2.13 `state_dict.get_state_dict`.
     """
     options = check_options(options)
-    with no_garbage_collection():
+    with collector_paused():
         names = name_model(model, modifiers=options.dsd_fqn_modifiers)
         of_model = model_state(model, names, options, submodules)
         optimizers = as_optimizers(optimizers)
@@ -58,7 +59,7 @@ def set_state_dict(
     Source: torch 2.13 `state_dict.set_state_dict`.
     """
     options = check_options(options)
-    with no_garbage_collection():
+    with collector_paused():
         names = name_model(model, modifiers=options.dsd_fqn_modifiers)
         optimizers = as_optimizers(optimizers)
         report = StateReport()
