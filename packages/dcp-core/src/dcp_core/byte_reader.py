@@ -16,12 +16,19 @@ from dcp_core.byte_backend import ByteBackend
 from dcp_core.collector import collector_paused
 from dcp_core.columns import metadata_from_index
 from dcp_core.device_copy import DeviceCopies
-from dcp_core.errors import CorruptCheckpointError, DcpError, UnsupportedFormatError
+from dcp_core.errors import CorruptCheckpointError, DcpError
 from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorageMetadata
 from dcp_core.plan import LoadItemType, LoadPlan, ReadItem
 from dcp_core.protocols import CheckpointId, LoadPlanner, StorageReader
-from dcp_core.read_requests import archive_request, direct_memory, object_request, tensor_request
+from dcp_core.read_requests import (
+    archive_request,
+    direct_memory,
+    encoded_request,
+    object_request,
+    tensor_request,
+)
 from dcp_core.stock_archive import ArchivedTensor, ArchiveSearch
+from dcp_core.transforms import ExtensionRegistry
 from dcp_core.whole_reads import split_whole_reads
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.requests import ReadRequest
@@ -38,8 +45,9 @@ class ByteStorageReader(StorageReader):
     what has none is listed in `unverified_keys`.
     """
 
-    def __init__(self, checkpoint_id: CheckpointId) -> None:
+    def __init__(self, checkpoint_id: CheckpointId, *, extensions: ExtensionRegistry | None = None) -> None:
         self._checkpoint_id = checkpoint_id
+        self._extensions = extensions or ExtensionRegistry()
         self._backend = self._open(checkpoint_id)
         self._clear()
 
@@ -115,15 +123,23 @@ class ByteStorageReader(StorageReader):
     def _requests(self, plan: LoadPlan, planner: LoadPlanner) -> list[ReadRequest]:
         copies = DeviceCopies()
         archives: dict[tuple[str, int], list[ReadItem]] = defaultdict(list)
+        encoded: dict[tuple[str, int], list[ReadItem]] = defaultdict(list)
         requests, items = split_whole_reads(plan, planner, self._known(), direct_memory)
         for item in items:
             stored = self._stored(item)
             if item.type is LoadItemType.BYTE_IO:
-                requests.append(object_request(item, stored, planner))
+                requests.append(object_request(item, stored, planner, self._extensions))
+            elif stored.chain:
+                encoded[stored.file, stored.offset].append(item)
             elif stored.framing is Framing.RAW:
                 requests.append(tensor_request(item, stored, *self._chunk(item), planner, copies))
             else:
                 archives[stored.file, stored.offset].append(item)
+        for items in encoded.values():
+            dtype, _ = self._chunk(items[0])
+            sizes = {self._chunk(item)[1] for item in items}
+            stored = self._stored(items[0])
+            requests.append(encoded_request(items, stored, dtype, sizes, planner, self._extensions))
         located = self._search(archives.values())
         for place, items in archives.items():
             sizes = {self._chunk(item)[1] for item in items}
@@ -159,13 +175,7 @@ class ByteStorageReader(StorageReader):
                 "the checkpoint is incomplete, load an earlier one",
                 key=index.fqn,
             )
-        stored = _stored_item(info, item)
-        if stored.chain:
-            raise UnsupportedFormatError(
-                f"{index.fqn!r} in {stored.file} is stored through transforms ({', '.join(map(repr, stored.chain))}) "
-                "that this version cannot undo: load it with the version that saved it"
-            )
-        return stored
+        return _stored_item(info, item)
 
     def _chunk(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and sizes of the stored chunk that an item reads from."""

@@ -7,6 +7,7 @@ come in pieces, of which the box's elements are copied out.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +19,18 @@ from dcp_core.errors import CorruptCheckpointError, DcpError
 from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import ReadItem
 from dcp_core.protocols import LoadPlanner
-from dcp_manifest.items import StoredItem
+from dcp_core.transforms import ExtensionRegistry, undo
+from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.requests import ReadRequest
 from dcp_manifest.runs import box_runs
 
-__all__ = ["archive_request", "direct_memory", "object_request", "tensor_request"]
+__all__ = ["archive_request", "direct_memory", "encoded_request", "object_request", "tensor_request"]
+
+# What transforms may become when they are undone: elements of the largest dtype and what an archive has around them
+# (a planner may have stored another dtype than the index says), and objects, of whose size nothing is known.
+_MAX_ITEM_BYTES = 16
+_MAX_ARCHIVE_BYTES = 1 << 20
+_MAX_OBJECT_BYTES = 4 << 30
 
 
 def tensor_request(
@@ -71,11 +79,15 @@ def direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None
     return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
 
 
-def object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner) -> ReadRequest:
+def object_request(
+    item: ReadItem, stored: StoredItem, planner: LoadPlanner, registry: ExtensionRegistry
+) -> ReadRequest:
     """The request for an object: all of its bytes at once."""
     key = item.storage_index.fqn
 
     def done(data: memoryview) -> None:
+        if stored.chain:
+            data = undo(data, stored, key, registry, _MAX_OBJECT_BYTES)
         try:
             planner.load_bytes(item, io.BytesIO(data))
         except CorruptCheckpointError as error:
@@ -114,6 +126,49 @@ def archive_request(
             _copy_part(tensor, item, planner)
 
     return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
+
+
+def encoded_request(
+    items: Sequence[ReadItem],
+    stored: StoredItem,
+    dtype: torch.dtype,
+    sizes: set[tuple[int, ...]],
+    planner: LoadPlanner,
+    registry: ExtensionRegistry,
+) -> ReadRequest:
+    """The request for a whole tensor that is stored through transforms, for every item that wants a part of it.
+
+    Args:
+        items: What is wanted of it; at least one.
+        stored: The tensor, bare or in an archive once it is decoded.
+        dtype: Of the stored values, as indexed.
+        sizes: What the index says of the tensor's sizes.
+        planner: Names the destinations, and hears when they are filled.
+        registry: Where transforms are found.
+    """
+    elements = max(math.prod(each) for each in sizes)
+    whole = archive_request(items, stored, sizes, planner)
+
+    def done(data: memoryview) -> None:
+        key = whole.key
+        decoded = undo(data, stored, key, registry, elements * _MAX_ITEM_BYTES + _MAX_ARCHIVE_BYTES)
+        if stored.framing is not Framing.RAW:
+            if whole.done is not None:
+                whole.done(decoded)
+            return
+        if len(sizes) > 1 or len(decoded) != elements * dtype.itemsize:
+            raise CorruptCheckpointError(
+                f"the stored tensor has {len(decoded)} bytes once it is decoded, not {elements * dtype.itemsize}",
+                file=stored.file,
+                key=key,
+                offset=stored.offset,
+            )
+        flat = torch.frombuffer(decoded, dtype=torch.uint8) if decoded else torch.empty(0, dtype=torch.uint8)
+        tensor = flat.view(dtype).view(next(iter(sizes)))
+        for item in items:
+            _copy_part(tensor, item, planner)
+
+    return ReadRequest(whole.key, stored, 0, stored.stored_bytes, None, done)
 
 
 def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:

@@ -58,7 +58,12 @@ class ArchiveSearch:
     def add(self, key: str, stored: StoredItem) -> None:
         """Search an archive, unless it is small; `key` is an FQN for messages."""
         size = stored.stored_bytes
-        if size < _SEARCH_MIN_BYTES or stored.framing is not Framing.TORCH_ZIP or stored.crc32 is not None:
+        if (
+            size < _SEARCH_MIN_BYTES
+            or stored.framing is not Framing.TORCH_ZIP
+            or stored.crc32 is not None
+            or stored.chain
+        ):
             return
         ends = {0: bytearray(_END_BYTES), size - _END_BYTES: bytearray(_END_BYTES)}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from dcp_core import ByteStorageReader
+from dcp_core.transforms import ExtensionRegistry
 from dcp_fs.layout import Verify, default_thread_count
 from dcp_fs.paths import is_local_id, local_path
 from dcp_io import LocalStore, StoreBackend
@@ -20,7 +20,7 @@ class FileSystemReader(ByteStorageReader):
 
     Args:
         path: The checkpoint's folder.
-        _extension_registry: Where stream transforms are looked up; None takes the installed ones.
+        _extension_registry: Where stream transforms are looked up first, before those of installed packages.
         verify: `blocks` or True (the default): check the CRC blocks that are read. `full`: check whole items, which
             matters for slices of items that stock wrote. `before`: check everything before the first value changes.
             False: check nothing.
@@ -35,7 +35,7 @@ class FileSystemReader(ByteStorageReader):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        _extension_registry: Any | None = None,
+        _extension_registry: ExtensionRegistry | None = None,
         *,
         verify: Verify = "blocks",
         thread_count: int | None = None,
@@ -43,14 +43,12 @@ class FileSystemReader(ByteStorageReader):
     ) -> None:
         if verify not in _VERIFY:
             raise ValueError(f"verify={verify!r} is not known; choose one of {', '.join(map(repr, _VERIFY))}")
-        if _extension_registry is not None:
-            raise ValueError("_extension_registry needs stream transforms, which this version does not have yet")
         self.verify: Verify = "blocks" if verify is True else verify
         if max_inflight_bytes < 1:
             raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
         self.thread_count = thread_count or default_thread_count()
         self.max_inflight_bytes = max_inflight_bytes
-        super().__init__(path)
+        super().__init__(path, extensions=_extension_registry)
 
     @property
     def path(self) -> os.PathLike[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
+from dcp_core.transforms import StreamTransformExtension
 from dcp_fs.layout import Layout, SerializationFormat, check_choice, default_thread_count
 from dcp_fs.paths import is_local_id, local_path
 from dcp_io import LocalStore, StoreBackend
@@ -30,7 +30,8 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
             `max_inflight_bytes` is not given.
         cache_staged_state_dict: See `BlockingAsyncStager`.
         overwrite: Whether a checkpoint that is already there may be replaced.
-        _extensions: Stream transforms, in the order of writing.
+        _extensions: Stream transforms that every item goes through (`dcp_transforms.ZStandard()`, …): the first one
+            writes to the file, the last one takes the data. A slice of an item so stored costs reading all of it.
         serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
         interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
@@ -53,7 +54,7 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         per_thread_copy_ahead: int = 10_000_000,
         cache_staged_state_dict: bool = False,
         overwrite: bool = True,
-        _extensions: Sequence[Any] | None = None,
+        _extensions: Sequence[StreamTransformExtension] | None = None,
         serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
         *,
         layout: Layout = "torch",
@@ -62,8 +63,9 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:
         check_choice("layout", layout, Layout)
-        if _extensions:
-            raise ValueError("_extensions needs stream transforms, which this version does not have yet")
+        for extension in _extensions or ():
+            if not (hasattr(extension, "transform_to") and hasattr(extension, "get_descriptor")):
+                raise ValueError(f"_extensions holds {extension!r}, which is no transform of streams")
         if serialization_format is not SerializationFormat.TORCH_SAVE:
             raise ValueError(
                 f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
@@ -83,7 +85,7 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         )
         self.stale_after_seconds = stale_after_seconds
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
-        ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop)
+        ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, encoders=_extensions or ())
 
     @property
     def path(self) -> os.PathLike[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_io.crc import RunningCrc, crc32
+from dcp_io.encoded import encode_payload
 from dcp_io.store import Buffer, Sink
 from dcp_io.zip_payload import Frame, tensor_frame
 from dcp_manifest.dtypes import ITEM_BYTES
@@ -29,8 +30,8 @@ _ZEROS: Final = bytes(ALIGNMENT_BYTES)
 _RAW = int(Framing.RAW)
 
 
-Place = tuple[int, int, int, int, int, int]
-"""Offset, length, lead, stored_bytes, framing and crc32 of an item, as in a `StoredItem`.
+Place = tuple[int, int, int, int, int, int, int]
+"""Offset, length, lead, stored_bytes, framing and crc32 of an item as in a `StoredItem`, and the number of its chain.
 
 A bare tuple of numbers: the garbage collector, whose passes are what many small objects cost most, leaves it alone.
 """
@@ -59,6 +60,8 @@ class DataFile:
         self._sync_started = 0
         self.running_crcs: list[npt.NDArray[np.uint32]] = []
         """Of each item that has any, in the order of `add`."""
+        self.chains: dict[tuple[str, ...], int] = {(): 0}
+        """Descriptors of transforms → their number in places."""
 
     def add(self, key: str, payload: Payload) -> Place:
         """Append one item; its bytes may be handed to the storage later, at the latest by `close`.
@@ -71,19 +74,10 @@ class DataFile:
             ValueError: The payload's length contradicts its dtype and sizes.
             OSError: The storage refused.
         """
-        data = payload.data
-        if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
-            raise ValueError(
-                f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data"
-            )
-        size = len(data) if isinstance(data, bytes | memoryview) else data.nbytes
-        frame, lead, item_bytes = None, 0, 1
-        if payload.framing == _RAW:
-            item_bytes = _item_bytes(key, payload, size)
-            if self._framed:
-                frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes)
-                lead = len(frame.prefix)
-        gap = -(self._position + lead) % alignment(payload.framing, size, item_bytes, framed=self._framed)
+        data, frame, framing, item_bytes, chain = self._prepare(key, payload)
+        size = len(data) if isinstance(data, bytes | bytearray | memoryview) else data.nbytes
+        lead = 0 if frame is None else len(frame.prefix)
+        gap = -(self._position + lead) % alignment(framing, size, item_bytes, framed=self._framed)
         if gap:
             self._pieces.append(_ZEROS[:gap])
         offset = self._position + gap
@@ -93,7 +87,7 @@ class DataFile:
         if size > CRC_BLOCK_MIN_BYTES:
             value = self._stream(data, size)
         else:
-            small = data if isinstance(data, bytes | memoryview) else _joined(data, self._max_piece_bytes)
+            small = data if isinstance(data, bytes | bytearray | memoryview) else _joined(data, self._max_piece_bytes)
             value = crc32(small)
             self._pieces.append(small)
             self._position += size
@@ -101,7 +95,27 @@ class DataFile:
             self._end_frame(frame, value)
         if self._position - self._written >= PACK_BYTES:
             self._flush()
-        return offset, self._position - offset, lead, size, int(payload.framing), value
+        return offset, self._position - offset, lead, size, int(framing), value, chain
+
+    def _prepare(self, key: str, payload: Payload) -> tuple[Buffer | PiecewiseData, Frame | None, Framing, int, int]:
+        """What is stored of a payload: bytes, what goes around them, framing, bytes per element, number of chain."""
+        data, framing = payload.data, payload.framing
+        if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
+            raise ValueError(
+                f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data"
+            )
+        frame, item_bytes = None, 1
+        if framing == _RAW:
+            size = len(data) if isinstance(data, bytes | memoryview) else data.nbytes
+            item_bytes = _item_bytes(key, payload, size)
+            if self._framed:
+                frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes)
+        if not payload.encoders:
+            return data, frame, framing, item_bytes, 0
+        names = tuple(encoder.get_descriptor() for encoder in payload.encoders)
+        chain = self.chains.setdefault(names, len(self.chains))
+        encoded = encode_payload(data, frame, payload.encoders, self._max_piece_bytes)
+        return encoded, None, framing if frame is None else Framing.TORCH_ZIP, 1, chain
 
     def close(self) -> None:
         """Hand over what is pending and complete the file."""

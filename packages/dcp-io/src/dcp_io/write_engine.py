@@ -6,6 +6,7 @@ import contextlib
 import functools
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -92,6 +93,35 @@ def write_items(
     return batch.items()
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """One file that is complete."""
+
+    name: str
+    positions: Sequence[int]
+    """Of its items among the requests."""
+    places: list[Place]
+    running_crcs: list[npt.NDArray[np.uint32]]
+    chains: tuple[tuple[str, ...], ...]
+    """By the numbers that places have for them."""
+
+
+def _renumbered(
+    numbers: npt.NDArray[np.int64],
+    files: npt.NDArray[np.int64],
+    written: Sequence[_Written],
+    chains: dict[tuple[str, ...], int],
+) -> npt.NDArray[np.uint8]:
+    """The chains of items, by file, as numbers of one table; adds those that are new to it."""
+    found = np.zeros(len(numbers), np.uint8)
+    for row, file in enumerate(written):
+        if len(file.chains) > 1:
+            table = np.array([chains.setdefault(links, len(chains)) for links in file.chains], np.uint8)
+            own = files == row
+            found[own] = table[numbers[own]]
+    return found
+
+
 class _Batch:
     """What the writer threads of one call share."""
 
@@ -110,15 +140,16 @@ class _Batch:
         self._single_file = single_file
         self._open_file = open_file
         self._made: list[str] = []
-        self._written: list[tuple[str, Sequence[int], list[Place], list[npt.NDArray[np.uint32]]]] = []
+        self._written: list[_Written] = []
 
     def items(self) -> StoredItems:
         """Where the items lie, in the order of the requests."""
         # Each file's items lie together here, whichever thread was done first; `order` says where each request's is.
-        written = sorted(self._written, key=lambda file: file[0])
-        rows = np.array([row for _, _, places, _ in written for row in places], np.int64).reshape(-1, 6)
-        files = np.repeat(np.arange(len(written)), [len(places) for _, _, places, _ in written])
-        order = np.argsort(np.concatenate([positions for _, positions, _, _ in written]), kind="stable")
+        written = sorted(self._written, key=lambda file: file.name)
+        rows = np.array([row for file in written for row in file.places], np.int64).reshape(-1, 7)
+        files = np.repeat(np.arange(len(written)), [len(file.places) for file in written])
+        order = np.argsort(np.concatenate([file.positions for file in written]), kind="stable")
+        chains: dict[tuple[str, ...], int] = {(): 0}
         columns = ItemColumns(
             file=files.astype(np.uint32),
             offset=rows[:, 0].astype(np.uint64),
@@ -126,12 +157,12 @@ class _Batch:
             lead=rows[:, 2].astype(np.uint32),
             stored_bytes=rows[:, 3].astype(np.uint64),
             framing=rows[:, 4].astype(np.uint8),
-            chain=np.zeros(len(rows), np.uint8),
+            chain=_renumbered(rows[:, 6], files, written, chains),
             checked=np.ones(len(rows), np.uint8),
             crc32=rows[:, 5].astype(np.uint32),
-            running_crcs=np.concatenate([_NO_BORDERS, *(part for *_, running in written for part in running)]),
+            running_crcs=np.concatenate([_NO_BORDERS, *(part for file in written for part in file.running_crcs)]),
         )
-        return StoredItems(columns, [name for name, *_ in written]).take(order)
+        return StoredItems(columns, [file.name for file in written], tuple(chains)[1:]).take(order)
 
     def remove_files(self) -> None:
         """Delete every file that was made."""
@@ -163,7 +194,7 @@ class _Batch:
         except BaseException:
             file.abort()
             raise
-        self._written.append((sink.name, positions, places, file.running_crcs))
+        self._written.append(_Written(sink.name, positions, places, file.running_crcs, tuple(file.chains)))
 
 
 def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> None:

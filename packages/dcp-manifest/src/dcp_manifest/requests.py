@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import IO, Protocol
 
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.runs import Runs
 
-__all__ = ["Payload", "PiecewiseData", "ReadRequest", "ReadStats", "Writable", "WriteRequest"]
+__all__ = ["Payload", "PiecewiseData", "ReadRequest", "ReadStats", "StreamEncoder", "Writable", "WriteRequest"]
 
 
 class PiecewiseData(Protocol):
@@ -36,6 +36,18 @@ class PiecewiseData(Protocol):
         ...
 
 
+class StreamEncoder(Protocol):
+    """A transform that bytes go through before they are stored; used by several threads at once."""
+
+    def get_descriptor(self) -> str:
+        """Its name in the index, from which a reader finds what undoes it."""
+        ...
+
+    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
+        """A stream whose input goes, encoded, to `output`; complete when it is closed."""
+        ...
+
+
 @dataclass(slots=True)
 class Payload:
     """The bytes of one item, ready to be written."""
@@ -47,6 +59,8 @@ class Payload:
     """Of a RAW payload: the torch dtype's name without `torch.`."""
     sizes: tuple[int, ...] = ()
     """Of a RAW payload: the chunk's sizes in elements."""
+    encoders: tuple[StreamEncoder, ...] = ()
+    """Transforms to go through: the last one first, so that a reader undoes them in this order."""
 
 
 class Writable(Protocol):

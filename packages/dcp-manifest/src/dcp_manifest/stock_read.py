@@ -210,12 +210,12 @@ def _number(value: object) -> int:
 
 
 def _chain(value: object) -> tuple[str, ...]:
-    """Transforms of an item, in the order of decoding."""
+    """Transforms of an item, in the order of decoding: that of writing, the reverse of which stock keeps."""
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)) or len(value) > _MAX_LINKS or not all(type(link) is str for link in value):
         raise TypeError("an item's transforms are not a short list of names")
-    return tuple(value)
+    return tuple(reversed(value))
 
 
 def _places(storage_data: dict[Any, Any]) -> dict[tuple[str, tuple[int, ...] | None], Place]:

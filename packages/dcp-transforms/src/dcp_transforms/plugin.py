@@ -1,0 +1,11 @@
+"""Registers the transforms of this package. Imports nothing heavy."""
+
+from dcp_core.hookspecs import hookimpl
+
+__all__ = ["dcp_register_transforms"]
+
+
+@hookimpl
+def dcp_register_transforms() -> dict[str, str]:
+    """Transforms by the name in their descriptors."""
+    return {"stream.zstd": "dcp_transforms.zstd:ZStandard"}
