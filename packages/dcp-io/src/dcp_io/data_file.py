@@ -28,6 +28,7 @@ STEP_BYTES = 4 << 20
 SYNC_STEP_BYTES = 32 << 20
 _ZEROS: Final = bytes(ALIGNMENT_BYTES)
 _RAW = int(Framing.RAW)
+_IN_MEMORY = (bytes, bytearray, memoryview)
 
 
 Place = tuple[int, int, int, int, int, int, int]
@@ -62,6 +63,7 @@ class DataFile:
         """Of each item that has any, in the order of `add`."""
         self.chains: dict[tuple[str, ...], int] = {(): 0}
         """Descriptors of transforms → their number in places."""
+        self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
 
     def add(self, key: str, payload: Payload) -> Place:
         """Append one item; its bytes may be handed to the storage later, at the latest by `close`.
@@ -74,10 +76,17 @@ class DataFile:
             ValueError: The payload's length contradicts its dtype and sizes.
             OSError: The storage refused.
         """
-        data, frame, framing, item_bytes, chain = self._prepare(key, payload)
-        size = len(data) if isinstance(data, bytes | bytearray | memoryview) else data.nbytes
-        lead = 0 if frame is None else len(frame.prefix)
-        gap = -(self._position + lead) % alignment(framing, size, item_bytes, framed=self._framed)
+        chain = 0
+        if payload.encoders:
+            payload, chain = self._encoded(key, payload)
+        data, framing = payload.data, payload.framing
+        size = len(data) if type(data) is bytes else _size_of(key, data)
+        if framing == _RAW and not chain:
+            known = self._forms.get((payload.dtype, payload.sizes, size))
+            frame, lead, aligned = known if known is not None else self._form(key, payload, size)
+        else:
+            frame, lead, aligned = None, 0, alignment(framing, size, 1, framed=self._framed)
+        gap = -(self._position + lead) % aligned
         if gap:
             self._pieces.append(_ZEROS[:gap])
         offset = self._position + gap
@@ -87,7 +96,7 @@ class DataFile:
         if size > CRC_BLOCK_MIN_BYTES:
             value = self._stream(data, size)
         else:
-            small = data if isinstance(data, bytes | bytearray | memoryview) else _joined(data, self._max_piece_bytes)
+            small = data if isinstance(data, _IN_MEMORY) else _joined(data, self._max_piece_bytes)
             value = crc32(small)
             self._pieces.append(small)
             self._position += size
@@ -97,25 +106,23 @@ class DataFile:
             self._flush()
         return offset, self._position - offset, lead, size, int(framing), value, chain
 
-    def _prepare(self, key: str, payload: Payload) -> tuple[Buffer | PiecewiseData, Frame | None, Framing, int, int]:
-        """What is stored of a payload: bytes, what goes around them, framing, bytes per element, number of chain."""
-        data, framing = payload.data, payload.framing
-        if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
-            raise ValueError(
-                f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data"
-            )
-        frame, item_bytes = None, 1
-        if framing == _RAW:
-            size = len(data) if isinstance(data, bytes | memoryview) else data.nbytes
-            item_bytes = _item_bytes(key, payload, size)
-            if self._framed:
-                frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes)
-        if not payload.encoders:
-            return data, frame, framing, item_bytes, 0
+    def _form(self, key: str, payload: Payload, size: int) -> tuple[Frame | None, int, int]:
+        """Frame, its lead and the alignment of a bare payload; kept, since thousands of them may be alike."""
+        item_bytes = _item_bytes(key, payload, size)
+        frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes) if self._framed else None
+        form = frame, len(frame.prefix) if frame else 0, alignment(Framing.RAW, size, item_bytes, framed=self._framed)
+        self._forms[payload.dtype, payload.sizes, size] = form
+        return form
+
+    def _encoded(self, key: str, payload: Payload) -> tuple[Payload, int]:
+        """What a payload's encoders make of it and of its frame, and the number of their chain."""
+        frame = None
+        if payload.framing == _RAW:
+            frame, *_ = self._form(key, payload, _size_of(key, payload.data))
         names = tuple(encoder.get_descriptor() for encoder in payload.encoders)
         chain = self.chains.setdefault(names, len(self.chains))
-        encoded = encode_payload(data, frame, payload.encoders, self._max_piece_bytes)
-        return encoded, None, framing if frame is None else Framing.TORCH_ZIP, 1, chain
+        data = encode_payload(payload.data, frame, payload.encoders, self._max_piece_bytes)
+        return Payload(data, payload.framing if frame is None else Framing.TORCH_ZIP), chain
 
     def close(self) -> None:
         """Hand over what is pending and complete the file."""
@@ -135,7 +142,7 @@ class DataFile:
     def _stream(self, data: Buffer | PiecewiseData, size: int) -> int:
         """Write a large payload from its own memory; its CRC32."""
         running = RunningCrc(size)
-        pieces = (data,) if isinstance(data, bytes | bytearray | memoryview) else data.pieces(self._max_piece_bytes)
+        pieces = (data,) if isinstance(data, _IN_MEMORY) else data.pieces(self._max_piece_bytes)
         for piece in pieces:
             view = memoryview(piece)
             for start in range(0, len(view), STEP_BYTES):
@@ -165,6 +172,13 @@ def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> 
     if framing is Framing.RAW and not framed and size < ALIGNMENT_BYTES:
         return item_bytes & -item_bytes  # its largest power of two: packed dtypes of the future may not be one
     return ALIGNMENT_BYTES
+
+
+def _size_of(key: str, data: Buffer | PiecewiseData) -> int:
+    """Bytes of a payload; raises ValueError if they do not lie in a row."""
+    if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
+        raise ValueError(f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data")
+    return len(data) if isinstance(data, _IN_MEMORY) else data.nbytes
 
 
 def _joined(data: PiecewiseData, max_bytes: int) -> bytes:
