@@ -74,3 +74,14 @@ def test_optimizer_state_without_an_optimizer(request: pytest.FixtureRequest) ->
     assert loaded["optim"]["param_groups"] == state["param_groups"]
     with pytest.raises(MissingKeyError, match="'optimizer'"):
         load_sharded_optimizer_state_dict(net.state_dict(), "optimizer", reader)
+
+
+def test_names_that_only_rank_0_has_are_dropped_if_that_is_allowed() -> None:
+    """pytorch/pytorch#149516."""
+    net = torch.nn.Linear(2, 2)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True, strict=False)
+    state = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "extra": torch.ones(1)}
+    keys = set_model_state_dict(net, state, options=options)
+    assert keys.unexpected_keys == ["extra"]
+    assert "extra" in keys.report.dropped
+    assert bool((net.weight == 1).all())

@@ -269,3 +269,16 @@ def test_lbfgs_and_foreign_parameters_are_refused() -> None:
         get_optimizer_state_dict(net, torch.optim.LBFGS(net.parameters()))
     with pytest.raises(UnknownParameterError, match=r"group 0, of shape \(4, 3\)"):
         get_optimizer_state_dict(net, torch.optim.SGD(model().parameters()))
+
+
+def test_gradients_of_another_dtype_and_tensors_as_lr_do_not_matter() -> None:
+    """pytorch/pytorch#191918 and #139575."""
+    net = torch.nn.Linear(2, 2)
+    for parameter in net.parameters():
+        parameter.grad_dtype = torch.bfloat16
+    optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.1))
+    state = get_optimizer_state_dict(net, optimizer)
+    assert set(state["state"]["weight"]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert isinstance(state["param_groups"][0]["lr"], torch.Tensor)
+    assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor)
+    assert all(parameter.grad is None for parameter in net.parameters())
