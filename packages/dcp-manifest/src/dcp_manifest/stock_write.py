@@ -204,7 +204,8 @@ class _Head:
 
 
 def _descriptors(links: tuple[str, ...]) -> bytes:
-    return text("transform_descriptors") + b"](" + b"".join(map(text, links)) + b"e"
+    """Transforms of an item in stock's order, the reverse of decoding."""
+    return text("transform_descriptors") + b"](" + b"".join(map(text, reversed(links))) + b"e"
 
 
 def _shapes(index: CheckpointIndex) -> Iterator[Box]:
