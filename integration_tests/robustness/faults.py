@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import signal
 import time
@@ -20,7 +19,6 @@ from unittest import mock
 import torch.distributed as dist
 
 import dcp_all as dcp
-from dcp_core import coordination, loading, saving
 from dcp_core.peers import PeerOptions
 from dcp_core.process_identity import ProcessIdentity, own_identity
 from integration_tests import failing
@@ -81,7 +79,8 @@ def strike_save(folder: str, fault: Fault, value: float) -> Told:
         writer = failing._failing(dcp.FileSystemWriter, failing._STORAGE_PLACES, place)(folder)
         planner = failing._failing(dcp.DefaultSavePlanner, failing._PLANNER_PLACES, place)()
         state = failing.state(value, fails=place)
-        return _tell(fault, lambda: dcp.save(state, storage_writer=writer, planner=planner))
+        options = {"timeout_seconds": fault.deadline_seconds}
+        return _tell(fault, lambda: dcp.save(state, storage_writer=writer, planner=planner, **options))
 
 
 def strike_load(folder: str, fault: Fault, value: float) -> Told:
@@ -92,7 +91,8 @@ def strike_load(folder: str, fault: Fault, value: float) -> Told:
         reader = failing._failing(dcp.FileSystemReader, failing._STORAGE_PLACES, place)(folder)
         planner = failing._failing(dcp.DefaultLoadPlanner, failing._PLANNER_PLACES, place)()
         state = failing.state(0.0, fails=place)
-        return _tell(fault, lambda: dcp.load(state, storage_reader=reader, planner=planner))
+        options = {"timeout_seconds": fault.deadline_seconds}
+        return _tell(fault, lambda: dcp.load(state, storage_reader=reader, planner=planner, **options))
 
 
 def save_beside_a_holder(folder: str, seconds: float, peer_timeout_seconds: float) -> Told:
@@ -103,10 +103,9 @@ def save_beside_a_holder(folder: str, seconds: float, peer_timeout_seconds: floa
     with (
         mock.patch.object(failing, "_fail_if", lambda wanted: hold_the_interpreter(seconds) if wanted else None),
         mock.patch("dcp_core.peers.own_identity", _own_host),
-        _coordinated(peers=options),
     ):
         start = time.monotonic()
-        dcp.save(state, checkpoint_id=folder)
+        dcp.save(state, checkpoint_id=folder, peers=options)
         return Told("nothing", "", time.monotonic() - start)
 
 
@@ -121,18 +120,8 @@ def _own_host() -> ProcessIdentity:
 
 
 @contextlib.contextmanager
-def _coordinated(**options: Any) -> Iterator[None]:
-    make = functools.partial(coordination.make_coordinator, **options)
-    with mock.patch.object(saving, "make_coordinator", make), mock.patch.object(loading, "make_coordinator", make):
-        yield
-
-
-@contextlib.contextmanager
 def _struck(fault: Fault) -> Iterator[None]:
-    with (
-        mock.patch.object(failing, "_fail_if", lambda wanted: _strike(fault) if wanted else None),
-        _coordinated(timeout_seconds=fault.deadline_seconds),
-    ):
+    with mock.patch.object(failing, "_fail_if", lambda wanted: _strike(fault) if wanted else None):
         dist.barrier()
         yield
 

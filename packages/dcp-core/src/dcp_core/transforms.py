@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import IO, cast
 
 from dcp_core import plugins
-from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError
+from dcp_core.errors import CorruptCheckpointError, PluginNotFoundError, UnsupportedFormatError
 from dcp_manifest.items import StoredItem
 from dcp_manifest.requests import Payload, StreamEncoder, Writable
 
@@ -71,7 +71,10 @@ class ExtensionRegistry:
 
     def _from(self, descriptor: str) -> Extension:
         name, _, version = descriptor.partition("/")
-        found = self.extensions.get(name) or plugins.transform(descriptor)
+        try:
+            found = self.extensions.get(name) or plugins.transform(descriptor)
+        except PluginNotFoundError as error:
+            raise UnsupportedFormatError(str(error)) from error
         try:
             return cast("type[Extension]", found).from_descriptor(version)
         except ValueError as error:
