@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.balance import Assignment, Candidates, assign
+from dcp_core.balance import Assignment, Candidates, Part, assign
 from dcp_core.columns import metadata_from_index, paths_of
 from dcp_core.index_records import StateRecords, dtype_of
 from dcp_core.lazy import LazyDict
@@ -77,9 +77,13 @@ def plan_columns(
     cuts = Cuts(merged, assigned.parts)
     targets = np.array([names.tensors[target] for target in aliases.values()], np.uint32)
     index = replace(cuts.index, alias_names=list(aliases), alias_targets=targets)
+    own_parts: dict[int, dict[int, tuple[int, Part]]] = {}
+    for row, parts in assigned.parts.items():
+        for number, part in enumerate(parts):
+            own_parts.setdefault(part.rank, {})[row] = number, part
     plans = []
     for rank, (plan, one, kept) in enumerate(zip(all_plans, whole_plans, kept_rows, strict=True)):
-        chosen = _chosen(rank, names, table, cuts, assigned)
+        chosen = _chosen(rank, names, table, cuts, assigned, own_parts.get(rank, {}))
         if kept is not None:
             chosen = replace(chosen, chunks=one.chunk_rows(kept)[chosen.chunks])
         plans.append(replace(plan, items=one.select(chosen).items()))
@@ -183,19 +187,29 @@ def _rows_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
     return np.array([row for row, name in enumerate(index.tensor_names) if name not in names], np.int64)
 
 
-def _chosen(rank: int, names: Names, table: ChunkTable, cuts: Cuts, assigned: Assignment) -> Selection:
+def _chosen(
+    rank: int,
+    names: Names,
+    table: ChunkTable,
+    cuts: Cuts,
+    assigned: Assignment,
+    own: Mapping[int, tuple[int, Part]],
+) -> Selection:
     """What one rank writes of what it holds: each box, or its part of it, once."""
     boxes = table.box[table.first_row[rank] : table.first_row[rank + 1]]
     once = np.zeros(len(boxes), bool)
     once[np.unique(boxes, return_index=True)[1]] = True
-    own = {row: part for row, parts in assigned.parts.items() for part in parts if part.rank == rank}
-    mine = (assigned.writer[: len(cuts.first) - 1] == rank) | np.isin(np.arange(len(cuts.first) - 1), list(own))
-    rows = np.flatnonzero(once & mine[boxes])
+    # Of the rank's own boxes alone: all boxes for each rank would be a square of the number of ranks.
+    mine = assigned.writer[boxes] == rank
+    if own:
+        mine |= np.isin(boxes, list(own))
+    rows = np.flatnonzero(once & mine)
     merged_rows = cuts.first[boxes[rows]]
     parts = []
     for position, box in enumerate(boxes[rows].tolist() if own else ()):
-        if (part := own.get(box)) is not None:
+        if box in own:
+            number, part = own[box]
             parts.append((position, int(cuts.dim[box]), part.begin, part.end))
-            merged_rows[position] += assigned.parts[box].index(part)
+            merged_rows[position] += number
     object_rows = names.object_rows[rank] + len(cuts.first) - 1
     return Selection(rows, np.flatnonzero(assigned.writer[object_rows] == rank), cuts.hint[merged_rows], tuple(parts))
