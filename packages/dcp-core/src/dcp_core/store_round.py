@@ -174,17 +174,12 @@ class StoreRound:
                 self._peers.look_around(self._wire.store)
 
     def _outcomes(self, own: Outcome, *, complete: bool = False) -> list[Outcome | None]:
-        """What each rank has told; None for those that have not arrived.
-
-        Where a rank is gone, others see it in the same moment and end the phase: what they told goes away while it is
-        read, which takes as long as the store's timeout. Then it is left.
-        """
+        """What each rank has told; None for those that have not arrived."""
         outcomes: list[Outcome | None] = []
-        leave = not complete and self._peers is not None and bool(self._peers.lost)
         for rank in range(self._seat.world_size):
             if rank == self._seat.rank:
                 outcomes.append(own)
-            elif complete or (not leave and self._wire.has(self._up(rank))):
+            elif complete or self._wire.has(self._up(rank)):
                 outcomes.append(self._outcome(rank))
             else:
                 outcomes.append(None)

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
-import torch.distributed as dist
-
 from dcp_core.errors import CoordinatorLostError
 
 __all__ = ["CHUNK_BYTES", "KeyValueStore", "StoreWire", "VanishedKeyError", "guard_store", "store_lost"]
@@ -21,7 +19,7 @@ __all__ = ["CHUNK_BYTES", "KeyValueStore", "StoreWire", "VanishedKeyError", "gua
 # TCPStore drops the connection at more than 8 MiB; 1 MiB is where it is fastest.
 CHUNK_BYTES = 1 << 20
 _WHOLE, _CHUNKED = b"w", b"c"
-_VANISHED = "the key {key!r} is not in the store over which the ranks coordinate"
+_ABSENT = "dcp: nothing is stored here"
 _FIRST_PAUSE_SECONDS = 0.0005
 _LAST_PAUSE_SECONDS = 0.05
 _RANKS_PER_LAST_PAUSE = 64
@@ -31,7 +29,6 @@ class KeyValueStore(Protocol):
     """What is used of `torch.distributed.Store`; keys and values as there."""
 
     def set(self, key: str, value: bytes, /) -> None: ...  # noqa: D102
-    def get(self, key: str, /) -> bytes: ...  # noqa: D102
     def add(self, key: str, amount: int, /) -> int: ...  # noqa: D102
     def check(self, keys: list[str], /) -> bool: ...  # noqa: D102
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...  # noqa: D102
@@ -84,10 +81,11 @@ class StoreWire:
         return self._read(key).decode()
 
     def _read(self, key: str) -> bytes:
+        # Not `get`: it waits for a key that another rank has removed meanwhile, and for as long as the store's timeout.
         with guard_store(key):
-            data = self._store.get(self._prefix + key)
-        if not data:  # TCPStore waits for the key and then reads it; a key removed in between reads as nothing
-            raise VanishedKeyError(_VANISHED.format(key=key))
+            data = self._store.compare_set(self._prefix + key, _ABSENT, _ABSENT)
+        if data == _ABSENT.encode():
+            raise VanishedKeyError(f"the key {key!r} is not in the store over which the ranks coordinate")
         return data
 
     def mark(self, key: str) -> None:
@@ -140,8 +138,6 @@ def guard_store(key: str) -> Iterator[None]:
     """Turn what a store raises into errors of ours; `key` says what was asked for."""
     try:
         yield
-    except dist.DistStoreError as error:  # a timeout, which only a `get` of something that is not there can meet
-        raise VanishedKeyError(_VANISHED.format(key=key)) from error
     except RuntimeError as error:  # DistNetworkError, and what stores without errors of their own raise
         raise store_lost(key, error) from error
 
