@@ -16,7 +16,19 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import dcp_all as dcp
 
-__all__ = ["LOAD_PLACES", "SAVE_PLACES", "Told", "full", "listed", "load_failing", "loaded", "save_failing", "state"]
+__all__ = [
+    "LOAD_PLACES",
+    "SAVE_PLACES",
+    "Told",
+    "full",
+    "listed",
+    "load",
+    "load_failing",
+    "loaded",
+    "save",
+    "save_failing",
+    "state",
+]
 
 # Place → (phase that it belongs to, whether it happens on the coordinator alone)
 SAVE_PLACES = {
@@ -110,6 +122,18 @@ def loaded(value: float, held: dict[str, Any]) -> bool:
 def listed(folder: str) -> list[str]:
     """The names in a folder, sorted; empty if there is none."""
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def save(folder: str, value: float) -> None:
+    """A save in which nothing goes wrong."""
+    dcp.save(state(value), checkpoint_id=folder)
+
+
+def load(folder: str, value: float) -> bool:
+    """Whether the folder's checkpoint holds what `save` saved with this value."""
+    template = state(0.0)
+    dcp.load(template, checkpoint_id=folder)
+    return loaded(value, template)
 
 
 def _fail_if(condition: bool) -> None:

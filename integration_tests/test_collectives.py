@@ -31,13 +31,13 @@ def test_save_that_fails_on_one_rank_fails_on_all(ranks: Any, tmp_path: Path, pl
     phase, coordinators = failing.SAVE_PLACES[place]
     bad_rank = 0 if coordinators else 1
     folder = tmp_path / "checkpoint"
-    ranks.run(2, _save, str(folder), 1.0)
+    ranks.run(2, failing.save, str(folder), 1.0)
     before = failing.listed(str(folder))
     for told, left, works in ranks.run(2, failing.save_failing, str(folder), place, bad_rank, 2.0):
         _check(told, bad_rank, phase, place)
         assert left == before
         assert works
-    assert ranks.run(2, _load, str(folder), 1.0) == [True, True]
+    assert ranks.run(2, failing.load, str(folder), 1.0) == [True, True]
 
 
 @pytest.mark.parametrize("place", failing.LOAD_PLACES)
@@ -45,7 +45,7 @@ def test_load_that_fails_on_one_rank_fails_on_all(ranks: Any, tmp_path: Path, pl
     phase, coordinators = failing.LOAD_PLACES[place]
     bad_rank = 0 if coordinators else 1
     folder = tmp_path / "checkpoint"
-    ranks.run(2, _save, str(folder), 1.0)
+    ranks.run(2, failing.save, str(folder), 1.0)
     before = failing.listed(str(folder))
     for told, left, works in ranks.run(2, failing.load_failing, str(folder), place, bad_rank, 1.0):
         _check(told, bad_rank, phase, place)
@@ -63,20 +63,10 @@ def test_first_save_of_four_ranks_that_fails_leaves_nothing(ranks: Any, tmp_path
         assert works
 
 
-def _save(folder: str, value: float) -> None:
-    dcp.save(failing.state(value), checkpoint_id=folder)
-
-
-def _load(folder: str, value: float) -> bool:
-    template = failing.state(0.0)
-    dcp.load(template, checkpoint_id=folder)
-    return failing.loaded(value, template)
-
-
 @pytest.mark.parametrize(("saving", "loading"), [(2, 4), (4, 2), (4, 1)])
 def test_other_number_of_ranks(ranks: Any, tmp_path: Path, saving: int, loading: int) -> None:
-    ranks.run(saving, _save, str(tmp_path), 3.0)
-    assert ranks.run(loading, _load, str(tmp_path), 3.0) == [True] * loading
+    ranks.run(saving, failing.save, str(tmp_path), 3.0)
+    assert ranks.run(loading, failing.load, str(tmp_path), 3.0) == [True] * loading
 
 
 def _save_to_own_place(folder: str) -> str:
@@ -266,7 +256,7 @@ def _two_at_once(folder: str) -> list[bool]:
         for each in running:
             each.result(60)
     dist.barrier()
-    return [_load(f"{folder}/{value}", value) for value in (1.0, 2.0)]
+    return [failing.load(f"{folder}/{value}", value) for value in (1.0, 2.0)]
 
 
 def test_two_saves_overlap_on_one_group(ranks: Any, tmp_path: Path) -> None:

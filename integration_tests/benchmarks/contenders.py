@@ -26,7 +26,7 @@ class Contender:
 
     Args:
         name: As tables show it.
-        library: Module of `workers`.
+        worker: Module of `workers`.
         environment: Key of `ENVIRONMENTS`.
         save: Options of its saves; None where only loads are of interest, which then need `loads_from`.
         loads: Operation → options. `load` is verified as the library does by default.
@@ -37,7 +37,7 @@ class Contender:
     """
 
     name: str
-    library: str
+    worker: str
     environment: str = "shared"
     save: Mapping[str, Any] = field(default_factory=dict)
     loads: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"load": {}})

@@ -23,8 +23,7 @@ import torch
 import torch.distributed.checkpoint as stock
 
 from dcp_core.coordinator import Coordinator
-from dcp_core.index_records import StateRecords
-from dcp_core.lazy import LazyDict
+from dcp_core.index_records import records_of
 from dcp_core.metadata import StorageMeta
 from dcp_core.outcomes import decode, encode
 from dcp_core.plan import SavePlan
@@ -168,10 +167,9 @@ def coordinate(world: int, messages: list[bytes]) -> tuple[dict[str, float], lis
 
 def manifest_of(plans: PlanExchange, world: int) -> dict[str, float]:
     """Size of the index that is published, and the time to write it and to find one tensor in it."""
-    entries = plans.metadata.state_dict_metadata if plans.metadata else {}
-    source = entries.source if isinstance(entries, LazyDict) else None
-    assert isinstance(source, StateRecords)
-    index = source.index
+    records = records_of(plans.metadata) if plans.metadata else None
+    assert records is not None
+    index = records.index
     chunks = int(index.tensor_chunks.sum())
     boxes = starts(index.tensor_ndim.repeat(index.tensor_chunks))[:-1]
     stored = np.multiply.reduceat(index.chunk_sizes, boxes) * 2

@@ -84,7 +84,7 @@ def _contenders(results: Results) -> Iterator[tuple[str, str, str]]:
     syncs = {"itself": "", "explicit": "flushed by the harness", "always": "flushes always"}
     for each in CONTENDERS:
         remarks = "; ".join(filter(None, (each.note, syncs[each.fsync])))
-        yield each.name, results.versions.get(each.library, ""), remarks
+        yield each.name, results.versions.get(each.worker, ""), remarks
 
 
 def _cases(results: Results, images: Mapping[str, str]) -> Iterator[str]:

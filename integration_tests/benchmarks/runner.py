@@ -98,7 +98,7 @@ class CaseRun:
         self, contender: Contender, row: Row, folder: Path, entry: Entry, *, check_all: bool
     ) -> Iterator[tuple[str, Cost]]:
         savers, loaders = self._team(contender, "save"), self._team(contender, "load")
-        common = {"library": contender.library, "folder": str(folder)}
+        common = {"library": contender.worker, "folder": str(folder)}
         check = "all" if check_all else "ends"
         settle = folders.settle if row.place == "disk" else _nothing
         settle()
@@ -115,21 +115,21 @@ class CaseRun:
     def _team(self, contender: Contender, role: str) -> Team:
         """The processes that save, or those that load, where others do; with the state made."""
         role = role if self.case.reshards else "both"
-        host = contender.environment if self.case.one_process else contender.library
+        host = contender.environment if self.case.one_process else contender.worker
         if (host, role) not in self._teams:
             case = self.case
             ranks, shard = (case.load_ranks, case.load_shard) if role == "load" else (case.save_ranks, case.save_shard)
             team = Team(python_of(contender.environment), ranks, self.logs / f"{case.name}-{host}-{role}")
             self._teams[host, role] = team
-            team.call("make", library=contender.library, tensors=case.tensors(self.scale, shard), seed=SEED)
+            team.call("make", library=contender.worker, tensors=case.tensors(self.scale, shard), seed=SEED)
         team = self._teams[host, role]
-        if contender.library not in self.versions:
-            self.versions |= team.call("versions", libraries=[contender.library])[0]
+        if contender.worker not in self.versions:
+            self.versions |= team.call("versions", libraries=[contender.worker])[0]
         return team
 
     def _close(self, contender: Contender) -> None:
         """End the processes of a contender that failed: their state may be spoiled."""
-        hosts = (contender.environment, contender.library)
+        hosts = (contender.environment, contender.worker)
         for key in [key for key in self._teams if key[0] in hosts]:
             self._teams.pop(key).close()
 

@@ -27,8 +27,6 @@ __all__ = [
     "Fault",
     "Told",
     "hold_the_interpreter",
-    "load",
-    "save",
     "save_beside_a_holder",
     "strike_load",
     "strike_save",
@@ -58,18 +56,6 @@ class Told:
     error: str
     text: str
     seconds: float
-
-
-def save(folder: str, value: float) -> None:
-    """A save in which nothing goes wrong."""
-    dcp.save(failing.state(value), checkpoint_id=folder)
-
-
-def load(folder: str, value: float) -> bool:
-    """Whether the folder's checkpoint holds what `save` saved with this value."""
-    template = failing.state(0.0)
-    dcp.load(template, checkpoint_id=folder)
-    return failing.loaded(value, template)
 
 
 def strike_save(folder: str, fault: Fault, value: float) -> Told:

@@ -50,7 +50,7 @@ def _table() -> Iterator[Any]:
 def test_every_rank_is_told(ranks: Any, tmp_path: Path, row: str, kind: str, rank: int) -> None:
     folder = tmp_path / "checkpoint"
     (tmp_path / "news").mkdir()
-    ranks.run(WORLD, faults.save, str(folder), 1.0)
+    ranks.run(WORLD, failing.save, str(folder), 1.0)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     strike, place = (faults.strike_save, SAVE[row]) if row in SAVE else (faults.strike_load, LOAD[row])
     phase = (failing.SAVE_PLACES if row in SAVE else failing.LOAD_PLACES)[place][0]
@@ -67,9 +67,9 @@ def test_every_rank_is_told(ranks: Any, tmp_path: Path, row: str, kind: str, ran
     assert {name: after.get(name) for name in before} == before
     # Who is killed, or learns only after a stall that the others have given up, may leave files of no checkpoint.
     assert kind in ("kill", "stall") or after == before
-    assert ranks.run(WORLD, faults.load, str(folder), 1.0) == [True] * WORLD
-    ranks.run(WORLD, faults.save, str(folder), 3.0)
-    assert ranks.run(WORLD, faults.load, str(folder), 3.0) == [True] * WORLD
+    assert ranks.run(WORLD, failing.load, str(folder), 1.0) == [True] * WORLD
+    ranks.run(WORLD, failing.save, str(folder), 3.0)
+    assert ranks.run(WORLD, failing.load, str(folder), 3.0) == [True] * WORLD
 
 
 def _check(told: faults.Told, kind: str, phase: str, rank: int) -> None:
@@ -96,4 +96,4 @@ def test_a_rank_whose_interpreter_stands_still_is_not_taken_for_dead(
 ) -> None:
     found = ranks.run(WORLD, faults.save_beside_a_holder, str(tmp_path), seconds, peer_timeout_seconds)
     assert all(told.seconds > seconds for told in found)
-    assert ranks.run(WORLD, faults.load, str(tmp_path), 1.0) == [True] * WORLD
+    assert ranks.run(WORLD, failing.load, str(tmp_path), 1.0) == [True] * WORLD

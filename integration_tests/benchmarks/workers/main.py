@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from integration_tests.benchmarks.workers.contents import checksum, poison, read_specs, zero
-from integration_tests.benchmarks.workers.library import Library
+from integration_tests.benchmarks.workers.contract import Library
 from integration_tests.benchmarks.workers.meter import measure
 
 __all__ = ["main"]

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from integration_tests.benchmarks.workers.contents import TensorSpec, fill
-from integration_tests.benchmarks.workers.library import Options, sync_folder
+from integration_tests.benchmarks.workers.contract import Options, sync_folder
 
 __all__ = ["as_bytes", "load", "make", "save", "version"]
 

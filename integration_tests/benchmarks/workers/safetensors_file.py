@@ -13,7 +13,7 @@ import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 
-from integration_tests.benchmarks.workers.library import Options, sync_folder
+from integration_tests.benchmarks.workers.contract import Options, sync_folder
 from integration_tests.benchmarks.workers.torch_state import as_bytes, make
 
 __all__ = ["as_bytes", "load", "make", "save", "version"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from integration_tests.benchmarks.workers.library import Options
+from integration_tests.benchmarks.workers.contract import Options
 from integration_tests.benchmarks.workers.torch_state import as_bytes, make
 
 __all__ = ["as_bytes", "load", "make", "save", "version"]

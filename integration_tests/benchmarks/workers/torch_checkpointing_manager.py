@@ -14,7 +14,7 @@ from torch_checkpointing import CheckpointManager
 from torch_checkpointing.config import SyncCheckpointSaverConfig
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
-from integration_tests.benchmarks.workers.library import Options, sync_folder
+from integration_tests.benchmarks.workers.contract import Options, sync_folder
 from integration_tests.benchmarks.workers.torch_state import as_bytes, make
 
 __all__ = ["as_bytes", "load", "make", "save", "version"]

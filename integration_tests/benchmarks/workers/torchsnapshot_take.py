@@ -8,7 +8,7 @@ from typing import Any
 
 from torchsnapshot import Snapshot, StateDict
 
-from integration_tests.benchmarks.workers.library import Options, sync_folder
+from integration_tests.benchmarks.workers.contract import Options, sync_folder
 from integration_tests.benchmarks.workers.torch_state import as_bytes, make
 
 __all__ = ["as_bytes", "load", "make", "save", "version"]

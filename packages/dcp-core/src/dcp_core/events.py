@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dcp_core import plugins
 from dcp_core.coordinator import Coordinator
@@ -74,43 +74,22 @@ class Operation:
             name,
             "finished",
             seconds=time.monotonic() - start,
-            bytes_=phase.bytes,
+            bytes=phase.bytes,
             own_seconds=phase.own_seconds,
             slowest_rank=rank,
             slowest_seconds=longest,
         )
 
-    def _tell(
-        self,
-        phase: str,
-        state: str,
-        *,
-        seconds: float | None = None,
-        own_seconds: float | None = None,
-        bytes_: int | None = None,
-        slowest_rank: int | None = None,
-        slowest_seconds: float | None = None,
-        error: str | None = None,
-    ) -> None:
-        event = CheckpointEvent(
-            operation=self._name,
-            phase=phase,
-            state=state,
-            rank=self._coordinator.rank,
-            checkpoint_id=self._checkpoint_id,
-            seconds=seconds,
-            own_seconds=own_seconds,
-            bytes=bytes_,
-            slowest_rank=slowest_rank,
-            slowest_seconds=slowest_seconds,
-            error=error,
-        )
+    def _tell(self, phase: str, state: str, **facts: Any) -> None:
+        """Tell of a phase; `facts` are fields of the event."""
+        rank, world_size = self._coordinator.rank, self._coordinator.world_size
+        event = CheckpointEvent(self._name, phase, state, rank, self._checkpoint_id, **facts)
         level = logging.WARNING if state == "failed" else logging.INFO
         # The coordinator speaks for all ranks, except of failures and of its own start.
         if state == "failed" or (state == "finished" and self._coordinator.is_coordinator):
-            _log.log(level, "%s", _sentence(event, self._coordinator.world_size))
+            _log.log(level, "%s", _sentence(event, world_size))
         else:
-            _log.debug("%s", _sentence(event, self._coordinator.world_size))
+            _log.debug("%s", _sentence(event, world_size))
         plugins.emit(event)
 
 

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from dcp_core.balance import Assignment, Candidates, Part, assign
 from dcp_core.columns import metadata_from_index, paths_of
-from dcp_core.index_records import StateRecords, dtype_of
-from dcp_core.lazy import LazyDict
+from dcp_core.index_records import StateRecords, dtype_of, records_of
 from dcp_core.merged_columns import ChunkTable, Cuts, Names, chunk_sizes, merge_tensors
 from dcp_core.metadata import Metadata
 from dcp_core.plan import SavePlan
@@ -139,14 +138,13 @@ def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]
     Raises:
         UnsupportedValueError: `planner_data` is not of a form that a manifest can hold.
     """
-    entries = metadata.state_dict_metadata
-    source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
+    records = records_of(metadata)
     written = [written_of(result) for result in results]
     known = [one for one in written if one is not None]
-    if not isinstance(source, StateRecords) or len(known) < len(results):
+    if records is None or len(known) < len(results):
         return None
-    index = source.index
-    rows = _rows_in_index(source, known)
+    index = records.index
+    rows = _rows_in_index(records, known)
     if rows is None:
         return None
     stored = StoredItems.joined([one.stored for one in known])

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from dcp_core.errors import UnsupportedFormatError
+from dcp_core.lazy import LazyDict
 from dcp_core.metadata import (
     STORAGE_TYPES,
     BytesStorageMetadata,
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     StorageInfo,
     TensorProperties,
@@ -25,7 +27,7 @@ from dcp_core.metadata import (
 )
 from dcp_manifest.columns import CheckpointIndex, ItemColumns, TensorFlags
 
-__all__ = ["StateRecords", "StorageRecords", "dtype_of", "properties_of"]
+__all__ = ["StateRecords", "StorageRecords", "dtype_of", "properties_of", "records_of"]
 
 _MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 Boxes = list[tuple[int, ...]]
@@ -145,6 +147,13 @@ class StateRecords:
             size=torch.Size(shape),
             chunks=[ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes],
         )
+
+
+def records_of(metadata: Metadata) -> StateRecords | None:
+    """The records behind metadata that was read and is as it was; None if it was made or changed otherwise."""
+    entries = metadata.state_dict_metadata
+    source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
+    return source if isinstance(source, StateRecords) else None
 
 
 class StorageRecords:

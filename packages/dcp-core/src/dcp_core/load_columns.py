@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import torch
 
 from dcp_core.index_records import StateRecords
-from dcp_core.lazy import LazyDict, LazyList
-from dcp_core.metadata import Metadata, MetadataIndex
+from dcp_core.lazy import LazyList
+from dcp_core.metadata import MetadataIndex
 from dcp_core.plan import LoadItemType, ReadItem
 from dcp_core.values import is_plain
 
-__all__ = ["ReadColumns", "WholeTensors", "read_columns_of", "records_of"]
+__all__ = ["ReadColumns", "WholeTensors", "read_columns_of"]
 
 
 @dataclass(slots=True)
@@ -66,13 +66,6 @@ class WholeTensors:
             and value.shape == self._shapes[row]
             and value.dtype == self._dtypes[self._dtype_rows[row]]
         )
-
-
-def records_of(metadata: Metadata) -> StateRecords | None:
-    """The records behind metadata that was read and is as it was; None if it was made or changed otherwise."""
-    entries = metadata.state_dict_metadata
-    source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
-    return source if isinstance(source, StateRecords) else None
 
 
 def read_columns_of(items: Sequence[ReadItem]) -> ReadColumns | None:

@@ -14,9 +14,10 @@ import torch
 
 from dcp_core.boxes import box_text, find_hole, find_overlap, intersect, overlaps
 from dcp_core.casts import is_lossless_cast
+from dcp_core.index_records import records_of
 from dcp_core.key_map import KeyMap
 from dcp_core.lazy import LazyList
-from dcp_core.load_columns import ReadColumns, WholeTensors, records_of
+from dcp_core.load_columns import ReadColumns, WholeTensors
 from dcp_core.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,

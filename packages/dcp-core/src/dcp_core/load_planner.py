@@ -23,7 +23,7 @@ from dcp_core.objects import load_object
 from dcp_core.plan import LoadPlan, ReadItem
 from dcp_core.protocols import LoadPlanner
 from dcp_core.report import LoadMismatchError, suggest
-from dcp_core.shards import find_state_dict_object
+from dcp_core.shards import box_view, find_state_dict_object
 from dcp_manifest.columns import IntKey
 
 __all__ = [
@@ -213,10 +213,7 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> torch.Tensor:
         """The part of that tensor that the item fills: a view."""
-        for dim, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            if offset or length != tensor.size(dim):
-                tensor = tensor.narrow(dim, offset, length)
-        return tensor
+        return box_view(tensor, read_item.dest_offsets, read_item.lengths)
 
     def _metadata(self) -> Metadata:
         if self.metadata is None:

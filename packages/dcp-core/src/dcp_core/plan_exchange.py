@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from dcp_core.columns import metadata_from_index
 from dcp_core.coordinator import Coordinator
-from dcp_core.index_records import StateRecords
-from dcp_core.lazy import LazyDict, LazyList
+from dcp_core.index_records import records_of
+from dcp_core.lazy import LazyList
 from dcp_core.metadata import Metadata
 from dcp_core.packed_results import PackedResults, pack, unpack
 from dcp_core.plan import SavePlan
@@ -93,8 +93,6 @@ class PlanExchange:
         self._layout = b""
         self.metadata: Metadata | None = None
         """Of the global plan; on the coordinator."""
-        self.reused = False
-        """Whether the global plan was known; on the coordinator."""
 
     def run(self, plan_locally: Callable[[], SavePlan], writer: Callable[[], StorageWriter]) -> SavePlan:
         """This rank's final plan.
@@ -177,7 +175,6 @@ class PlanExchange:
         return None
 
     def _plan_again(self, known: GlobalPlan, writer: StorageWriter) -> list[_Reply]:
-        self.reused = True
         self.metadata = metadata_from_index(known.index)
         self.metadata.planner_data = dict(known.planner_data) if known.planner_data is not None else None
         items = [LazyList(rows) for rows in known.plans]
@@ -256,11 +253,8 @@ def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes]
 
 def _planned_rows(metadata: Metadata, plans: Sequence[PlanColumns | None]) -> list[PlannedRows | None]:
     """The items of each rank as rows of the index that the metadata stands for, where they are that."""
-    entries = metadata.state_dict_metadata
-    source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
-    if not isinstance(source, StateRecords):
-        return [None] * len(plans)
-    return [None if one is None else PlannedRows.of(one, source) for one in plans]
+    records = records_of(metadata)
+    return [None if one is None or records is None else PlannedRows.of(one, records) for one in plans]
 
 
 def _agree(plans: Sequence[SavePlan], sets: Sequence[tuple[tuple[int, ...], list[str]]]) -> bool:

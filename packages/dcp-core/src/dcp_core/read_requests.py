@@ -19,6 +19,7 @@ from dcp_core.errors import CorruptCheckpointError, DcpError
 from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import ReadItem
 from dcp_core.protocols import LoadPlanner
+from dcp_core.shards import box_view
 from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.requests import ReadRequest
@@ -200,8 +201,6 @@ def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tenso
 
 
 def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
-    for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        tensor = tensor.narrow(dim, offset, length)
     target = _target(item, planner)
-    target.copy_(tensor)
+    target.copy_(box_view(tensor, item.storage_offsets, item.lengths))
     planner.commit_tensor(item, target)

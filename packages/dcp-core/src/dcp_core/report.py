@@ -111,8 +111,7 @@ class NearNames:
             if len(names) <= _COMMON:
                 shared.update(names)
         likely = [name for name, _ in shared.most_common(_COMPARED)]
-        near = difflib.get_close_matches(key, likely or self._candidates[:_COMMON], n=3, cutoff=0.6)
-        return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+        return suggest(key, likely or self._candidates[:_COMMON])
 
 
 def suggest(key: str, candidates: Iterable[str]) -> str:

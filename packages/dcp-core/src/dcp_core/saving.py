@@ -9,7 +9,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,7 @@ def save(
         planner,
         make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers),
         use_collectives=use_collectives,
-        group=getattr(process_group, "group_name", None),
+        process_group=process_group,
     )
 
 
@@ -93,8 +93,9 @@ def save_state_dict(
     warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
     storage_writer.reset()
     coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
-    group = getattr(process_group, "group_name", None)
-    return _save(state_dict, None, storage_writer, planner, coordinator, use_collectives=True, group=group)
+    return _save(
+        state_dict, None, storage_writer, planner, coordinator, use_collectives=True, process_group=process_group
+    )
 
 
 @dataclass(slots=True)
@@ -199,10 +200,10 @@ def _save(
     coordinator: Coordinator,
     *,
     use_collectives: bool,
-    group: Hashable = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Metadata:
     run = _Save(state_dict, checkpoint_id, writer, planner or DefaultSavePlanner(), coordinator, use_collectives)
-    plans = PlanExchange(coordinator, run.planner, group)
+    plans = PlanExchange(coordinator, run.planner, getattr(process_group, "group_name", None))
     events = Operation("save", coordinator, run.place())
     with coordinator, events.phase("total") as total:
         try:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement
 
 from dcp_core.convert import as_chunk, as_properties, as_write_item
 from dcp_core.errors import ShardNotFoundError, UnsupportedValueError
-from dcp_core.mesh_boxes import ShardedDim, local_boxes
+from dcp_core.mesh_boxes import LocalBox, ShardedDim, local_boxes
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.plan import TensorWriteData, WriteItem, WriteItemType
 from dcp_core.tensor_checks import check_tensor
@@ -27,11 +27,13 @@ from dcp_core.tensor_checks import check_tensor
 __all__ = [
     "LocalShard",
     "LocalTensor",
+    "box_view",
     "find_part",
     "find_shard",
     "find_state_dict_object",
     "find_tensor_shard",
     "local_tensor",
+    "sharded_dims",
     "write_items",
 ]
 
@@ -148,6 +150,23 @@ def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
     raise ShardNotFoundError(f"{index.fqn!r} has no shard at offset {wanted} on this rank; shards here: {here}")
 
 
+def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """The box of a tensor that begins at `offsets`, in elements: a view, or the tensor itself if it is all of it."""
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        if offset or size != tensor.size(dim):
+            tensor = tensor.narrow(dim, offset, size)
+    return tensor
+
+
+def sharded_dims(fqn: str, tensor: DTensor) -> tuple[ShardedDim | None, ...]:
+    """How each dimension of a DTensor's mesh cuts it; None where it does not.
+
+    Raises:
+        UnsupportedValueError: A placement is partial or unknown; names the FQN and what to do.
+    """
+    return tuple(_neutral(fqn, placement) for placement in tensor.placements)
+
+
 def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
     """The local memory of a box within one of the shards of `value`, or of a whole shard.
 
@@ -159,7 +178,7 @@ def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[i
     for shard in () if held is None else held.shards:
         within = tuple(begin - start for begin, start in zip(offsets, shard.offsets, strict=True))
         if all(at >= 0 and at + size <= all_ for at, size, all_ in zip(within, sizes, shard.sizes, strict=True)):
-            return _slice(shard.get(), within, sizes)()
+            return box_view(shard.get(), within, sizes)
     raise ShardNotFoundError(f"{fqn!r}: no shard of this rank holds the box at {tuple(offsets)} of {tuple(sizes)}")
 
 
@@ -199,7 +218,7 @@ def _of_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool) -> LocalTens
 
 
 def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:
-    placements = tuple(_neutral(fqn, placement) for placement in tensor.placements)
+    placements = sharded_dims(fqn, tensor)
     local = tensor._local_tensor  # noqa: SLF001 - to_local() builds an autograd node
     if hasattr(local, "wait"):
         local = local.wait()
@@ -220,8 +239,7 @@ def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:
                 "right shape to DTensor.from_local"
             )
         shards = tuple(
-            LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _slice(local, box.local_offsets, box.sizes))
-            for box in boxes
+            LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _local_view(local, box)) for box in boxes
         )
         if not tensor.numel():
             # Nobody holds a box of it, but it must not vanish from the checkpoint.
@@ -243,15 +261,8 @@ def _neutral(fqn: str, placement: Placement) -> ShardedDim | None:
     return ShardedDim(dim, int(getattr(placement, "split_factor", 1)))
 
 
-def _slice(local: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Callable[[], torch.Tensor]:
-    def view() -> torch.Tensor:
-        part = local.detach()
-        for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-            if size != part.size(dim):
-                part = part.narrow(dim, offset, size)
-        return part
-
-    return view
+def _local_view(local: torch.Tensor, box: LocalBox) -> Callable[[], torch.Tensor]:
+    return lambda: box_view(local.detach(), box.local_offsets, box.sizes)
 
 
 def _of_hooks(fqn: str, holder: Any, value: Any) -> LocalTensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dcp_core.shards import LocalShard, local_tensor
+from dcp_core.shards import LocalShard, box_view, local_tensor
 from dcp_state.errors import StateMismatchError
 
 __all__ = ["box_of", "fill_shards", "place", "same_placement"]
@@ -15,9 +15,7 @@ __all__ = ["box_of", "fill_shards", "place", "same_placement"]
 
 def box_of(whole: torch.Tensor, shard: LocalShard) -> torch.Tensor:
     """The part of a whole tensor that a shard holds: a view."""
-    for dim, (offset, size) in enumerate(zip(shard.offsets, shard.sizes, strict=True)):
-        whole = whole.narrow(dim, offset, size)
-    return whole
+    return box_view(whole, shard.offsets, shard.sizes)
 
 
 def same_placement(value: DTensor, like: DTensor) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from dcp_core.mesh_boxes import LocalBox, ShardedDim, local_boxes
-from dcp_core.shards import local_tensor
+from dcp_core.mesh_boxes import LocalBox, local_boxes
+from dcp_core.shards import box_view, local_tensor, sharded_dims
 from dcp_state.options import StateDictOptions
 from dcp_state.together import PIECE_BYTES, Errors, all_ranks
 
@@ -102,13 +103,13 @@ def _to_rank_0(name: str, value: DTensor, errors: Errors) -> torch.Tensor | None
     held = local_tensor(name, value)
     mine = {tuple(shard.offsets): shard.get() for shard in held.shards} if held is not None else {}
     whole = errors.attempt(lambda: torch.empty(value.shape, dtype=value.dtype)) if me == 0 else None
-    for box, owner in _owners(value).items():
+    for box, owner in _owners(name, value).items():
         if 0 < me != owner:
             continue
         part = mine.get(box.offsets)
         if me == 0 and owner == 0:
             if whole is not None and part is not None:
-                _box(whole, box).copy_(part)
+                box_view(whole, box.offsets, box.sizes).copy_(part)
         else:
             _send_or_receive(box, owner, part, whole, value)
     return whole
@@ -119,7 +120,7 @@ def _send_or_receive(
 ) -> None:
     """Move one box from its owner to rank 0, in pieces of whole rows."""
     rows = box.sizes[0] if box.sizes else 1
-    row_bytes = max(1, value.element_size() * _product(box.sizes[1:]))
+    row_bytes = max(1, value.element_size() * math.prod(box.sizes[1:]))
     step = max(1, PIECE_BYTES // row_bytes)
     device = value.to_local().device
     for start in range(0, rows, step):
@@ -133,19 +134,14 @@ def _send_or_receive(
         buffer = torch.empty(shape, dtype=value.dtype, device=device)
         dist.recv(buffer, src=owner)
         if whole is not None:
-            target = _box(whole, box)
+            target = box_view(whole, box.offsets, box.sizes)
             (target[start:stop] if box.sizes else target).copy_(buffer)
 
 
-def _owners(value: DTensor) -> dict[LocalBox, int]:
+def _owners(name: str, value: DTensor) -> dict[LocalBox, int]:
     """Each box of a tensor → the first rank that holds it; the same on all ranks."""
     mesh = value.device_mesh.mesh
-    placements = tuple(
-        ShardedDim(placement.dim, int(getattr(placement, "split_factor", 1)))  # type: ignore[attr-defined]
-        if not placement.is_replicate()
-        else None
-        for placement in value.placements
-    )
+    placements = sharded_dims(name, value)
     owners: dict[LocalBox, int] = {}
     seen: set[tuple[int, ...]] = set()
     for coordinate in itertools.product(*map(range, mesh.shape)):
@@ -155,16 +151,3 @@ def _owners(value: DTensor) -> dict[LocalBox, int]:
                 seen.add(box.offsets)
                 owners[box] = int(mesh[coordinate])
     return owners
-
-
-def _box(whole: torch.Tensor, box: LocalBox) -> torch.Tensor:
-    for dim, (offset, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
-        whole = whole.narrow(dim, offset, size)
-    return whole
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
