@@ -1,6 +1,6 @@
 """How the trainer's part of a saver meets those of the other ranks: numbers of saves, and what becomes of each.
 
-Keys under `dcp-async/<group>/`: those of `dcp_core`'s coordinators, `epoch` (raised whenever a worker has ended), and of
+Keys under `dcp-async/<group>/<saver>/`: those of `dcp_core`'s coordinators, `epoch` (raised whenever a worker has ended), and of
 each save `epoch/<sequence>` and `fate/<sequence>`, claimed by the first rank that has to know.
 """
 
@@ -206,7 +206,9 @@ class LinkTable:
         bases = [_innermost(each[0]) for each in stores if each is not None]
         if len(bases) < 2 or dist.get_backend(group) == "fake":
             return CollectiveLink(self._seat(key, rank, len(members), job_size, None), group)
-        prefix = f"dcp-async/{key}"
+        # Savers of one group, one after the other or side by side, are kept apart: ranks make them in the same order.
+        number = StoreWire(bases[0], f"dcp-async/{key}/savers/", 1).add(str(rank))
+        prefix = f"dcp-async/{key}/{number}"
         address = StoreAddress(bases[0].host, bases[0].port, prefix) if hasattr(bases[0], "port") else None
         seat = self._seat(key, rank, len(members), job_size, address)
         caller, background = (dist.PrefixStore(prefix, base) for base in bases)  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ The structure of a state goes to that process once; a save of it is an identifie
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import OrderedDict
@@ -21,7 +22,7 @@ from dcp_async.options import SaverOptions
 from dcp_async.staged_planner import pickled
 from dcp_async.staging import Staged
 from dcp_async.worker_process import WorkerProcess
-from dcp_core import Metadata
+from dcp_core import CoordinatorLostError, Metadata
 from dcp_core.metadata import DeferredMetadata
 from dcp_core.outcomes import Failure, decode
 from dcp_core.storage_choice import resolve_writer
@@ -136,7 +137,8 @@ class ProcessBackend:
     def _worker_ended(self) -> None:
         """In a thread: let the other ranks look for a new worker in their next save, not in this one."""
         for link in list(self._links.values()):
-            link.worker_ended()
+            with contextlib.suppress(CoordinatorLostError):  # the group may have ended since
+                link.worker_ended()
 
     def _tell_group(self, worker: WorkerProcess, seat: Seat) -> None:
         if self._known.groups.get(seat.key) != seat:

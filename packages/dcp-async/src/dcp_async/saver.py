@@ -164,6 +164,7 @@ class AsyncSaver:
                 self._queue.raise_unasked()
                 if not self._queue.admit(job, policy):
                     return job.future
+                self._queue.raise_unasked()
                 answer = self._stage(job, state_dict, async_stager)
             except BaseException as error:
                 link.withdraw(job.ticket, error)

@@ -76,12 +76,13 @@ class WorkerProcess:
             WorkerError: It could not start.
         """
         try:
-            answer = self.read(time.monotonic() + self._options.start_seconds)
+            # No sign of life meanwhile: importing torch holds the interpreter.
+            answer = self.read(time.monotonic() + self._options.start_seconds, starts=True)
         except (WorkerLostError, SaverDeadlineError) as error:
-            self.kill()
+            self.close()
             raise WorkerError(f"the saver's process could not be started: {error}") from error
         if isinstance(answer, Failed):
-            self.kill()
+            self.close()
             raise WorkerError(f"the saver's process could not be started:\n{answer.failure.text}")
         if not isinstance(answer, Ready):
             raise WorkerError(f"the saver's process said {type(answer).__name__} when it should be ready")
@@ -93,7 +94,7 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerLostError(self._how_it_ended()) from error
 
-    def read(self, deadline: float) -> Any:
+    def read(self, deadline: float, *, starts: bool = False) -> Any:
         """The next answer; what the worker tells of its work in between is passed on.
 
         Raises:
@@ -104,8 +105,8 @@ class WorkerProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 self.kill()
-                raise SaverDeadlineError("the saver's process took longer than it may (save_seconds), and was ended")
-            self._connection.settimeout(min(left, self._options.silence_seconds))
+                raise SaverDeadlineError("the saver's process took longer than it may (start_seconds, save_seconds), and was ended")
+            self._connection.settimeout(left if starts else min(left, self._options.silence_seconds))
             try:
                 message = read_message(self._connection)
             except TimeoutError as error:
