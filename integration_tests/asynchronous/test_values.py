@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def _same(found: Any, wanted: Any) -> bool:
     if isinstance(found, DTensor):
         return _same(found.to_local(), wanted.to_local())
     if isinstance(found, torch.Tensor):
-        return torch.equal(found.dequantize() if found.is_quantized else found, wanted.dequantize() if wanted.is_quantized else wanted)
+        return torch.equal(
+            found.dequantize() if found.is_quantized else found, wanted.dequantize() if wanted.is_quantized else wanted
+        )
     if isinstance(found, dict):
         return found.keys() == wanted.keys() and all(_same(found[key], wanted[key]) for key in found)
     if isinstance(found, list | tuple):
@@ -79,6 +82,7 @@ def _spoil(value: Any) -> Any:
     return value
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_value_as_it_was_at_the_call(tmp_path: Path, kind: str) -> None:
@@ -101,7 +105,10 @@ def _sharded(folder: str, kind: str) -> bool:
 
     def make() -> dict[str, Any]:
         shards = {f"shard{dim}": distribute_tensor(whole.clone(), mesh, [Shard(dim)]) for dim in (0, 1)}
-        both = {"list": [distribute_tensor(whole.clone(), mesh, [Replicate()])], "rng": PerRank(torch.full((2,), dist.get_rank()))}
+        both = {
+            "list": [distribute_tensor(whole.clone(), mesh, [Replicate()])],
+            "rng": PerRank(torch.full((2,), dist.get_rank())),
+        }
         return {**shards, **both, "step": 1, "plain": torch.ones(3)}
 
     state = make()
@@ -164,7 +171,7 @@ class Doubling(DefaultSavePlanner):
         self.saw = sorted(type(value).__name__ for value in state_dict.values())
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
-    def transform_object(self, write_item: Any, object: Any) -> Any:
+    def transform_object(self, write_item: Any, object: Any) -> Any:  # noqa: A002 - stock's name
         found = super().transform_object(write_item, object)
         return found * 2 if isinstance(found, torch.Tensor) else found
 
@@ -278,7 +285,7 @@ def test_later_saves_send_an_identifier_and_changed_scalars(tmp_path: Path) -> N
             saver.save(state, checkpoint_id=tmp_path / str(number % 2)).result()  # type: ignore[union-attr]
             sent.append(saver.backend.worker.bytes_sent)  # type: ignore[attr-defined]
     assert sent[0] > 20_000
-    assert all(after - before < 300 for before, after in zip(sent[1:], sent[2:], strict=False))
+    assert all(after - before < 300 for before, after in itertools.pairwise(sent[1:]))
 
 
 def test_errors_of_the_state_come_at_once_and_to_all(ranks: RankPool, tmp_path: Path) -> None:
@@ -302,7 +309,8 @@ def test_errors_of_the_state_come_at_once_and_to_all(ranks: RankPool, tmp_path: 
 
     told = ranks.run(2, broken, str(tmp_path))
     assert told[1] == "raised"
-    assert "nothing here" in told[0] and "rank 1" in told[0]
+    assert "nothing here" in told[0]
+    assert "rank 1" in told[0]
 
 
 def test_unpicklable_writers_are_refused_clearly(tmp_path: Path) -> None:
@@ -311,4 +319,5 @@ def test_unpicklable_writers_are_refused_clearly(tmp_path: Path) -> None:
     with AsyncSaver("process") as saver:
         error = saver.save({"w": torch.ones(3)}, storage_writer=writer).exception()  # type: ignore[union-attr]
     assert isinstance(error, WorkerError)
-    assert "storage writer" in str(error) and "thread saver" in str(error)
+    assert "storage writer" in str(error)
+    assert "thread saver" in str(error)

@@ -92,9 +92,12 @@ def test_killed_at_every_phase(ranks: RankPool, tmp_path: Path, phase: str) -> N
         assert (before, after) == (1.0, 3.0)
         assert seconds < 30
         if rank == victim:
-            assert told.startswith("WorkerLostError") and "SIGKILL" in told and str(tmp_path) in told
+            assert told.startswith("WorkerLostError")
+            assert "SIGKILL" in told
+            assert str(tmp_path) in told
         else:
-            assert "PeerLostError" in told and f"rank {victim} is gone" in told
+            assert "PeerLostError" in told
+            assert f"rank {victim} is gone" in told
 
 
 def _killed_between_saves(folder: str, victim: int) -> float:
@@ -123,14 +126,16 @@ def _out_of_space(folder: str) -> tuple[str, float]:
     error = saver.save(_state(2), storage_writer=DyingWriter(folder, "write", 1, "full")).exception(timeout=30)
     assert isinstance(error, CheckpointException)
     assert list(error.failures) == [1]
-    assert saver.backend.worker is worker and worker.alive  # type: ignore[attr-defined]
+    assert saver.backend.worker is worker
+    assert worker.alive  # type: ignore[attr-defined]
     dist.barrier()
     return str(error), _loaded(folder)
 
 
 def test_disk_full_in_the_worker(ranks: RankPool, tmp_path: Path) -> None:
     for told, value in ranks.run(2, _out_of_space, str(tmp_path / "checkpoint")):
-        assert "No space left on device" in told and value == 1.0
+        assert "No space left on device" in told
+        assert value == 1.0
 
 
 @pytest.mark.parametrize(("what", "error"), [("stop", WorkerLostError), ("hang", SaverDeadlineError)])

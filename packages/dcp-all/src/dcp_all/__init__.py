@@ -23,6 +23,17 @@ from dcp_all import (
     storage,
     utils,
 )
+from dcp_async import (
+    AsyncCheckpointerType,
+    AsyncSaver,
+    AsyncSaveResponse,
+    SaverOptions,
+    SaveSkippedError,
+    SaveSupersededError,
+    WorkerLostError,
+    WorkerOptions,
+    async_save,
+)
 from dcp_core import (
     BytesStorageMetadata,
     CheckpointException,
@@ -63,6 +74,9 @@ from dcp_manifest import find_checkpoints, latest_valid
 from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
 
 __all__ = [
+    "AsyncCheckpointerType",
+    "AsyncSaveResponse",
+    "AsyncSaver",
     "BytesStorageMetadata",
     "CheckpointException",
     "CheckpointNotFoundError",
@@ -86,6 +100,9 @@ __all__ = [
     "SaveInProgressError",
     "SavePlan",
     "SavePlanner",
+    "SaveSkippedError",
+    "SaveSupersededError",
+    "SaverOptions",
     "StateMismatchError",
     "Stateful",
     "StorageReader",
@@ -93,9 +110,12 @@ __all__ = [
     "TensorStorageMetadata",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
+    "WorkerLostError",
+    "WorkerOptions",
     "WriteItem",
     "api",
     "app_state",
+    "async_save",
     "default_planner",
     "filesystem",
     "find_checkpoints",

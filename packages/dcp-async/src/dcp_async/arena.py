@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,7 @@ class Arena:
         self.nbytes = 0
 
     def _pin(self) -> None:
-        runtime = torch.cuda.cudart()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = self.address
         if runtime.cudaHostRegister(address, self.nbytes, _CUDA_HOST_REGISTER_PORTABLE) == runtime.cudaError.success:
             self._unpin = weakref.finalize(self._memory, runtime.cudaHostUnregister, address)

@@ -1,7 +1,7 @@
 """How the trainer's part of a saver meets those of the other ranks: numbers of saves, and what becomes of each.
 
-Keys under `dcp-async/<group>/<saver>/`: those of `dcp_core`'s coordinators, `epoch` (raised whenever a worker has ended), and of
-each save `epoch/<sequence>` and `fate/<sequence>`, claimed by the first rank that has to know.
+Keys under `dcp-async/<group>/<saver>/`: those of `dcp_core`'s coordinators, `epoch` (raised whenever a worker has
+ended), and of each save `epoch/<sequence>` and `fate/<sequence>`, claimed by the first rank that has to know.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_async.errors import WorkerError
-from dcp_async.meeting import Meeting, Seat, StoreAddress, Ticket
+from dcp_async.meeting import Meeting, Seat, StoreAddress, Ticket, prefixed
 from dcp_async.options import SaverOptions
 from dcp_core.coordination import CollectiveCoordinator, Coordinator
 from dcp_core.store_clones import borrow_store
@@ -211,7 +211,7 @@ class LinkTable:
         prefix = f"dcp-async/{key}/{number}"
         address = StoreAddress(bases[0].host, bases[0].port, prefix) if hasattr(bases[0], "port") else None
         seat = self._seat(key, rank, len(members), job_size, address)
-        caller, background = (dist.PrefixStore(prefix, base) for base in bases)  # type: ignore[attr-defined]
+        caller, background = (prefixed(prefix, base) for base in bases)
         return StoreLink(seat, caller, background)
 
     def _seat(self, key: str, rank: int, world_size: int, job_size: int, address: StoreAddress | None) -> Seat:

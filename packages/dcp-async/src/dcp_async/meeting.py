@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -15,9 +16,15 @@ from dcp_core.coordination import Coordinator, LocalCoordinator, StoreCoordinato
 from dcp_core.peers import Peers
 from dcp_core.store_wire import KeyValueStore, guard_store
 
-__all__ = ["Meeting", "Seat", "StoreAddress", "Ticket"]
+__all__ = ["Meeting", "Seat", "StoreAddress", "Ticket", "prefixed"]
 
 _CONNECT_TIMEOUT = timedelta(seconds=30)
+
+
+def prefixed(prefix: str, store: Any) -> KeyValueStore:
+    """A store under a prefix."""
+    made: Any = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+    return cast("KeyValueStore", made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +41,7 @@ class StoreAddress:
             base = dist.TCPStore(  # type: ignore[attr-defined]
                 self.host, self.port, None, False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False
             )
-            store: KeyValueStore = dist.PrefixStore(self.prefix, base)  # type: ignore[attr-defined]
-        return store
+        return prefixed(self.prefix, base)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A guard against tensors that change while they are copied: a few bytes of each of some are compared at the end.
 
-It costs microseconds for each sample, so that it can stay on. It sees what it samples: a change of a few elements of one
-tensor may escape it, an optimizer's step does not.
+It costs microseconds for each sample, so that it can stay on. It sees what it samples: a change of a few elements of
+one tensor may escape it, an optimizer's step does not.
 """
 
 from __future__ import annotations

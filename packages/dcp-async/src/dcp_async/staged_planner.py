@@ -136,6 +136,6 @@ def pickled(what: str, value: object) -> bytes:
         return pickle.dumps(value, protocol=5)
     except Exception as error:
         raise WorkerError(
-            f"{what} cannot be given to the saver's process: {type(error).__name__}: {error}. Make it picklable (a class "
-            "of an importable module, no open files or locks), or use the thread saver"
+            f"{what} cannot be given to the saver's process: {type(error).__name__}: {error}. Make it picklable (a "
+            "class of an importable module, no open files or locks), or use the thread saver"
         ) from error

@@ -116,7 +116,7 @@ class Stager:
             return self._copy(look_through(state_dict, nested=nested, forms=self._forms))
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
-        """A copy with containers, DTensors and objects as they are; its tensors lie in the arena. Raises like `stage`."""
+        """A copy with containers, DTensors and objects as they are, its tensors in the arena. Raises like `stage`."""
         arenas: list[Arena] = []
 
         def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

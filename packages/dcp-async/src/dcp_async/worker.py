@@ -1,7 +1,7 @@
 """The process of a process saver: `python -m dcp_async.worker FD PARENT_PID`.
 
-It imports what it needs while the trainer goes on, saves what it is told to from memory that it shares with the trainer,
-and ends as soon as the trainer ends, however that happens. It opens no port.
+It imports what it needs while the trainer goes on, saves what it is told to from memory that it shares with the
+trainer, and ends as soon as the trainer ends, however that happens. It opens no port.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class WorkerProcess:
         self.bytes_sent = 0
         self._closing = False
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", "dcp_async.worker", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -105,7 +105,9 @@ class WorkerProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 self.kill()
-                raise SaverDeadlineError("the saver's process took longer than it may (start_seconds, save_seconds), and was ended")
+                raise SaverDeadlineError(
+                    "the saver's process took longer than it may (start_seconds, save_seconds), and was ended"
+                )
             self._connection.settimeout(left if starts else min(left, self._options.silence_seconds))
             try:
                 message = read_message(self._connection)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dcp_async.meeting import Meeting, Ticket
+from dcp_async.meeting import Meeting, Ticket, prefixed
 from dcp_async.messages import (
     Failed,
     Forget,
@@ -151,7 +151,7 @@ class WorkerSaves:
             return
         if dist.is_initialized():
             dist.destroy_process_group()
-        store = dist.PrefixStore(f"process-group/{ticket.epoch}", seat.address.connect())  # type: ignore[attr-defined]
+        store: Any = prefixed(f"process-group/{ticket.epoch}", seat.address.connect())
         timeout = timedelta(seconds=seat.timeout_seconds)
         dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
         self._process_group = wanted

@@ -46,7 +46,8 @@ def dump_object(value: object, *, key: str) -> bytes:
     """The bytes that stand for `value` in a checkpoint: what `torch.save` writes.
 
     Args:
-        value: Any object that can be pickled, or one that was dumped before. Tensors in it are stored on the CPU side of the archive.
+        value: Any object that can be pickled, or one that was dumped before. Tensors in it are stored on the CPU side
+            of the archive.
         key: Its FQN, for messages.
 
     Raises:
