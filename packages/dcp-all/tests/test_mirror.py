@@ -59,6 +59,7 @@ LATER: dict[str, dict[str, set[str]]] = {
 DIFFERENT: dict[tuple[str, str], str] = {
     ("filesystem.FileSystemWriter", "thread_count"): "the cores of this process instead of 1",
     ("default_planner.DefaultSavePlanner", "enable_plan_caching"): "found by content, so that it is safe to have it on",
+    ("staging.DefaultStager", "config"): "None stands for StagingOptions(), which is stock's default",
     ("_traverse.traverse_state_dict", "keep_traversing"): "None stands for the function that is stock's default",
 }
 # Methods of stock's classes that ours do without: class → names.
