@@ -84,7 +84,7 @@ class FloatPlanes(BlockTransformExtension):
 
     def __init__(self) -> None:
         self._frames = FrameCompressor(**_SETTINGS)
-        self._worth: tuple[bool, ...] | None = None
+        self._tried: tuple[bool, ...] | None = None
 
     @staticmethod
     def registry_name() -> str:
@@ -106,10 +106,10 @@ class FloatPlanes(BlockTransformExtension):
         """This transform, trying only those groups of bytes that shrink in the sample."""
         layout = _Layout.of(dtype)
         words = _split(sample, layout)
+        parts = [_group(words, first, width) for first, width in layout.groups]
         chosen = copy.copy(self)
-        chosen._worth = tuple(
-            len(self._frames.compress(part)) < (1 - _MIN_GAIN) * part.nbytes
-            for part in (_group(words, first, width) for first, width in layout.groups)
+        chosen._tried = tuple(  # noqa: SLF001 - it is a copy of this object
+            len(self._frames.compress(part)) < (1 - _MIN_GAIN) * part.nbytes for part in parts
         )
         return chosen
 
@@ -118,9 +118,8 @@ class FloatPlanes(BlockTransformExtension):
         layout = _Layout.of(dtype)
         words = _split(block, layout)
         groups = layout.groups
-        worth = self._worth or (True,) * len(groups)
         frames: list[bytes | None] = []
-        for (first, width), tried in zip(groups, worth, strict=True):
+        for (first, width), tried in zip(groups, self._tried or (True,) * len(groups), strict=True):
             frame = self._frames.compress(_group(words, first, width)) if tried else None
             frames.append(frame if frame is not None and len(frame) < (1 - _MIN_GAIN) * len(words) * width else None)
         raw = [len(words) * width for _, width in groups]
