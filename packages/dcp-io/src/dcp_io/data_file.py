@@ -125,11 +125,12 @@ class DataFile:
         return offset, size, 0, size, _RAW, value, chain
 
     def _append(self, data: Buffer) -> None:
+        """Append bytes that may change afterwards."""
         self._position += len(data)
         if len(data) > CRC_BLOCK_MIN_BYTES:
             self._flush(data)
         else:
-            self._pieces.append(data)
+            self._pieces.append(bytes(data))
             if self._position - self._written >= PACK_BYTES:
                 self._flush()
 

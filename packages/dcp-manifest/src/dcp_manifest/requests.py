@@ -72,7 +72,7 @@ class BlockEncoder(Protocol):
         ...
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
-        """One block, encoded; asked for by one thread, block after block."""
+        """One block, encoded; valid until the same thread asks for the next one."""
         ...
 
 
