@@ -78,6 +78,7 @@ class Copier:
         """Begin to copy a tensor by its elements; what waits for the end of that."""
         compact = bool(placement.compact[row])
         stride = torch.empty(source.shape, device="meta").stride() if compact else source.stride()
+        source = source.detach()
         target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, stride)
         if source.device.type != "cuda":
             target.copy_(source)

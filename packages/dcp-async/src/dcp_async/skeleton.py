@@ -44,7 +44,7 @@ class Contents:
 
     skeleton: Skeleton = ()
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """The local memories, detached, as they are: on any device, of any strides."""
+    """The local memories as they are: on any device, of any strides."""
     names: list[str] = field(default_factory=list)
     """Of the tensors."""
     objects: list[Any] = field(default_factory=list)
@@ -97,7 +97,7 @@ class _Walk:
         return self._object(value, name)
 
     def _tensor(self, value: torch.Tensor, name: str) -> Skeleton:
-        self._keep(value.detach(), name)
+        self._keep(value, name)
         return ("t", value.dtype, value.shape, value.stride(), value.requires_grad)
 
     def _keep(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -137,7 +137,7 @@ class _Walk:
                 self._forms.clear()
             known = self._forms[form] = (_facts(held), held.shards[0].offsets)
         facts, offsets = known
-        tensor = self._keep(local.detach(), name)
+        tensor = self._keep(local, name)
         return ("s", facts, ((offsets, tensor.shape, tensor.dtype, tensor.stride()),))
 
     def _shards(self, held: LocalTensor, name: str) -> Skeleton:
