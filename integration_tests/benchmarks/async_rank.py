@@ -70,7 +70,7 @@ def beside_training(save: Saver, state: State, folder: Path, options: dict[str, 
         future = save(state, str(target))
         blocked = ended = time.perf_counter() - start
         done: list[float] = []
-        future.add_done_callback(lambda _, start=start, done=done: done.append(time.perf_counter() - start))
+        future.add_done_callback(_noting(done, start))
         window = options["window"] or None
         left = None if window is None else window - (time.perf_counter() - start)
         steps = training.steps(done.__len__ if left is None else _after(left))
@@ -111,7 +111,7 @@ def main(text: str) -> None:
     state = state_of(dist.get_rank(), options["tensors"], options["mib"])
     folder = Path(options["folder"])
     scenario = {"beside training": beside_training, "alone": alone}[options["scenario"]]
-    with saver(options["saver"], warm=options.get("warm", False)) as save:
+    with saver(options["saver"], warm=state if options.get("warm") else None) as save:
         found = scenario(save, state, folder, options)
     print(json.dumps(found), flush=True)
     dist.barrier()
@@ -121,6 +121,10 @@ def main(text: str) -> None:
 def _after(seconds: float) -> Callable[[], bool]:
     end = time.perf_counter() + seconds
     return lambda: time.perf_counter() >= end
+
+
+def _noting(done: list[float], start: float) -> Callable[[object], None]:
+    return lambda _: done.append(time.perf_counter() - start)
 
 
 def _fresh(folder: Path, number: int) -> Path:

@@ -20,11 +20,11 @@ Saver = Callable[[State, str], "Future[Any]"]
 
 
 @contextmanager
-def saver(name: str, *, warm: bool = False) -> Iterator[Saver]:
+def saver(name: str, *, warm: State | None = None) -> Iterator[Saver]:
     """A function that starts a save and returns, when values may change, a future of its end."""
     library, _, kind = name.partition(" ")
     if library == "ours":
-        with _ours(kind, warm=warm) as save:
+        with _ours(kind, warm) as save:
             yield save
     elif library == "stock":
         yield _stock(kind)
@@ -34,13 +34,19 @@ def saver(name: str, *, warm: bool = False) -> Iterator[Saver]:
 
 
 @contextmanager
-def _ours(kind: str, *, warm: bool) -> Iterator[Saver]:
+def _ours(kind: str, warm: State | None) -> Iterator[Saver]:
     from dcp_async import AsyncSaver
 
     with AsyncSaver(kind) as made:
-        if warm:
-            made.warm_up()
-        yield lambda state, folder: made.save(state, checkpoint_id=folder)  # type: ignore[return-value]
+        if warm is not None:
+            made.warm_up(state_dict=warm)
+
+        def save(state: State, folder: str) -> Future[Any]:
+            future = made.save(state, checkpoint_id=folder)
+            assert isinstance(future, Future)
+            return future
+
+        yield save
 
 
 def _stock(kind: str) -> Saver:
@@ -54,13 +60,14 @@ def _stock(kind: str) -> Saver:
     group = dist.new_group(backend="gloo") if kind == "thread" else None
 
     def save(state: State, folder: str) -> Future[Any]:
-        found: Future[Any] = dcp.async_save(  # type: ignore[attr-defined]
+        found: Any = dcp.async_save(  # type: ignore[attr-defined]
             state,
             checkpoint_id=folder,
             process_group=group,
             async_stager=stager,
             async_checkpointer_type=AsyncCheckpointerType(kind),
         )
+        assert isinstance(found, Future)
         return found
 
     return save
@@ -92,7 +99,7 @@ def memcpy_of(tensors: list[torch.Tensor], threads: int) -> Callable[[], None]:
     pieces = [
         piece
         for target, source in pairs
-        for piece in zip(target.view(-1).split(cut), source.view(-1).split(cut), strict=True)
+        for piece in zip(torch.split(target.view(-1), cut), torch.split(source.view(-1), cut), strict=True)
     ]
     pool = ThreadPoolExecutor(threads)
 

@@ -175,3 +175,15 @@ def test_a_worker_that_cannot_start_says_why() -> None:
             saver.warm_up()
         failed = saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"))
         assert isinstance(failed.exception(), WorkerError)  # type: ignore[union-attr]
+
+
+def test_warm_up_makes_the_memory_and_saves_nothing() -> None:
+    state = {"w": torch.ones(1 << 14), "step": 0}
+    with AsyncSaver("thread") as saver:
+        saver.warm_up(state_dict=state)
+        assert saver.staging_bytes == 1 << 16
+        assert not FOLDERS
+        saver.save(state, storage_writer=MemoryWriter("a")).result()  # type: ignore[union-attr]
+        assert saver.staging_bytes == 1 << 16
+    with pytest.raises(SaverClosedError):
+        saver.warm_up()

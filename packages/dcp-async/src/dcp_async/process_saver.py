@@ -72,14 +72,18 @@ class ProcessBackend:
         """The process, if there is one."""
         return self._worker
 
-    def warm_up(self, link: GroupLink) -> None:
-        """Start the process and tell it of the group.
+    def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
+        """Start the process and tell it of the group, and of a state's structure if one is given.
 
         Raises:
             WorkerError: It cannot be started, or cannot meet the other ranks.
         """
         seat = link.for_worker()
-        self._tell_group(self._running(link), seat)
+        worker = self._running(link)
+        self._tell_group(worker, seat)
+        if staged is not None:
+            self._tell_structure(worker, staged)
+            self._tell_arena(worker, staged.arena)
 
     def run(self, job: SaveJob) -> Metadata:
         """Carry out one save.

@@ -22,7 +22,7 @@ from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, chec
 from dcp_async.queue import SaveQueue
 from dcp_async.staged_planner import plan_here
 from dcp_async.stagers import DefaultStager, is_plain_blocking
-from dcp_async.staging import Stager
+from dcp_async.staging import Staged, Stager
 from dcp_core import AsyncStager, DefaultSavePlanner, Metadata, SavePlanner, StorageWriter, plugins
 from dcp_core.per_rank import with_rank_values
 from dcp_core.protocols import CheckpointId, is_stateful
@@ -39,8 +39,8 @@ class Backend(Protocol):
     shares_memory: bool
     """Whether copies must lie in memory that another process can map."""
 
-    def warm_up(self, link: GroupLink) -> None:
-        """Be ready for the first save of a group."""
+    def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
+        """Be ready for the first save of a group, of a state of that structure if one is given."""
         ...
 
     def run(self, job: SaveJob) -> Metadata:
@@ -104,15 +104,39 @@ class AsyncSaver:
         """What carries out the saves."""
         return self._backend
 
-    def warm_up(self, process_group: dist.ProcessGroup | None = None, *, no_dist: bool = False) -> None:
+    def warm_up(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        state_dict: dict[str, Any] | None = None,
+        no_dist: bool = False,
+    ) -> None:
         """Make ready for the first save: starts what takes time to start, and returns when that is done.
+
+        Args:
+            process_group: The ranks that will save together; None takes all.
+            state_dict: What will be saved: memory for its copy is made, and its structure told, now.
+            no_dist: See `save`.
 
         Raises:
             WorkerError: The process cannot be started.
+            SaverClosedError: The saver is closed.
+            Exception: What is wrong with the state.
 
-        Ranks: every rank of the group; waits for none.
+        Ranks: every rank of the group; waits for none, but for this rank's own earlier saves.
         """
-        self._backend.warm_up(self._links.of(process_group, no_dist=no_dist))
+        with self._entry:
+            self._queue.check_open()
+            link = self._links.of(process_group, no_dist=no_dist)
+            self._queue.drain(self.options.save_seconds)
+            if state_dict is None:
+                self._backend.warm_up(link, None)
+                return
+            staged = self._stager.stage(_values(state_dict, link))
+            try:
+                self._backend.warm_up(link, staged)
+            finally:
+                self._pool.give_back(staged.arena)
 
     def save(
         self,
@@ -224,8 +248,7 @@ class AsyncSaver:
     def _stage(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
-        values = {key: value.state_dict() if is_stateful(value) else value for key, value in state_dict.items()}
-        values = with_rank_values(values, job.link.seat.rank)
+        values = _values(state_dict, job.link)
         chosen = stager if stager is not None else _stager_of(job.storage_writer)
         if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):
             with self._values:
@@ -294,6 +317,13 @@ class AsyncSaver:
             job.link.withdraw(job.ticket, error)
             raise
         return self._backend.run(job)
+
+
+def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
+    """This rank's values, in place of what stands for them."""
+    values = {key: value.state_dict() if is_stateful(value) else value for key, value in state_dict.items()}
+    ranked: dict[str, Any] = with_rank_values(values, link.seat.rank)
+    return ranked
 
 
 def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:

@@ -7,6 +7,7 @@ from typing import Any
 from dcp_async.jobs import SaveJob
 from dcp_async.links import GroupLink
 from dcp_async.options import SaverOptions
+from dcp_async.staging import Staged
 from dcp_core import Metadata
 from dcp_core.saving import save_with
 
@@ -25,7 +26,7 @@ class ThreadBackend:
     def __init__(self, options: SaverOptions) -> None:
         del options
 
-    def warm_up(self, link: GroupLink) -> None:
+    def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
         """Nothing takes time to start."""
 
     def run(self, job: SaveJob) -> Metadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -33,7 +34,7 @@ from dcp_async.messages import (
 from dcp_async.skeleton import fill
 from dcp_async.staged_planner import PlannedElsewhere, StagedPlanner
 from dcp_async.staging import Structure, staged_tensors
-from dcp_core import SavePlanner, StorageWriter, plugins
+from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
 from dcp_core.job_size import assume_job_size
 from dcp_core.outcomes import encode, failure_of
 from dcp_core.saving import save_with
@@ -72,6 +73,9 @@ class WorkerSaves:
         self._meetings: dict[str, Meeting] = {}
         self._process_group: tuple[str, int] | None = None
         torch.set_num_threads(hello.options.torch_threads)
+        # What most saves need is looked for and imported now, not by the first one.
+        with contextlib.suppress(DcpError):
+            plugins.storage_for("file").load_writer()
         _forward(send, hello.log_level)
 
     def handle(self, message: Any) -> None:
@@ -88,7 +92,10 @@ class WorkerSaves:
             self._reply_to(message)
 
     def _map(self, arena: NewArena, descriptor: int) -> None:
-        mapped = mmap.mmap(descriptor, arena.nbytes)
+        # All pages at once: they have been written to, and one fault for each would take longer.
+        mapped = mmap.mmap(
+            descriptor, arena.nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ | mmap.PROT_WRITE
+        )
         os.close(descriptor)
         self._arenas[arena.number] = torch.from_numpy(np.frombuffer(mapped, np.uint8))
         for known in self._structures.values():
