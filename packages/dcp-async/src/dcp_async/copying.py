@@ -8,12 +8,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
 from dcp_async.placement import Placement
 
-__all__ = ["Copier", "arena_view"]
+__all__ = ["Copier", "arena_view", "on_this_stream"]
+
+T = TypeVar("T")
 
 _SLICE_BYTES = 16 << 20
 _LARGE_BYTES = 1 << 20
@@ -26,6 +29,19 @@ def arena_view(
     made = torch.empty(0, dtype=dtype)
     made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
     return made
+
+
+def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
+    """The function, for another thread: copies that it makes come after what this thread's CUDA stream holds now."""
+    if not torch.cuda.is_initialized():
+        return function
+    stream = torch.cuda.current_stream()
+
+    def call() -> T:
+        with torch.cuda.stream(stream):
+            return function()
+
+    return call
 
 
 class Copier:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch.distributed as dist
 
 from dcp_async.arena import ArenaPool
-from dcp_async.copying import Copier
+from dcp_async.copying import Copier, on_this_stream
 from dcp_async.jobs import AsyncSaveResponse, SaveFuture, SaveJob
 from dcp_async.links import GroupLink, LinkTable
 from dcp_async.mutations import MutationGuard
@@ -303,7 +303,7 @@ class AsyncSaver:
                 else:
                     job.staging.set_result(None)
 
-        self._staging_thread.submit(copy)
+        self._staging_thread.submit(on_this_stream(copy))
         begun.wait()  # from now on `lock` waits for the copy
         return AsyncSaveResponse(job.staging, job.future)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcp_async.arena import ArenaPool
-from dcp_async.copying import Copier
+from dcp_async.copying import Copier, on_this_stream
 from dcp_async.options import SaverOptions
 from dcp_async.staging import Stager
 from dcp_core import BlockingAsyncStager
@@ -70,7 +70,7 @@ class DefaultStager:
             return self._copy(state_dict)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
-        self._last = self._thread.submit(self._copy, state_dict)
+        self._last = self._thread.submit(on_this_stream(lambda: self._copy(state_dict)))
         return self._last
 
     def synchronize_staging(self) -> None:
