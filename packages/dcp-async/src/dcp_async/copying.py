@@ -33,7 +33,7 @@ def arena_view(
 
 def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
     """The function, for another thread: copies that it makes come after what this thread's CUDA stream holds now."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return function
     stream = torch.cuda.current_stream()
 
