@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from dcp_core import ByteStorageReader
@@ -22,7 +23,8 @@ class FsspecReader(ByteStorageReader):
         verify: See `dcp_io.Verify`.
         thread_count: Requests of this rank at a time.
         max_inflight_bytes: Memory that requests under way and buffers may take together.
-        kwargs: Options of the file system, as fsspec takes them. Never logged.
+        storage_options: Options of the file system, as fsspec takes them. Never logged.
+        kwargs: More of them, as in stock.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecReader` (`path` and `kwargs`).
     """
@@ -34,6 +36,7 @@ class FsspecReader(ByteStorageReader):
         verify: Verify = "blocks",
         thread_count: int = 8,
         max_inflight_bytes: int = 128 << 20,
+        storage_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         if verify not in _VERIFY:
@@ -43,7 +46,7 @@ class FsspecReader(ByteStorageReader):
         self.verify: Verify = verify
         self.thread_count = thread_count
         self.max_inflight_bytes = max_inflight_bytes
-        self._options = kwargs
+        self._options = {**(storage_options or {}), **kwargs}
         super().__init__(path)
 
     @property

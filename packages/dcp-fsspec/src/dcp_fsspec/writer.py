@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -37,7 +37,8 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
         max_inflight_bytes: Memory that buffers and uploads of all threads may take; None takes 64 MiB, or more if
             `per_thread_copy_ahead` asks for more.
         stale_after_seconds: After this long without a sign of life a save of another host counts as dead.
-        kwargs: Options of the file system, as fsspec takes them. Never logged.
+        storage_options: Options of the file system, as fsspec takes them. Never logged.
+        kwargs: More of them, as in stock.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecWriter` (parameters up to
     `serialization_format`, and `kwargs`).
@@ -58,6 +59,7 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
         interop: bool = True,
         max_inflight_bytes: int | None = None,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
+        storage_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         # By value: stock's enum, and that of other storages, means the same.
@@ -77,7 +79,7 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
             _DEFAULT_INFLIGHT_BYTES, thread_count * per_thread_copy_ahead
         )
         self.stale_after_seconds = stale_after_seconds
-        self._options = kwargs
+        self._options = {**(storage_options or {}), **kwargs}
         BlockingAsyncStager.__init__(self)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, encoders=_extensions or ())
 
