@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -46,9 +47,11 @@ class Options:
             if not isinstance(group, Mapping):
                 raise TypeError(f"storage_options[{name!r}] must be a mapping, not {type(group).__name__}")
         provider = given.pop("credential_provider", None)
+        config = {**groups["config"], **given}
+        allowed = {"allow_http": True} if _names_plain_http(config) else {}
         return cls(
-            config={**groups["config"], **given},
-            client_options={**_CLIENT, **groups["client_options"]},
+            config=config,
+            client_options={**_CLIENT, **allowed, **groups["client_options"]},
             retry_config={
                 "max_retries": _RETRIES,
                 "retry_timeout": timedelta(seconds=DEADLINE_SECONDS),
@@ -71,3 +74,15 @@ class Options:
 
     def __repr__(self) -> str:
         return f"Options({', '.join(sorted((*self.config, *self.client_options)))}: not shown)"
+
+
+def _names_plain_http(config: Mapping[str, Any]) -> bool:
+    """Whether an endpoint without TLS was asked for.
+
+    The client looks for that in the environment only where it is given no options of its own.
+    """
+    if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on"):
+        return True
+    given = [value for name, value in config.items() if "endpoint" in name.lower()]
+    given += [os.environ.get(name) for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")]
+    return any(str(value).lower().startswith("http://") for value in given)
