@@ -284,7 +284,7 @@ class CheckpointManager:
                 if saved:
                     self._catalogue.published(step)
                     removed = self._retention.apply(running)
-                    _tell("keep", self.checkpoint_id(step), removed)
+                    _tell("remove", self.checkpoint_id(step), removed)
                 else:
                     self._retention.sweep(running, always=True)
             except (OSError, DcpError):  # what stays too long is removed after the next save

@@ -38,6 +38,7 @@ class Options:
 
         Raises:
             TypeError: One of the groups is no mapping, or an option's name no text.
+            ValueError: An endpoint is no URL.
         """
         given = dict(storage_options or {})
         if not all(isinstance(name, str) for name in given):
@@ -48,6 +49,9 @@ class Options:
                 raise TypeError(f"storage_options[{name!r}] must be a mapping, not {type(group).__name__}")
         provider = given.pop("credential_provider", None)
         config = {**groups["config"], **given}
+        for name, value in config.items():
+            if "endpoint" in name.lower() and "://" not in str(value):
+                raise ValueError(f"storage_options[{name!r}] is {value!r}; an endpoint has the form https://host:port")
         allowed = {"allow_http": True} if _names_plain_http(config) else {}
         return cls(
             config=config,

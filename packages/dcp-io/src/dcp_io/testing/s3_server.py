@@ -15,6 +15,7 @@ __all__ = ["CREDENTIALS", "S3Server"]
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_REGION": "us-east-1"}
 
 _START_SECONDS = 60.0
+_PAGE_OBJECTS = 100
 # Moto decides a condition and stores an object in two steps; one request after the other keeps them together.
 _SERVE = """
 import contextlib, sys, threading
@@ -51,6 +52,7 @@ class S3Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(_PAGE_OBJECTS)},
             text=True,
         )
         if self._process.stdout is None:
