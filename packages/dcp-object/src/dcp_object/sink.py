@@ -107,7 +107,7 @@ class ObjectSink(Sink):
             return True
 
         try:
-            self._client.call("PUT", self._key, create, on_doubt=mine)
+            self._client.call("PUT", self._key, create, on_doubt=mine, attempts=self._client.attempts)
         except FileExistsError:
             self._may_exist = False
             raise

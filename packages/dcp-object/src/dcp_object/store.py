@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dcp_io import Entry, Sink, Source, Store, check_name
@@ -102,7 +103,7 @@ class ObjectStore(Store):
                 return True
 
             try:
-                self._client.call("PUT", key, put, on_doubt=mine)
+                self._client.call("PUT", key, put, on_doubt=mine, attempts=self._client.attempts)
             except (ChangedError, FileExistsError, FileNotFoundError):
                 if len(attempts) > 1:  # whether ours was there for a while cannot be told any more
                     raise ChangedError(f"PUT {self.url}/{name}: others have replaced it meanwhile") from None
@@ -118,7 +119,8 @@ class ObjectStore(Store):
             raise self._missing(name)
         data, meta = found
         try:
-            self._client.call("PUT", key, lambda: self._client.put(key, data, _version(meta)))
+            put = partial(self._client.put, key, data, _version(meta))
+            self._client.call("PUT", key, put, attempts=self._client.attempts)
         except (ChangedError, FileExistsError, FileNotFoundError):
             # Whoever changed it has renewed its time; whoever removed it must find it removed.
             if not self.exists(name):
