@@ -52,7 +52,6 @@ LATER: dict[str, dict[str, set[str]]] = {
         "staging": {"DefaultStager", "StagingOptions"},
         "state_dict_saver": {"AsyncCheckpointerType", "AsyncSaveResponse", "async_save"},
     },
-    "storage by URI": {"_fsspec_filesystem": {"FileSystem", "FsspecReader", "FsspecWriter"}},
     "replication": {"_pg_transport": {"PGTransport"}},
     # What users of stock do not call: helpers that are public by name only, and what old versions needed.
     "never": {

@@ -83,6 +83,7 @@ class TestS3Storage(StorageConformance):
         return FsspecReader(checkpoint_id)
 
 
+@pytest.mark.slow
 class TestS3StorageWithFaults(TestS3Storage):
     """The same through a proxy that lets a tenth of all requests fail."""
 

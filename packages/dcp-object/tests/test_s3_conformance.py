@@ -86,6 +86,7 @@ class TestS3Storage(StorageConformance):
         return ObjectStoreReader(checkpoint_id)
 
 
+@pytest.mark.slow
 class TestS3StorageWithFaults(TestS3Storage):
     """The same through a proxy that lets a tenth of all requests fail; ids alone go past it."""
 

@@ -58,26 +58,54 @@ from dcp_core import (
     save_state_dict,
 )
 from dcp_fs import FileSystemReader, FileSystemWriter
-from dcp_io import SaveInProgressError, verify_checkpoint
+from dcp_fsspec import FsspecReader, FsspecWriter
+from dcp_io import SaveInProgressError, StorageError, open_store, verify_checkpoint
+from dcp_manager import (
+    CheckpointManager,
+    EverySeconds,
+    EverySteps,
+    KeepAll,
+    KeepBest,
+    KeepEvery,
+    KeepFor,
+    KeepLast,
+    OnRequest,
+    OnSignal,
+)
 from dcp_manifest import find_checkpoints, latest_valid
+from dcp_object import ObjectStoreReader, ObjectStoreWriter
 from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
 
 __all__ = [
     "BytesStorageMetadata",
     "CheckpointException",
+    "CheckpointManager",
     "CheckpointNotFoundError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
     "DcpError",
     "DefaultLoadPlanner",
     "DefaultSavePlanner",
+    "EverySeconds",
+    "EverySteps",
     "FileSystemReader",
     "FileSystemWriter",
+    "FsspecReader",
+    "FsspecWriter",
+    "KeepAll",
+    "KeepBest",
+    "KeepEvery",
+    "KeepFor",
+    "KeepLast",
     "LoadMismatchError",
     "LoadPlan",
     "LoadPlanner",
     "LoadReport",
     "Metadata",
+    "ObjectStoreReader",
+    "ObjectStoreWriter",
+    "OnRequest",
+    "OnSignal",
     "PeerLostError",
     "PeerOptions",
     "PerRank",
@@ -88,6 +116,7 @@ __all__ = [
     "SavePlanner",
     "StateMismatchError",
     "Stateful",
+    "StorageError",
     "StorageReader",
     "StorageWriter",
     "TensorStorageMetadata",
@@ -107,6 +136,7 @@ __all__ = [
     "logger",
     "logging_handlers",
     "metadata",
+    "open_store",
     "optimizer",
     "planner",
     "planner_helpers",
