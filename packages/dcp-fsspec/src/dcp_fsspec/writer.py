@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
+from dcp_core.compression import Compression
 from dcp_core.transforms import StreamTransformExtension
 from dcp_fsspec.layout import SerializationFormat
 from dcp_fsspec.opening import is_fsspec_id, open_store
@@ -32,6 +33,8 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
         overwrite: Whether a checkpoint that is already there may be replaced.
         _extensions: Stream transforms that every item goes through; the first one writes to the file.
         serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
+        compression: What items go through: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
+            from dtypes or patterns of names; see `dcp_core.compression.CompressionPolicy`. Not beside `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
         interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         max_inflight_bytes: Memory that buffers and uploads of all threads may take; None takes 64 MiB, or more if
@@ -55,6 +58,7 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
         _extensions: Sequence[StreamTransformExtension] | None = None,
         serialization_format: Enum = SerializationFormat.TORCH_SAVE,
         *,
+        compression: Compression = None,
         layout: Layout = "torch",
         interop: bool = True,
         max_inflight_bytes: int | None = None,
@@ -68,6 +72,8 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
                 f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
                 "again; use layout='raw' for plain bytes"
             )
+        if _extensions and compression is not None:
+            raise ValueError("_extensions and compression say the same thing: give one of them")
         if thread_count < 1 or (max_inflight_bytes is not None and max_inflight_bytes < 1):
             raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
         self.single_file_per_rank = single_file_per_rank
@@ -81,7 +87,9 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
         self.stale_after_seconds = stale_after_seconds
         self._options = {**(storage_options or {}), **kwargs}
         BlockingAsyncStager.__init__(self)
-        ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, encoders=_extensions or ())
+        ByteStorageWriter.__init__(
+            self, path, overwrite=overwrite, interop=interop, compression=_extensions or compression
+        )
 
     @property
     def path(self) -> str | os.PathLike[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dcp_core import ByteStorageWriter
-from dcp_core.transforms import StreamTransformExtension
+from dcp_core.compression import Compression
 from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend
 from dcp_object.address import is_address
 from dcp_object.opening import open_store
@@ -34,7 +34,8 @@ class ObjectStoreWriter(ByteStorageWriter):
         max_inflight_bytes: Memory that parts under way may take, of all threads together. Parts are at least 5 MiB
             each: with less than `thread_count` x (`uploads` + 2) of them, fewer are uploaded at a time.
         stale_after_seconds: After this long without a sign of life a save of another host counts as dead.
-        extensions: Stream transforms that every item goes through; the first one writes to the object.
+        compression: What items go through: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
+            from dtypes or patterns of names; see `dcp_core.compression.CompressionPolicy`.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ObjectStoreWriter(ByteStorageWriter):
         spread: int = 0,
         max_inflight_bytes: int = 256 << 20,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
-        extensions: Sequence[StreamTransformExtension] = (),
+        compression: Compression = None,
     ) -> None:
         if min(thread_count, uploads) < 1 or not 0 <= spread <= 256:
             raise ValueError(f"{thread_count=} and {uploads=} must be at least 1, {spread=} at most 256")
@@ -65,7 +66,7 @@ class ObjectStoreWriter(ByteStorageWriter):
         self.uploads = max(1, min(uploads, share // _MIN_PART_BYTES - 2))
         self.part_bytes = max(_MIN_PART_BYTES, min(_MAX_PART_BYTES, share // (self.uploads + 2)))
         self._storage_options = dict(storage_options or {})
-        super().__init__(checkpoint_id, overwrite=overwrite, interop=interop, encoders=extensions)
+        super().__init__(checkpoint_id, overwrite=overwrite, interop=interop, compression=compression)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """As `ByteStorageWriter`; refuses what `spread` cannot do."""
