@@ -450,3 +450,24 @@ def one_rank_fails(root: str) -> list[str]:
 def test_one_ranks_failure_is_everybodys(ranks: Any, tmp_path: Path) -> None:
     assert ranks.run(2, one_rank_fails, str(tmp_path)) == [["False", "[1]", "True"]] * 2
     assert steps(tmp_path) == {"step-3"}
+
+
+def state_fails_on_one_rank(root: str) -> str:
+    def broken() -> dict[str, Any]:
+        if dist.get_rank() == 1:
+            raise RuntimeError("no state today")
+        return sharded(1)
+
+    with CheckpointManager(root) as manager:
+        try:
+            manager.save(1, broken)
+        except CheckpointException as error:
+            return str(error)
+    return "saved"
+
+
+def test_a_state_that_fails_on_one_rank_fails_on_all(ranks: Any, tmp_path: Path) -> None:
+    for told in ranks.run(2, state_fails_on_one_rank, str(tmp_path), timeout=30):
+        assert "rank 1" in told
+        assert "no state today" in told
+    assert steps(tmp_path) == set()

@@ -19,14 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch.distributed as dist
 
 from dcp_core import (
-    CheckpointException,
-    CoordinatorLostError,
-    CoordinatorTimeoutError,
     DcpError,
     LoadPlanner,
     LoadReport,
     Metadata,
-    PeerLostError,
     PeerOptions,
     StorageReader,
     StorageWriter,
@@ -39,6 +35,7 @@ from dcp_core.hookspecs import CheckpointEvent
 from dcp_io import STALE_AFTER_SECONDS, open_store
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.catalogue import Catalogue
+from dcp_manager.failures import is_storage_failure
 from dcp_manager.keeping import KeepAll, KeepPolicy
 from dcp_manager.records import CheckpointRecord
 from dcp_manager.restoring import Restored, restore_newest, restore_step
@@ -189,7 +186,7 @@ class CheckpointManager:
             self.save(step, state, metrics=metrics)
         except Exception as error:
             self._failures += 1
-            if self._failures > self._tolerated_failures or not _is_storage_failure(error):
+            if self._failures > self._tolerated_failures or not is_storage_failure(error):
                 raise
             _log.warning("the save of step %d failed, training goes on (failure %d): %s", step, self._failures, error)
             return False
@@ -241,8 +238,7 @@ class CheckpointManager:
         found = dict(metrics or {})
         self._last_save = time.monotonic()
         try:
-            self._ranks.decide("prepare a save", lambda: self._prepare(step, found))
-            values = dict(state() if callable(state) else state)
+            values = self._prepare(step, state, found)
             if self._saver is not None:
                 return self._save_later(step, values)
             save(
@@ -259,10 +255,20 @@ class CheckpointManager:
         self._settle(step, saved=True)
         return None
 
-    def _prepare(self, step: int, metrics: Mapping[str, float]) -> None:
-        with self._lock:
-            self._retention.sweep({*self._background.steps, step})
-            self._catalogue.prepare(step, metrics)
+    def _prepare(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """The state; on the coordinator, have its folder made ready. What fails on one rank is raised on all."""
+        values: dict[str, Any] = {}
+
+        def own() -> None:
+            values.update(state() if callable(state) else state)
+
+        def make_ready(_: list[None]) -> None:
+            with self._lock:
+                self._retention.sweep({*self._background.steps, step})
+                self._catalogue.prepare(step, metrics)
+
+        self._ranks.combine("prepare a save", own, make_ready)
+        return values
 
     def _save_later(self, step: int, values: dict[str, Any]) -> Future[Metadata]:
         saver = self._saver
@@ -290,7 +296,9 @@ class CheckpointManager:
             except (OSError, DcpError):  # what stays too long is removed after the next save
                 _log.warning("step %d: looking after the other checkpoints failed", step, exc_info=True)
 
-    def restore(self, state: State, *, step: int | None = None, planner: LoadPlanner | None = None) -> Restored | None:
+    def restore(
+        self, state: dict[str, Any], *, step: int | None = None, planner: LoadPlanner | None = None
+    ) -> Restored | None:
         """Load the newest checkpoint that can be loaded, or one step, on whatever world size.
 
         Damaged checkpoints are put aside, and the one before is taken.
@@ -309,15 +317,12 @@ class CheckpointManager:
 
         Ranks: every rank; collective.
         """
-        template = state() if callable(state) else state
-        if not isinstance(template, dict):
-            template = dict(template)
 
         def load_step(step: int) -> LoadReport:
             place = self.checkpoint_id(step)
             reader = None if self._make_reader is None else self._make_reader(place)
             return load(
-                template,
+                state,
                 checkpoint_id=place if reader is None else None,
                 storage_reader=reader,
                 planner=planner,
@@ -376,15 +381,6 @@ class CheckpointManager:
 def _made(role: str, options: Mapping[str, Any], checkpoint_id: str) -> Any:
     """The reader or writer of an id, with the storage's options."""
     return getattr(plugins.storage_for(checkpoint_id), role)()(checkpoint_id, storage_options=options)
-
-
-def _is_storage_failure(error: BaseException) -> bool:
-    """Whether the storage is why a save failed: it may work again. Ranks that are gone do not come back."""
-    if isinstance(error, CheckpointException):
-        causes = [cause for cause, _ in error.failures.values()]
-        return bool(causes) and all(cause is not None and _is_storage_failure(cause) for cause in causes)
-    lost = (CoordinatorLostError, CoordinatorTimeoutError, PeerLostError)
-    return isinstance(error, OSError) and not isinstance(error, lost)
 
 
 def _tell(what: str, checkpoint_id: str, steps: Sequence[int]) -> None:
