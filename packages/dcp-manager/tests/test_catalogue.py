@@ -7,12 +7,13 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dcp_io import LocalStore, ProcessIdentity, this_process
 from dcp_manager.catalogue import Catalogue
 from dcp_manager.records import Note
-from dcp_manifest import CheckpointNotFoundError
+from dcp_manifest import CheckpointIndex, CheckpointNotFoundError, ManifestInfo, StoredItems, encode
 
 
 @pytest.fixture
@@ -140,3 +141,42 @@ def test_latest_is_a_name(catalogue: Catalogue, tmp_path: Path) -> None:
     for step in (1, 12):
         catalogue.published(step)
     assert (tmp_path / "latest").read_text() == "step-12\n"
+
+
+def test_signs_of_the_dead_go_from_checkpoints_that_stay(catalogue: Catalogue, tmp_path: Path) -> None:
+    marker = {"save_id": "a", "rank": None, "phase": "saving", "started_ns": 1, "replaced": []}
+    files = {
+        ".dcp-reading-1": sign(dead()),
+        ".dcp-reading-2": sign(this_process()),
+        ".dcp-save-b": json.dumps({**marker, "save_id": "b", "process": elsewhere().to_dict()}),
+    }
+    folder = checkpoint(tmp_path, 1, **files)
+    (folder / ".metadata").write_bytes(encode(_index()))
+    (folder / ".dcp-save-c").write_text(json.dumps({**marker, "save_id": "c", "process": dead().to_dict()}))
+    (folder / "__0_0.c.distcp").write_text("of the dead save")
+    assert catalogue.sweep() == []
+    kept = {".metadata", "__0_0.a.distcp", ".dcp-reading-2", ".dcp-save-b"}
+    assert {path.name for path in folder.iterdir()} == kept
+
+
+def _index() -> CheckpointIndex:
+    none = np.zeros(0, np.int64)
+    return CheckpointIndex(
+        dtypes=(),
+        files=[],
+        chains=(),
+        tensor_names=[],
+        tensor_dtype=none.astype(np.uint8),
+        tensor_flags=none.astype(np.uint8),
+        tensor_ndim=none.astype(np.uint8),
+        tensor_owner=none.astype(np.uint32),
+        tensor_shape=none,
+        tensor_chunks=none,
+        chunk_offsets=none,
+        chunk_sizes=none,
+        chunk_items=StoredItems.of([]).columns,
+        object_names=[],
+        object_owner=none.astype(np.uint32),
+        object_items=StoredItems.of([]).columns,
+        info=ManifestInfo(save_id="0123", world_size=1, writer="test"),
+    )

@@ -21,7 +21,7 @@ from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
 from dcp_io.ranges import align_to_blocks, merge_ranges, split_range
 from dcp_io.read_engine import read_items
 from dcp_io.read_plan import Verify
-from dcp_io.removal import remove_checkpoint
+from dcp_io.removal import clear_dead_saves, remove_checkpoint
 from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
 from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
 from dcp_io.verify import Problem, VerifyReport, verify_checkpoint
@@ -58,6 +58,7 @@ __all__ = [
     "align_to_blocks",
     "check_files",
     "check_name",
+    "clear_dead_saves",
     "combine",
     "crc32",
     "find_checkpoints",

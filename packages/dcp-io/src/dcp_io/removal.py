@@ -1,13 +1,16 @@
-"""Removing a whole checkpoint: first what makes it one, then its files, then the folder. Leaves what is not ours."""
+"""Removing a whole checkpoint, or what dead saves left beside one. Leaves what is not ours."""
 
 from __future__ import annotations
 
+import time
+
+from dcp_io.cleanup import remove_dead_saves
 from dcp_io.current import read_current
-from dcp_io.markers import is_marker
+from dcp_io.markers import find_markers, is_marker
 from dcp_io.store import TEMPORARY_SUFFIX, Store
 from dcp_manifest.discover import DATA_SUFFIX, is_index_name
 
-__all__ = ["remove_checkpoint"]
+__all__ = ["clear_dead_saves", "remove_checkpoint"]
 
 
 def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> list[str]:
@@ -36,3 +39,23 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
     if not left:
         store.remove_folder()
     return left
+
+
+def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
+    """Remove what saves that are certainly over have left beside a checkpoint: their files, if it is not theirs.
+
+    What the next save to the same folder would do first; for folders to which nobody saves again.
+
+    Args:
+        store: The checkpoint's folder.
+        stale_after_seconds: After so long without a sign of life a save of another host counts as dead.
+
+    Raises:
+        OSError: The storage failed.
+    """
+    entries = store.list()
+    now = time.time()
+    found = find_markers(store, entries)
+    dead = [each for each in found if each.is_dead(now=now, stale_after_seconds=stale_after_seconds)]
+    if dead:
+        remove_dead_saves(store, dead, read_current(store, entries), entries)

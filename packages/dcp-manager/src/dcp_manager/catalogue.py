@@ -19,7 +19,17 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from dcp_io import Entry, ProcessIdentity, Store, check_files, is_gone, remove_checkpoint, running_saves, this_process
+from dcp_io import (
+    Entry,
+    ProcessIdentity,
+    Store,
+    check_files,
+    clear_dead_saves,
+    is_gone,
+    remove_checkpoint,
+    running_saves,
+    this_process,
+)
 from dcp_io.current import read_current
 from dcp_manager.records import CheckpointRecord, Note
 from dcp_manifest.discover import is_index_name
@@ -32,6 +42,8 @@ _log = logging.getLogger(__name__)
 LATEST = "latest"
 NOTE, QUARANTINE, REMOVING = ".dcp-note.json", ".dcp-quarantined.json", ".dcp-removing"
 _READING = ".dcp-reading-"
+# Of the markers of running saves, which are dcp_io's.
+_SAVING = ".dcp-save-"
 _FOLDER = re.compile(r"step-(\d{1,18})", re.ASCII)
 
 
@@ -180,9 +192,18 @@ class Catalogue:
     def _sweep(self, folder: Folder) -> bool:
         if REMOVING in folder.names:
             return not self._has_readers(folder.store) and self._remove(folder)
-        if folder.is_checkpoint or self._is_being_saved(folder):
+        if folder.is_checkpoint:
+            self._tidy(folder)
             return False
-        return self._remove(folder)
+        return not self._is_being_saved(folder) and self._remove(folder)
+
+    def _tidy(self, folder: Folder) -> None:
+        """Remove what killed saves and readers have left beside a checkpoint."""
+        if any(name.startswith(_SAVING) for name in folder.names):
+            clear_dead_saves(folder.store, stale_after_seconds=self._stale_after_seconds)
+        for entry in folder.entries:
+            if entry.name.startswith(_READING) and self._is_dead_sign(folder.store, entry):
+                folder.store.delete(entry.name)
 
     def _is_being_saved(self, folder: Folder) -> bool:
         """Whether a save may be running or about to begin in a folder without a checkpoint."""
