@@ -119,6 +119,7 @@ def test_killed_runs_resume_and_leave_no_debris(ranks: Any, tmp_path: Path, kill
         if there:
             assert verify_checkpoint(tmp_path / f"step-{newest}").ok
         seen = newest
+    time.sleep(5)  # what is fresh may still be somebody's
     last = seen + 5
     while last % 100 in (*FULL, FULL.stop, FULL.stop + 1):
         last += 5

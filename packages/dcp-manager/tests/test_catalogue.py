@@ -180,3 +180,17 @@ def _index() -> CheckpointIndex:
         object_items=StoredItems.of([]).columns,
         info=ManifestInfo(save_id="0123", world_size=1, writer="test"),
     )
+
+
+def test_temporary_files_of_the_dead_go(catalogue: Catalogue, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, 1)
+    old = [tmp_path / ".latest..0a.tmp", folder / "..dcp-note.json..0b.tmp", folder / "..dcp-reading-1..0c.tmp"]
+    new = [tmp_path / ".latest..1a.tmp", folder / "..dcp-note.json..1b.tmp"]
+    others = [tmp_path / ".mine.tmp", tmp_path / "latest.tmp", folder / "..dcp-other..0a.tmp"]
+    for path in (*old, *new, *others):
+        path.write_text("")
+    for path in (*old, *others):
+        os.utime(path, (1000, 1000))
+    catalogue.sweep()
+    assert [path.exists() for path in old] == [False] * 3
+    assert all(path.exists() for path in (*new, *others))

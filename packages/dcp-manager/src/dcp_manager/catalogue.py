@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from dcp_io import (
+    TEMPORARY_SUFFIX,
     Entry,
     ProcessIdentity,
     Store,
@@ -42,6 +43,8 @@ _log = logging.getLogger(__name__)
 LATEST = "latest"
 NOTE, QUARANTINE, REMOVING = ".dcp-note.json", ".dcp-quarantined.json", ".dcp-removing"
 _READING = ".dcp-reading-"
+# Publishing a few bytes is over, or its process dead, after so long.
+_PUBLISHING_SECONDS = 5.0
 # Of the markers of running saves, which are dcp_io's.
 _SAVING = ".dcp-save-"
 _FOLDER = re.compile(r"step-(\d{1,18})", re.ASCII)
@@ -187,6 +190,7 @@ class Catalogue:
         Args:
             running: Steps that this process is saving.
         """
+        self._remove_temporaries(self._root, self._root.list(), (LATEST,))
         return [folder.step for folder in self.folders() if folder.step not in running and self._sweep(folder)]
 
     def _sweep(self, folder: Folder) -> bool:
@@ -204,6 +208,15 @@ class Catalogue:
         for entry in folder.entries:
             if entry.name.startswith(_READING) and self._is_dead_sign(folder.store, entry):
                 folder.store.delete(entry.name)
+        self._remove_temporaries(folder.store, folder.entries, (NOTE, QUARANTINE, REMOVING, _READING))
+
+    def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
+        """Remove what a store made on the way to publishing objects of ours, if whoever did so must be dead."""
+        begins = tuple(f".{name}" for name in names)
+        for entry in entries:
+            is_temporary = entry.name.startswith(begins) and entry.name.endswith(TEMPORARY_SUFFIX)
+            if is_temporary and time.time() - entry.mtime > _PUBLISHING_SECONDS:
+                store.delete(entry.name)
 
     def _is_being_saved(self, folder: Folder) -> bool:
         """Whether a save may be running or about to begin in a folder without a checkpoint."""
