@@ -1,0 +1,49 @@
+"""A file that exists under its name only once all of it is there and durable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from dcp_io import TEMPORARY_SUFFIX, CheckpointExistsError, LocalStore, Sink
+
+__all__ = ["aborting", "new_file", "refuse_existing"]
+
+
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]:
+    """A sink whose bytes appear at `path` in one step when the block ends; an error leaves everything as it was.
+
+    Raises:
+        CheckpointExistsError: `path` exists and `overwrite` is False.
+    """
+    place = Path(path).absolute()
+    refuse_existing(place, overwrite=overwrite)
+    store = LocalStore(place.parent)
+    store.make()
+    temporary = f".{place.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+    sink = store.create(temporary)
+    with aborting(sink):
+        yield sink
+        sink.close(sync=True)
+        os.replace(place.parent / temporary, place)
+    store.sync_folder()
+
+
+@contextlib.contextmanager
+def aborting(sink: Sink) -> Iterator[None]:
+    """Remove what a sink wrote if the block fails."""
+    try:
+        yield
+    except BaseException:
+        sink.abort()
+        raise
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Raise CheckpointExistsError if there is something at `path` that may not be replaced."""
+    if not overwrite and os.path.lexists(path):
+        raise CheckpointExistsError(f"{path} exists already; choose another place, or allow overwriting it")
