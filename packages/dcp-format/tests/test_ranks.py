@@ -216,25 +216,27 @@ def test_bytes_read_are_those_needed(ranks: Any, tmp_path: Path, world_size: int
         assert taken <= 1.1 * needed
 
 
-def broadcast(path: str, visible: int) -> bool:
+def broadcast(path: str, reading: int) -> bool:
+    from dcp_format import broadcasting_reader
+
     value = whole()
     template = distributed({name: torch.zeros_like(tensor) for name, tensor in value.items()})
-    place = path if dist.get_rank() == visible else "/nowhere/at/all.pt"
-    reader = BroadcastingTorchSaveReader(coordinator_rank=visible)
-    load(template, storage_reader=_moved(reader, place), planner=DynamicMetaLoadPlanner())
+    opened = broadcasting_reader.map_torch_save
+    if dist.get_rank() != reading:
+        broadcasting_reader.map_torch_save = None  # type: ignore[assignment]
+    try:
+        reader = BroadcastingTorchSaveReader(coordinator_rank=reading)
+        load(template, checkpoint_id=path, storage_reader=reader, planner=DynamicMetaLoadPlanner())
+    finally:
+        broadcasting_reader.map_torch_save = opened
     wanted = distributed(value)
     return all(bits(local(template[name])) == bits(local(wanted[name])) for name in value)
 
 
-def _moved(reader: BroadcastingTorchSaveReader, place: str) -> BroadcastingTorchSaveReader:
-    reader.checkpoint_id = place
-    return reader
-
-
-@pytest.mark.parametrize(("world_size", "visible"), [(1, 0), (2, 0), (4, 2)])
-def test_one_rank_reads_for_all(ranks: Any, tmp_path: Path, world_size: int, visible: int) -> None:
+@pytest.mark.parametrize(("world_size", "reading"), [(1, 0), (2, 0), (4, 2)])
+def test_one_rank_reads_for_all(ranks: Any, tmp_path: Path, world_size: int, reading: int) -> None:
     torch.save({**whole(), "more": torch.ones(2)}, tmp_path / "model.pt")
-    assert all(ranks.run(world_size, broadcast, str(tmp_path / "model.pt"), visible))
+    assert all(ranks.run(world_size, broadcast, str(tmp_path / "model.pt"), reading))
 
 
 def test_a_file_that_lacks_a_tensor_fails_on_all_ranks(ranks: Any, tmp_path: Path) -> None:

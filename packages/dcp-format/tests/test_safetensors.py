@@ -190,6 +190,6 @@ def test_a_part_that_ranks_wrote_needs_the_others(tmp_path: Path) -> None:
         "DCP_GLOBAL_SHAPES": json.dumps({"w": [4, 2]}),
     }
     save_file({"w": torch.ones(2, 2)}, tmp_path / "shard-00001-model-00001-of-00001.safetensors", metadata=meta)
-    with pytest.raises(Exception, match="'w'|w"):
+    with pytest.raises(Exception, match="no data for"):
         load({"w": torch.zeros(4, 2)}, storage_reader=HuggingFaceStorageReader(tmp_path))
     assert UnsupportedValueError is not None

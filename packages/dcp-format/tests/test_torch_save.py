@@ -109,17 +109,17 @@ def test_tensors_of_any_strides(tmp_path: Path) -> None:
 
 
 def test_deflated_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFoundError, match="missing.pt"):
+    with pytest.raises(CheckpointNotFoundError, match=r"missing\.pt"):
         torch_save_to_dcp(tmp_path / "missing.pt", tmp_path / "c")
     (tmp_path / "text.pt").write_text("no archive")
-    with pytest.raises(CorruptCheckpointError, match="text.pt"):
+    with pytest.raises(CorruptCheckpointError, match=r"text\.pt"):
         torch_save_to_dcp(tmp_path / "text.pt", tmp_path / "c")
     torch.save(torch.ones(3), tmp_path / "bare.pt")
     with pytest.raises(UnsupportedValueError, match="not a state dict"):
         torch_save_to_dcp(tmp_path / "bare.pt", tmp_path / "c")
     torch.save({"w": torch.ones(30_000)}, tmp_path / "cut.pt")
     os.truncate(tmp_path / "cut.pt", 60_000)
-    with pytest.raises(CorruptCheckpointError, match="cut.pt"):
+    with pytest.raises(CorruptCheckpointError, match=r"cut\.pt"):
         torch_save_to_dcp(tmp_path / "cut.pt", tmp_path / "c")
     assert not (tmp_path / "c" / ".metadata").exists()
 

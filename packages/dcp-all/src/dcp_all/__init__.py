@@ -8,12 +8,15 @@ from dcp_all import (
     api,
     default_planner,
     filesystem,
+    format_utils,
+    hf_storage,
     logger,
     logging_handlers,
     metadata,
     optimizer,
     planner,
     planner_helpers,
+    quantized_hf_storage,
     resharding,
     staging,
     state_dict,
@@ -57,7 +60,14 @@ from dcp_core import (
     save,
     save_state_dict,
 )
+from dcp_format import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+    QuantizedHuggingFaceStorageReader,
+    convert,
+)
 from dcp_fs import FileSystemReader, FileSystemWriter
+from dcp_inspect import run as run_command
 from dcp_io import SaveInProgressError, verify_checkpoint
 from dcp_manifest import find_checkpoints, latest_valid
 from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
@@ -73,6 +83,8 @@ __all__ = [
     "DefaultSavePlanner",
     "FileSystemReader",
     "FileSystemWriter",
+    "HuggingFaceStorageReader",
+    "HuggingFaceStorageWriter",
     "LoadMismatchError",
     "LoadPlan",
     "LoadPlanner",
@@ -81,6 +93,7 @@ __all__ = [
     "PeerLostError",
     "PeerOptions",
     "PerRank",
+    "QuantizedHuggingFaceStorageReader",
     "RandomState",
     "ReadItem",
     "SaveInProgressError",
@@ -96,9 +109,12 @@ __all__ = [
     "WriteItem",
     "api",
     "app_state",
+    "convert",
     "default_planner",
     "filesystem",
     "find_checkpoints",
+    "format_utils",
+    "hf_storage",
     "latest_valid",
     "load",
     "load_keys",
@@ -111,7 +127,9 @@ __all__ = [
     "planner",
     "planner_helpers",
     "plugins",
+    "quantized_hf_storage",
     "resharding",
+    "run_command",
     "save",
     "save_state_dict",
     "staging",

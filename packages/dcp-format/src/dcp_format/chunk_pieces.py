@@ -56,6 +56,16 @@ class ChunkPieces:
         rows = all(chunk.sizes[1:] == self._shape[1:] and not any(chunk.offsets[1:]) for chunk in self.chunks)
         return self._by_chunks(max_bytes) if rows else self._by_boxes(max_bytes)
 
+    def rows(self, start: int, stop: int) -> memoryview:
+        """The bytes of rows [start, stop) of the first dimension; no others are read, but for their CRC blocks."""
+        offsets = (start, *(0,) * (len(self._shape) - 1))
+        sizes = (stop - start, *self._shape[1:])
+        slab = np.empty((*sizes, self._item_bytes), np.uint8)
+        if slab.size:
+            for chunk in self.chunks:
+                self._fill(slab, offsets, sizes, chunk)
+        return slab.reshape(-1).data
+
     def _by_chunks(self, max_bytes: int) -> Iterator[memoryview]:
         buffer = memoryview(bytearray())
         for chunk in sorted(self.chunks, key=lambda chunk: chunk.offsets):

@@ -73,7 +73,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         places = dict(stored.storage_data or {})
         by_name = {key.fqn: value for key, value in places.items()}
         for name, pair in self._pairs.items():
-            entry = self._logical(name, pair, entries[pair.values], entries[pair.scales])
+            entry = self._logical(name, pair, self._entry(pair.values), self._entry(pair.scales))
             entries[name] = entry
             places[MetadataIndex(name, [0] * len(entry.size), 0)] = by_name[pair.values]
         return replace(stored, state_dict_metadata=entries, storage_data=places)
