@@ -21,6 +21,7 @@ __all__ = ["ChunkPieces"]
 # What is read at once: long enough for the storage, short enough for the processor's cache.
 _PIECE_BYTES = 4 << 20
 Box = tuple[tuple[int, ...], tuple[int, ...]]
+Step = tuple[StoredChunk, int, int]
 
 
 class ChunkPieces:
@@ -67,19 +68,41 @@ class ChunkPieces:
         return slab.reshape(-1).data
 
     def _by_chunks(self, max_bytes: int) -> Iterator[memoryview]:
-        buffer = memoryview(bytearray())
+        """One chunk after another; the next piece is read while the caller is busy with this one."""
+        steps = self._steps(max_bytes // 2)
+        buffers = [memoryview(bytearray()), memoryview(bytearray())]
+
+        def read(number: int, chunk: StoredChunk, start: int, size: int) -> memoryview:
+            if len(buffers[number % 2]) < size:
+                buffers[number % 2] = np.empty(size, np.uint8).data
+            piece = buffers[number % 2][:size]
+            self._reader.read(chunk, start, piece)
+            return piece
+
+        check = _WholeCheck()
+        step = next(steps)
+        if step[2] == self.nbytes:  # a single piece
+            piece = read(0, *step)
+            check.update(self._reader, step, piece)
+            yield piece
+            return
+        coming = self._reader.submit(read, 0, *step)
+        for number, following in enumerate(steps, 1):
+            piece, done, step = coming.result(), step, following
+            coming = self._reader.submit(read, number, *following)
+            check.update(self._reader, done, piece)
+            yield piece
+        piece = coming.result()
+        check.update(self._reader, step, piece)
+        yield piece
+
+    def _steps(self, max_bytes: int) -> Iterator[Step]:
+        """Chunks in order, each in pieces that end at borders of its CRC blocks."""
         for chunk in sorted(self.chunks, key=lambda chunk: chunk.offsets):
             block = block_bytes(chunk.nbytes)
-            step = max(min(max_bytes, _PIECE_BYTES) // block, 1) * block
-            if len(buffer) < min(step, chunk.nbytes):
-                buffer = np.empty(min(step, chunk.nbytes), np.uint8).data
-            check = _WholeCheck(self._reader, chunk)
-            for start in range(0, chunk.nbytes, step):
-                piece = buffer[: min(step, chunk.nbytes - start)]
-                self._reader.read(chunk, start, piece)
-                check.update(piece)
-                yield piece
-            check.finish()
+            size = max(min(max_bytes, _PIECE_BYTES) // block, 1) * block
+            for start in range(0, chunk.nbytes, size):
+                yield chunk, start, min(size, chunk.nbytes - start)
 
     def _by_boxes(self, max_bytes: int) -> Iterator[memoryview]:
         for offsets, sizes in boxes_of(self._shape, max(1, max_bytes // 2 // self._item_bytes)):
@@ -128,27 +151,22 @@ def boxes_of(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
 
 
 class _WholeCheck:
-    """Checks a chunk that has one CRC for many blocks while it passes by: no part of it could be checked alone."""
+    """Checks chunks that have one CRC for many blocks while they pass by: no part of them could be checked alone."""
 
-    def __init__(self, reader: ChunkReader, chunk: StoredChunk) -> None:
-        item = reader.item(chunk)
-        self._chunk = chunk
-        needed = item is not None and item.running_crcs is None and border_count(item.stored_bytes) > 0
-        self._wanted = item.crc32 if item is not None and needed else None
+    def __init__(self) -> None:
         self._value = 0
 
-    def update(self, piece: memoryview) -> None:
-        """Take the next bytes."""
-        if self._wanted is not None:
-            self._value = crc32(piece, self._value)
-
-    def finish(self) -> None:
-        """Raise CorruptCheckpointError if the bytes were others than those written."""
-        if self._wanted is not None and self._value != self._wanted:
-            item = self._chunk.item
+    def update(self, reader: ChunkReader, step: Step, piece: memoryview) -> None:
+        """Take the next bytes of a chunk. Raises CorruptCheckpointError if all of it is there and damaged."""
+        chunk, start, size = step
+        item = reader.item(chunk)
+        if item is None or item.crc32 is None or item.running_crcs is not None or not border_count(item.stored_bytes):
+            return
+        self._value = crc32(piece, self._value if start else 0)
+        if start + size == chunk.nbytes and self._value != item.crc32:
             raise CorruptCheckpointError(
                 "the stored bytes do not match their CRC; restore the file from a copy",
-                file=item.file,
-                key=self._chunk.name,
-                offset=item.offset,
+                file=chunk.item.file,
+                key=chunk.name,
+                offset=chunk.item.offset,
             )

@@ -10,8 +10,9 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,11 +25,15 @@ from dcp_manifest import ITEM_BYTES, Framing, ReadRequest, StoredItem
 
 __all__ = ["ChunkReader", "StoredChunk"]
 
+R = TypeVar("R")
+
 _SMALL_BYTES = 256 << 10
 _BATCH_BYTES = 4 << 20
 _KEPT_BATCHES = 4
 _KEPT_DECODED = 2
 _ARCHIVE_BYTES = 1 << 20
+# As many as a checkpoint's writer has: each of its threads has one that reads for it.
+_READ_AHEAD_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +68,11 @@ class ChunkReader:
         self._batches: list[list[StoredChunk]] = []
         self._kept: OrderedDict[int, dict[StoredChunk, bytes]] = OrderedDict()
         self._decoded: OrderedDict[StoredChunk, memoryview] = OrderedDict()
+        self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="dcp-format")  # starts none yet
+
+    def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
+        """Have something read in another thread."""
+        return self._pool.submit(function, *arguments)
 
     def prepare(self, chunks: Sequence[StoredChunk]) -> None:
         """Take the chunks that will be asked for: look into archives, and group small ones that lie together."""
@@ -173,7 +183,7 @@ def _archived(chunk: StoredChunk, data: memoryview) -> memoryview:
 
 
 def _damage(chunk: StoredChunk, what: str) -> CorruptCheckpointError:
-    item = replace(chunk.item)
+    item = chunk.item
     return CorruptCheckpointError(
         f"the stored chunk is damaged: {what}", file=item.file, key=chunk.name, offset=item.offset
     )
