@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from dcp_io import LocalStore, StoreBackend, read_items
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo
+from dcp_manifest.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.dtypes import ITEM_BYTES
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.manifest import encode
 from dcp_manifest.requests import Payload, ReadRequest, WriteRequest
+from dcp_manifest.stored_items import StoredItems
 
 
 @pytest.fixture
@@ -33,25 +34,6 @@ def object_request(key: str, data: bytes, framing: Framing = Framing.OBJECT) -> 
     return WriteRequest(key, len(data), lambda: Payload(data, framing))
 
 
-def item_columns(items: list[StoredItem], files: tuple[str, ...]) -> ItemColumns:
-    def column(values, dtype):
-        return np.array(list(values), dtype)
-
-    running = [item.running_crcs for item in items if item.running_crcs is not None and len(item.running_crcs)]
-    return ItemColumns(
-        file=column((files.index(item.file) for item in items), np.uint32),
-        offset=column((item.offset for item in items), np.uint64),
-        length=column((item.length for item in items), np.uint64),
-        lead=column((item.lead for item in items), np.uint32),
-        stored_bytes=column((item.stored_bytes for item in items), np.uint64),
-        framing=column((item.framing for item in items), np.uint8),
-        chain=column((0 for _ in items), np.uint8),
-        checked=column((item.crc32 is not None for item in items), np.uint8),
-        crc32=column((item.crc32 or 0 for item in items), np.uint32),
-        running_crcs=np.concatenate(running) if running else np.zeros(0, np.uint32),
-    )
-
-
 def make_index(
     tensors: Mapping[str, tuple[str, tuple[int, ...], StoredItem]],
     objects: Mapping[str, StoredItem] | None = None,
@@ -60,12 +42,13 @@ def make_index(
     """An index of whole tensors (dtype, sizes, item) and objects."""
     objects = objects or {}
     chunk_items = [item for _, _, item in tensors.values()]
-    files = tuple(sorted({item.file for item in [*chunk_items, *objects.values()]}))
+    stored = StoredItems.of([*chunk_items, *objects.values()])
     dtypes = tuple(sorted({dtype for dtype, _, _ in tensors.values()}))
     numbers = [n for _, sizes, _ in tensors.values() for n in sizes]
     return CheckpointIndex(
         dtypes=dtypes,
-        files=files,
+        files=stored.files,
+        chains=stored.chains,
         tensor_names=list(tensors),
         tensor_dtype=np.array([dtypes.index(dtype) for dtype, _, _ in tensors.values()], np.uint8),
         tensor_flags=np.zeros(len(tensors), np.uint8),
@@ -75,10 +58,10 @@ def make_index(
         tensor_chunks=np.ones(len(tensors), np.int64),
         chunk_offsets=np.zeros(len(numbers), np.int64),
         chunk_sizes=np.array(numbers, np.int64),
-        chunk_items=item_columns(chunk_items, files),
+        chunk_items=stored.take(np.arange(len(chunk_items))).columns,
         object_names=list(objects),
         object_owner=np.zeros(len(objects), np.uint32),
-        object_items=item_columns(list(objects.values()), files),
+        object_items=stored.take(np.arange(len(chunk_items), len(stored))).columns,
         info=info or ManifestInfo(save_id="0" * 16, world_size=1, writer="test"),
     )
 

@@ -24,17 +24,21 @@ from dcp_manifest import (
     TensorFlags,
     border_counts,
 )
+from dcp_manifest.items import EncodedBlocks
+from dcp_manifest.stored_items import block_columns
 
 INFO = ManifestInfo("0123456789abcdef", 2, "test/1", 3, None, 17, (("run", "a"), ("run", "b")))
 
 
-def items(rows, *, borders=None):
-    """Item columns from (file, offset, lead, stored_bytes, trail, framing, chain, crc or None)."""
+def items(rows, *, borders=None, blocks=None):
+    """Item columns from (file, offset, lead, stored_bytes, trail, framing, chain, crc or None), and encoded blocks."""
     columns = list(zip(*rows, strict=True)) or [()] * 8
     file, offset, lead, stored, trail, framing, chain, crc = columns
     stored_bytes = np.array(stored, np.uint64)
     checked = np.array([value is not None for value in crc], np.uint8)
-    count = int((border_counts(stored_bytes) * checked).sum())
+    blocks = block_columns(blocks or [])
+    bordered = checked if blocks is None else checked * (blocks.counts == 0)
+    count = int((border_counts(stored_bytes) * bordered).sum())
     return ItemColumns(
         file=np.array(file, np.uint32),
         offset=np.array(offset, np.uint64),
@@ -46,10 +50,19 @@ def items(rows, *, borders=None):
         checked=checked,
         crc32=np.array([value or 0 for value in crc], np.uint32),
         running_crcs=np.arange(count, dtype=np.uint32) * 12345 if borders is None else borders(count),
+        blocks=blocks,
     )
 
 
-def index(tensors=(), objects=(), *, chunk_rows=(), object_rows=(), aliases=(), paths=None, info=INFO, **tables):
+def encoded_blocks(block_bytes, lengths):
+    """Blocks of these encoded lengths."""
+    crcs = [number * 7919 for number in range(len(lengths))]
+    return EncodedBlocks(block_bytes, np.array(lengths, np.uint32), np.array(crcs, np.uint32))
+
+
+def index(
+    tensors=(), objects=(), *, chunk_rows=(), object_rows=(), aliases=(), paths=None, info=INFO, blocks=None, **tables
+):
     """An index from tensors (name, owner, dtype row, flags, shape, boxes) and objects (name, owner)."""
     flat = [number for tensor in tensors for number in tensor[4]]
     boxes = [box for tensor in tensors for box in tensor[5]]
@@ -63,7 +76,7 @@ def index(tensors=(), objects=(), *, chunk_rows=(), object_rows=(), aliases=(), 
         tensor_chunks=np.array([len(tensor[5]) for tensor in tensors], np.int64),
         chunk_offsets=np.array([number for offsets, _ in boxes for number in offsets], np.int64),
         chunk_sizes=np.array([number for _, sizes in boxes for number in sizes], np.int64),
-        chunk_items=items(chunk_rows),
+        chunk_items=items(chunk_rows, blocks=blocks),
         object_names=[name for name, _ in objects],
         object_owner=np.array([owner for _, owner in objects], np.uint32),
         object_items=items(object_rows),
@@ -138,14 +151,32 @@ def own_index():
     )
 
 
+def blocked_index():
+    """An index with a tensor that is stored plain, and one in encoded blocks."""
+    return index(
+        tensors=[
+            ("plain", 0, 0, 0, (8,), [((0,), (8,))]),
+            ("planes", 0, 0, 0, (9, 1000), [((0, 0), (4, 1000)), ((4, 0), (5, 1000))]),
+        ],
+        chunk_rows=[
+            (0, 0, 0, 16, 0, Framing.RAW, 0, 7),
+            (0, 64, 0, 7_000, 0, Framing.RAW, 1, 7),
+            (0, 8192, 0, 9_000, 0, Framing.RAW, 1, 7),
+        ],
+        blocks=[None, encoded_blocks(8192, [7000]), encoded_blocks(4096, [3000, 4000, 2000])],
+        dtypes=("bfloat16",),
+        files=("__0_0.0123456789abcdef.distcp",),
+        chains=(("block.planes/1",),),
+    )
+
+
 def same(one, other):
     """Assert that two indexes say the same, type by type."""
     for field in fields(CheckpointIndex):
         left, right = getattr(one, field.name), getattr(other, field.name)
         if isinstance(left, ItemColumns):
             assert isinstance(right, ItemColumns), field.name
-            for column in fields(ItemColumns):
-                same_column(f"{field.name}.{column.name}", getattr(left, column.name), getattr(right, column.name))
+            same_columns(field.name, left, right)
         elif isinstance(left, np.ndarray):
             same_column(field.name, left, right)
         else:
@@ -153,6 +184,14 @@ def same(one, other):
     if one.paths is not None:
         kinds = [[type(part) for part in path] for path in one.paths.values()]
         assert kinds == [[type(part) for part in other.paths[name]] for name in one.paths]
+
+
+def same_columns(name, left, right):
+    """Assert that two tables are equal; one of them may be a part of another."""
+    assert type(left) is type(right), name
+    for column in () if left is None else fields(left):
+        ours, theirs = getattr(left, column.name), getattr(right, column.name)
+        (same_columns if column.name == "blocks" else same_column)(f"{name}.{column.name}", ours, theirs)
 
 
 def same_column(name, left, right):
@@ -189,7 +228,7 @@ def random_indexes(draw):
     chains = (("stream.zstd/1",), ("a", "b"))
     owners = st.sampled_from([0, 0, 0, 1, 7])
     values = draw(st.lists(st.tuples(NAMES, owners, st.booleans()), max_size=8, unique_by=lambda value: value[:2]))
-    tensors, objects, chunk_rows, object_rows = [], [], [], []
+    tensors, objects, chunk_rows, object_rows, blocks = [], [], [], [], []
     for name, owner, is_tensor in values:
         if not is_tensor:
             objects.append((name, owner))
@@ -207,7 +246,14 @@ def random_indexes(draw):
                 row = (*row[:3], raw, *row[4:])
             if row[7] is not None and row[3] > 2**26:
                 row = (*row[:7], None)  # keeps the running CRCs few
+            encoded = None
+            if framing == Framing.RAW and row[6] and row[7] is not None and 0 < raw <= 2**20 and draw(st.booleans()):
+                step = draw(st.sampled_from([2**12, 2**16, 2**20]))
+                lengths = draw(st.lists(st.integers(1, 9000), min_size=-(-raw // step), max_size=-(-raw // step)))
+                encoded = encoded_blocks(step, lengths)
+                row = (*row[:3], sum(lengths), *row[4:])
             chunk_rows.append(row)
+            blocks.append(encoded)
     taken = {name for name, _, _ in values}
     spare = [name for name in ("x", "y.z") if name not in taken] if tensors else []
     aliases = [(name, draw(st.integers(0, len(tensors) - 1))) for name in spare]
@@ -220,7 +266,7 @@ def random_indexes(draw):
     )
     made = index(
         tensors, objects, chunk_rows=chunk_rows, object_rows=object_rows, aliases=aliases, paths=paths,
-        dtypes=dtypes, files=("a", "b/c", "dé"), chains=chains,
+        dtypes=dtypes, files=("a", "b/c", "dé"), chains=chains, blocks=blocks,
     )  # fmt: skip
     if draw(st.integers(0, 4)) == 0:
         made.chunk_items = made.object_items = None
@@ -385,6 +431,11 @@ def rich():
 @pytest.fixture
 def own():
     return own_index()
+
+
+@pytest.fixture
+def blocked():
+    return blocked_index()
 
 
 @pytest.fixture(scope="session")

@@ -73,3 +73,38 @@ def test_bytes_of_chunks(rich, own):
     assert derived_bytes(rich).tolist() == [48, 48, 6, 8, 0, 160 * 1024**2, 2]
     own.dtypes = ("not_known", "uint8")
     assert derived_bytes(own).tolist() == [-1, 8, 4, 4]
+
+
+def change(table, name, row, value):
+    getattr(table, name)[row] = value
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda items: change(items.blocks, "counts", 2, 2), "are not 3"),
+        (lambda items: change(items.blocks, "counts", 0, 3), "are not 7"),
+        (lambda items: change(items.blocks, "block_bytes", 0, 3), "without encoded blocks"),
+        (lambda items: change(items.blocks, "block_bytes", 2, 0), "without encoded blocks"),
+        (lambda items: change(items.blocks, "block_bytes", 2, 8192), "do not become"),
+        (lambda items: change(items.blocks, "block_bytes", 2, (64 << 20) + 1), "too long"),
+        (lambda items: change(items.blocks, "lengths", 1, 2999), "do not fill"),
+        (lambda items: change(items, "chain", 2, 0), "no transform|ask"),
+        (lambda items: change(items, "framing", 2, 1), "a frame"),
+        (lambda items: change(items, "checked", 2, 0), "no CRC"),
+    ],
+)
+def test_encoded_blocks_that_contradict_the_rest(blocked, damage, sentence):
+    check_index(blocked)
+    damage(blocked.chunk_items)
+    with pytest.raises(ValueError, match=sentence):
+        check_index(blocked)
+
+
+def test_only_chunks_are_encoded_in_blocks(blocked, rich):
+    rich.object_items.blocks = type(blocked.chunk_items.blocks)(
+        *(getattr(blocked.chunk_items.blocks, name)[:2] for name in ("counts", "block_bytes")),
+        *(getattr(blocked.chunk_items.blocks, name)[:1] for name in ("lengths", "crcs")),
+    )
+    with pytest.raises(ValueError, match="object is encoded"):
+        check_index(rich)

@@ -41,7 +41,7 @@ def resealed(data, change):
 
 
 @pytest.mark.parametrize("interop", [True, False])
-@pytest.mark.parametrize("which", ["rich", "own"])
+@pytest.mark.parametrize("which", ["rich", "own", "blocked"])
 def test_what_is_written_is_read(which, interop, request, assert_same):
     index = request.getfixturevalue(which)
     data = encode(index, interop=interop)

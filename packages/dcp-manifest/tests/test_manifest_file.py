@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from dcp_manifest import CheckpointIndex, CorruptCheckpointError, ManifestFile, decode, encode
 from dcp_manifest.footer import FOOTER_BYTES, read_footer
 from dcp_manifest.lazy_blob import LazyBlob
+from dcp_manifest.stored_items import take_items
 
 
 class Reads:
@@ -45,10 +46,7 @@ def alone(index, row):
         setattr(expected, name, getattr(index, name)[row : row + 1])
     if index.chunk_items is not None:
         items = index.chunk_items
-        running = index.running_starts(items)
-        columns = {name: getattr(items, name)[own] for name in type(items).__slots__}
-        columns["running_crcs"] = items.running_crcs[running[own.start] : running[own.stop]]
-        expected.chunk_items = type(items)(**columns)
+        expected.chunk_items = take_items([items], np.arange(own.start, own.stop))
     return expected
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dcp_core.block_transforms import block_undo
 from dcp_core.byte_backend import ByteBackend
 from dcp_core.collector import collector_paused
 from dcp_core.columns import metadata_from_index
@@ -129,10 +130,11 @@ class ByteStorageReader(StorageReader):
             stored = self._stored(item)
             if item.type is LoadItemType.BYTE_IO:
                 requests.append(object_request(item, stored, planner, self._extensions))
+            elif stored.blocks is not None or (stored.framing is Framing.RAW and not stored.chain):
+                undo = block_undo(stored, item.storage_index.fqn, self._extensions) if stored.blocks else None
+                requests.append(tensor_request(item, stored, *self._chunk(item), planner, copies, undo))
             elif stored.chain:
                 encoded[stored.file, stored.offset].append(item)
-            elif stored.framing is Framing.RAW:
-                requests.append(tensor_request(item, stored, *self._chunk(item), planner, copies))
             else:
                 archives[stored.file, stored.offset].append(item)
         for items in encoded.values():

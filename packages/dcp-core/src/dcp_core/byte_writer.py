@@ -16,6 +16,7 @@ import torch
 
 from dcp_core.byte_backend import ByteBackend
 from dcp_core.columns import index_from_metadata, metadata_from_index
+from dcp_core.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_core.fence import check_fence
 from dcp_core.global_columns import index_with_items
@@ -24,11 +25,10 @@ from dcp_core.metadata import Metadata, MetadataIndex, StorageMeta
 from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import WrittenColumns, columns_of, write_result
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult
-from dcp_core.transforms import EncodedRequest
 from dcp_core.write_requests import column_requests, item_request
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
 from dcp_manifest.items import StoredItem
-from dcp_manifest.requests import StreamEncoder, Writable
+from dcp_manifest.requests import Writable
 from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
@@ -52,7 +52,7 @@ class ByteStorageWriter(StorageWriter):
         checkpoint_id: Where to save; may be replaced by `reset`.
         overwrite: Whether an existing checkpoint may be replaced. It stays loadable until the new one is published.
         interop: Write an index that `torch.distributed.checkpoint` loads too, if the data files allow it.
-        encoders: Stream transforms that every item goes through; the first one writes to the file.
+        compression: What items go through on their way; see `CompressionPolicy`.
 
     Guarantees: until `finish` returns on the coordinator the old checkpoint is whole; afterwards the new one is.
     A failed save leaves nothing behind once `abort` has run on every rank; what a killed one leaves is removed by the
@@ -65,10 +65,10 @@ class ByteStorageWriter(StorageWriter):
         *,
         overwrite: bool = True,
         interop: bool = True,
-        encoders: Sequence[StreamEncoder] = (),
+        compression: Compression = None,
     ) -> None:
         self._checkpoint_id = checkpoint_id
-        self._encoders = tuple(encoders)
+        self._compression = CompressionPolicy(compression)
         self._overwrite = overwrite
         self._interop = interop
         self._backend = self._open(checkpoint_id)
@@ -167,8 +167,8 @@ class ByteStorageWriter(StorageWriter):
         return done
 
     def _write(self, requests: Sequence[Writable], placement: SavePlacement) -> Sequence[StoredItem]:
-        if self._encoders:
-            requests = [EncodedRequest(request, self._encoders) for request in requests]
+        if not self._compression.changes_nothing:
+            requests = [CompressedRequest(request, self._compression) for request in requests]
         return self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

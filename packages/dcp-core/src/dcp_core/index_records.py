@@ -25,7 +25,7 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, TensorFlags
+from dcp_manifest.columns import CheckpointIndex, ItemColumns, RaggedStarts, TensorFlags
 
 __all__ = ["StateRecords", "StorageRecords", "dtype_of", "properties_of", "records_of"]
 
@@ -224,30 +224,30 @@ class StorageRecords:
                 yield MetadataIndex(name), self._object(row)
 
     @cached_property
-    def _chunk_running(self) -> list[int]:
-        return _running_starts(self._index, self._index.chunk_items)
+    def _chunk_ragged(self) -> RaggedStarts | None:
+        return _ragged_starts(self._index, self._index.chunk_items)
 
     @cached_property
-    def _object_running(self) -> list[int]:
-        return _running_starts(self._index, self._index.object_items)
+    def _object_ragged(self) -> RaggedStarts | None:
+        return _ragged_starts(self._index, self._index.object_items)
 
     def _chunk(self, row: int) -> StorageInfo:
         if self._index.chunk_items is None:
             raise KeyError(row)
-        return _storage_info(self._index, self._index.chunk_items, row, self._chunk_running[row])
+        return _storage_info(self._index, self._index.chunk_items, row, self._chunk_ragged)
 
     def _object(self, row: int) -> StorageInfo:
         if self._index.object_items is None:
             raise KeyError(row)
-        return _storage_info(self._index, self._index.object_items, row, self._object_running[row])
+        return _storage_info(self._index, self._index.object_items, row, self._object_ragged)
 
 
-def _running_starts(index: CheckpointIndex, columns: ItemColumns | None) -> list[int]:
-    return [] if columns is None else index.running_starts(columns).tolist()
+def _ragged_starts(index: CheckpointIndex, columns: ItemColumns | None) -> RaggedStarts | None:
+    return None if columns is None else index.ragged_starts(columns)
 
 
-def _storage_info(index: CheckpointIndex, columns: ItemColumns, row: int, running_start: int) -> StorageInfo:
-    item = index.stored_item(columns, row, running_start)
+def _storage_info(index: CheckpointIndex, columns: ItemColumns, row: int, ragged: RaggedStarts | None) -> StorageInfo:
+    item = index.stored_item(columns, row, ragged)
     return StorageInfo(
         relative_path=item.file,
         offset=item.offset,

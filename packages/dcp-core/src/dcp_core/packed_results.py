@@ -1,6 +1,7 @@
 """What a rank says of its writes: checksums, and where things lie only if they lie elsewhere than the last time.
 
-4 bytes for each chunk and for each block with a checksum of its own, once the plan is known to both sides.
+4 bytes for each chunk and for each block with a checksum of its own, once the plan is known to both sides; what is
+encoded in blocks lies elsewhere each time, and takes 8 bytes more for each of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dcp_core.lazy import LazyList
 from dcp_core.plan_columns import WrittenColumns
 from dcp_core.planned_rows import PlannedRows
 from dcp_core.protocols import WriteResult
-from dcp_manifest.columns import ItemColumns
+from dcp_manifest.columns import BlockColumns, ItemColumns
 from dcp_manifest.stored_items import StoredItems, take_items
 
 __all__ = ["PackedResults", "pack", "unpack"]
@@ -33,11 +34,12 @@ class PackedResults:
     chains: tuple[tuple[str, ...], ...]
     crc32: npt.NDArray[np.uint32]
     running_crcs: npt.NDArray[np.uint32]
+    blocks: BlockColumns | None
     objects: ItemColumns
     layout: bytes
     """Digest of the places of tensors."""
     places: ItemColumns | None
-    """Of tensors, without checksums; None if the receiver knows them by their digest."""
+    """Of tensors, without checksums and blocks; None if the receiver knows them by their digest."""
 
 
 def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResults:
@@ -59,9 +61,10 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
         stored.chains,
         first.crc32,
         first.running_crcs,
+        first.blocks,
         take_items([columns], np.arange(tensors, len(stored))),
         digest,
-        None if digest == known_layout else replace(_narrow(first), crc32=_NONE, running_crcs=_NONE),
+        None if digest == known_layout else replace(_narrow(first), crc32=_NONE, running_crcs=_NONE, blocks=None),
     )
 
 
@@ -80,7 +83,7 @@ def unpack(packed: PackedResults, planned: PlannedRows | None, known: dict[bytes
     known[packed.layout] = places
     while len(known) > _KEPT_LAYOUTS:
         del known[next(iter(known))]
-    tensors = replace(places, crc32=packed.crc32, running_crcs=packed.running_crcs)
+    tensors = replace(places, crc32=packed.crc32, running_crcs=packed.running_crcs, blocks=packed.blocks)
     joined = take_items([tensors, packed.objects], np.arange(len(tensors) + len(packed.objects)))
     return LazyList(WrittenColumns(planned, StoredItems(joined, packed.files, packed.chains)))
 

@@ -22,7 +22,7 @@ from dcp_core.protocols import LoadPlanner
 from dcp_core.shards import box_view
 from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.requests import ReadRequest
+from dcp_manifest.requests import BlockDecoder, ReadRequest
 from dcp_manifest.runs import box_runs
 
 __all__ = ["archive_request", "direct_memory", "encoded_request", "object_request", "tensor_request"]
@@ -41,6 +41,7 @@ def tensor_request(
     sizes: Sequence[int],
     planner: LoadPlanner,
     copies: DeviceCopies,
+    decoder: BlockDecoder | None = None,
 ) -> ReadRequest:
     """The request for a box of a chunk of bare values.
 
@@ -51,17 +52,19 @@ def tensor_request(
         sizes: Of the chunk, elements.
         planner: Names the destination, and hears when it is filled.
         copies: Carries pieces to destinations that cannot be read into.
+        decoder: Of a chunk in encoded blocks, what decodes them.
     """
     target = _target(item, planner)
     runs = box_runs(sizes, item.storage_offsets, item.lengths, dtype.itemsize)
     key = item.storage_index.fqn
+    nbytes = math.prod(sizes) * dtype.itemsize
     into = None if runs.counts else direct_memory(target, dtype)
     if into is not None:
 
         def commit(_: memoryview) -> None:
             planner.commit_tensor(item, target)
 
-        return ReadRequest(key, stored, runs.start, runs.stop, into, commit)
+        return ReadRequest(key, stored, runs.start, runs.stop, into, commit, decoder=decoder, decoded_bytes=nbytes)
     device = target.device
     copies.prepare(device)
     box = BoxCopy(sizes, dtype, item.storage_offsets, target, copies.copy)
@@ -70,7 +73,7 @@ def tensor_request(
         copies.finish(device)
         planner.commit_tensor(item, target)
 
-    return ReadRequest(key, stored, runs.start, runs.stop, None, done, box.piece, runs)
+    return ReadRequest(key, stored, runs.start, runs.stop, None, done, box.piece, runs, decoder, nbytes)
 
 
 def direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import IO, cast
 
 from dcp_core import plugins
 from dcp_core.errors import CorruptCheckpointError, PluginNotFoundError, UnsupportedFormatError
 from dcp_manifest.items import StoredItem
-from dcp_manifest.requests import Payload, StreamEncoder, Writable
 
-__all__ = ["EncodedRequest", "Extension", "ExtensionRegistry", "StreamTransformExtension", "undo"]
+__all__ = ["Extension", "ExtensionRegistry", "StreamTransformExtension", "undo"]
 
 _STEP_BYTES = 1 << 20
 
@@ -82,27 +80,6 @@ class ExtensionRegistry:
                 f"the transform {descriptor!r} is not known to {found.__qualname__}: {error}; install a version of its "
                 "package that knows it"
             ) from error
-
-
-class EncodedRequest:
-    """A request to write something through transforms.
-
-    Args:
-        request: What to write.
-        encoders: The first one writes to the file, the last one takes the payload.
-    """
-
-    __slots__ = ("_encoders", "_request", "cost_bytes", "key")
-
-    def __init__(self, request: Writable, encoders: tuple[StreamEncoder, ...]) -> None:
-        self._request = request
-        self._encoders = encoders
-        self.key = request.key
-        self.cost_bytes = request.cost_bytes
-
-    def resolve(self) -> Payload:
-        """The payload, to be encoded while it is written."""
-        return replace(self._request.resolve(), encoders=self._encoders)
 
 
 def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegistry, limit_bytes: int) -> memoryview:

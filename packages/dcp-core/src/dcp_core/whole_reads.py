@@ -17,7 +17,7 @@ from dcp_core.load_columns import read_columns_of
 from dcp_core.metadata import Metadata
 from dcp_core.plan import LoadPlan, ReadItem
 from dcp_core.protocols import LoadPlanner
-from dcp_manifest.items import Framing, StoredItem, border_counts
+from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.requests import ReadRequest
 
 __all__ = ["split_whole_reads"]
@@ -50,7 +50,7 @@ def split_whole_reads(
         return [], plan.items
     rows = np.array([records.tensors[name] for name in columns.names], np.int64)
     chunks = np.array(records.chunk_starts, np.int64)[rows]
-    borders = border_counts(stored.stored_bytes) * (stored.checked != 0)
+    borders = stored.running_counts()
     first = np.cumsum(borders) - borders
     table = zip(
         columns.names,

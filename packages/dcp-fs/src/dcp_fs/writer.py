@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
+from dcp_core.compression import Compression
 from dcp_core.transforms import StreamTransformExtension
 from dcp_fs.layout import Layout, SerializationFormat, check_choice, default_thread_count
 from dcp_fs.paths import is_local_id, local_path
@@ -33,6 +34,9 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         _extensions: Stream transforms that every item goes through (`dcp_transforms.ZStandard()`, …): the first one
             writes to the file, the last one takes the data. A slice of an item so stored costs reading all of it.
         serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
+        compression: `auto` (each tensor in blocks, by what makes it smallest), `planes`, `zstd` (readable by stock),
+            `none`, a transform, a list of them, or a mapping from dtypes or patterns of names to one of these; see
+            `dcp_core.compression.CompressionPolicy`. Not beside `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
         interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         max_inflight_bytes: Memory that buffers of all threads may take: tensors on an accelerator, and views that are
@@ -57,6 +61,7 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         _extensions: Sequence[StreamTransformExtension] | None = None,
         serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
         *,
+        compression: Compression = None,
         layout: Layout = "torch",
         interop: bool = True,
         max_inflight_bytes: int | None = None,
@@ -66,6 +71,8 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         for extension in _extensions or ():
             if not (hasattr(extension, "transform_to") and hasattr(extension, "get_descriptor")):
                 raise ValueError(f"_extensions holds {extension!r}, which is no transform of streams")
+        if _extensions and compression is not None:
+            raise ValueError("_extensions and compression say the same thing: give one of them")
         if serialization_format is not SerializationFormat.TORCH_SAVE:
             raise ValueError(
                 f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
@@ -85,7 +92,9 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         )
         self.stale_after_seconds = stale_after_seconds
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
-        ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, encoders=_extensions or ())
+        ByteStorageWriter.__init__(
+            self, path, overwrite=overwrite, interop=interop, compression=_extensions or compression
+        )
 
     @property
     def path(self) -> os.PathLike[str]:

@@ -8,13 +8,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dcp_io.block_writes import write_blocks
 from dcp_io.crc import RunningCrc, crc32
 from dcp_io.encoded import encode_payload
 from dcp_io.store import Buffer, Sink
 from dcp_io.zip_payload import Frame, tensor_frame
 from dcp_manifest.dtypes import ITEM_BYTES
-from dcp_manifest.items import CRC_BLOCK_MIN_BYTES, Framing
-from dcp_manifest.requests import Payload, PiecewiseData
+from dcp_manifest.items import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing
+from dcp_manifest.requests import BlockEncoder, Payload, PiecewiseData
 
 __all__ = ["ALIGNMENT_BYTES", "DataFile", "Place", "alignment"]
 
@@ -61,6 +62,8 @@ class DataFile:
         self._sync_started = 0
         self.running_crcs: list[npt.NDArray[np.uint32]] = []
         """Of each item that has any, in the order of `add`."""
+        self.blocks: dict[int, EncodedBlocks] = {}
+        """Of each item that has any, by its offset."""
         self.chains: dict[tuple[str, ...], int] = {(): 0}
         """Descriptors of transforms → their number in places."""
         self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
@@ -77,6 +80,8 @@ class DataFile:
             OSError: The storage refused.
         """
         chain = 0
+        if payload.blocks is not None and _size_of(key, payload.data):
+            return self._add_blocks(key, payload, payload.blocks)
         if payload.encoders:
             payload, chain = self._encoded(key, payload)
         data, framing = payload.data, payload.framing
@@ -105,6 +110,28 @@ class DataFile:
         if self._position - self._written >= PACK_BYTES:
             self._flush()
         return offset, self._position - offset, lead, size, int(framing), value, chain
+
+    def _add_blocks(self, key: str, payload: Payload, encoder: BlockEncoder) -> Place:
+        """Append a bare payload that is encoded block by block."""
+        _item_bytes(key, payload, _size_of(key, payload.data))
+        gap = -self._position % ALIGNMENT_BYTES
+        if gap:
+            self._pieces.append(_ZEROS[:gap])
+        offset = self._position = self._position + gap
+        blocks, value = write_blocks(payload.data, encoder, self._max_piece_bytes, self._append)
+        chain = self.chains.setdefault(encoder.descriptors, len(self.chains))
+        self.blocks[offset] = blocks
+        size = self._position - offset
+        return offset, size, 0, size, _RAW, value, chain
+
+    def _append(self, data: Buffer) -> None:
+        self._position += len(data)
+        if len(data) > CRC_BLOCK_MIN_BYTES:
+            self._flush(data)
+        else:
+            self._pieces.append(data)
+            if self._position - self._written >= PACK_BYTES:
+                self._flush()
 
     def _form(self, key: str, payload: Payload, size: int) -> tuple[Frame | None, int, int]:
         """Frame, its lead and the alignment of a bare payload; kept, since thousands of them may be alike."""

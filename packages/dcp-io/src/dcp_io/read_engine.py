@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dcp_io.block_reads import with_blocks_apart
 from dcp_io.crc import crc32, crc_at
 from dcp_io.open_files import OpenFile
 from dcp_io.read_check import check_archive, check_blocks, check_whole, read_with_crc
@@ -76,7 +77,8 @@ def read_items(
         raise ValueError(f"threads={threads} and max_inflight_bytes={max_inflight_bytes} must be at least 1")
     threads = max(1, min(threads, max_inflight_bytes // CRC_BLOCK_MAX_BYTES))
     step_bytes = min(STEP_BYTES, max(max_inflight_bytes // threads, CRC_BLOCK_MAX_BYTES))
-    wanted = [want(request, verify) for request in requests]
+    apart = with_blocks_apart(requests, whole=verify == "full")
+    wanted = [want(request, verify) for request in apart]
     reading = [one for one in wanted if one.start != one.stop]
     bytes_read = 0
     if verify == "before":

@@ -138,7 +138,7 @@ def _items_by_file(indexes: list[CheckpointIndex]) -> dict[str, list[IndexedItem
 def _chunks(index: CheckpointIndex) -> Iterator[IndexedItem]:
     if index.chunk_items is None:
         return
-    running = index.running_starts(index.chunk_items).tolist()
+    ragged = index.ragged_starts(index.chunk_items)
     chunk_starts, box_starts = index.chunk_starts().tolist(), index.box_starts().tolist()
     for tensor, name in enumerate(index.tensor_names):
         ndim = int(index.tensor_ndim[tensor])
@@ -146,12 +146,12 @@ def _chunks(index: CheckpointIndex) -> Iterator[IndexedItem]:
         for number, row in enumerate(range(chunk_starts[tensor], chunk_starts[tensor + 1])):
             box = box_starts[tensor] + number * ndim
             sizes = tuple(index.chunk_sizes[box : box + ndim].tolist())
-            yield IndexedItem(name, index.stored_item(index.chunk_items, row, running[row]), dtype, sizes)
+            yield IndexedItem(name, index.stored_item(index.chunk_items, row, ragged), dtype, sizes)
 
 
 def _objects(index: CheckpointIndex) -> Iterator[IndexedItem]:
     if index.object_items is None:
         return
-    running = index.running_starts(index.object_items).tolist()
+    ragged = index.ragged_starts(index.object_items)
     for row, name in enumerate(index.object_names):
-        yield IndexedItem(name, index.stored_item(index.object_items, row, running[row]))
+        yield IndexedItem(name, index.stored_item(index.object_items, row, ragged))

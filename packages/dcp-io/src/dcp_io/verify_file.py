@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_io.crc import RunningCrc
+from dcp_io.crc import RunningCrc, crc32
 from dcp_io.data_file import ALIGNMENT_BYTES
 from dcp_io.store import Source, Store
 from dcp_io.zip_check import is_zip, verify_zip
 from dcp_io.zip_payload import tensor_frame
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.items import Framing, StoredItem, block_bytes
+from dcp_manifest.items import EncodedBlocks, Framing, StoredItem, block_bytes
 
 __all__ = ["FileReport", "IndexedItem", "Problem", "verify_file"]
 
@@ -172,11 +172,22 @@ class _FileCheck:
                 self._report("no archive is stored where there should be one", one.key, start)
             return
         bad = 0
-        if item.running_crcs is not None:
+        if item.blocks is not None:
+            bad = self._first_bad_block(item, item.blocks)
+        elif item.running_crcs is not None:
             wrong = np.flatnonzero(running.borders() != item.running_crcs)
             blocks = int(wrong[0]) if len(wrong) else len(item.running_crcs)
             bad = blocks * block_bytes(item.stored_bytes)
         self._report("the stored data differ from what was written", one.key, start + bad)
+
+    def _first_bad_block(self, item: StoredItem, blocks: EncodedBlocks) -> int:
+        """Where the first encoded block begins that is not what its CRC says; 0 if all are, so that the item's lies."""
+        start = position = item.offset + item.lead
+        for length, wanted in zip(blocks.lengths.tolist(), blocks.crcs.tolist(), strict=True):
+            if crc32(self.window.view(position, position + length)) != wanted:
+                return position - start
+            position += length
+        return 0
 
     def _is_archive(self, item: StoredItem) -> bool:
         start = item.offset + item.lead

@@ -15,9 +15,10 @@ import numpy.typing as npt
 from dcp_io.data_file import DataFile, Place
 from dcp_io.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
-from dcp_manifest.columns import ItemColumns
+from dcp_manifest.columns import BlockColumns, ItemColumns
+from dcp_manifest.items import EncodedBlocks
 from dcp_manifest.requests import Writable
-from dcp_manifest.stored_items import StoredItems
+from dcp_manifest.stored_items import StoredItems, block_columns
 
 __all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "Layout", "assign_to_threads", "write_items"]
 
@@ -104,6 +105,8 @@ class _Written:
     running_crcs: list[npt.NDArray[np.uint32]]
     chains: tuple[tuple[str, ...], ...]
     """By the numbers that places have for them."""
+    blocks: dict[int, EncodedBlocks]
+    """By the offsets of items in the file."""
 
 
 def _renumbered(
@@ -120,6 +123,14 @@ def _renumbered(
             own = files == row
             found[own] = table[numbers[own]]
     return found
+
+
+def _blocks(written: Sequence[_Written]) -> BlockColumns | None:
+    """The encoded blocks of items, by file, in the order of their places."""
+    if not any(file.blocks for file in written):
+        return None
+    # An empty item may share its offset with the one after it, but it has no bytes that could be encoded.
+    return block_columns([file.blocks.get(place[0]) if place[1] else None for file in written for place in file.places])
 
 
 class _Batch:
@@ -161,6 +172,7 @@ class _Batch:
             checked=np.ones(len(rows), np.uint8),
             crc32=rows[:, 5].astype(np.uint32),
             running_crcs=np.concatenate([_NO_BORDERS, *(part for file in written for part in file.running_crcs)]),
+            blocks=_blocks(written),
         )
         return StoredItems(columns, [file.name for file in written], tuple(chains)[1:]).take(order)
 
@@ -194,7 +206,7 @@ class _Batch:
         except BaseException:
             file.abort()
             raise
-        self._written.append(_Written(sink.name, positions, places, file.running_crcs, tuple(file.chains)))
+        self._written.append(_Written(sink.name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
 
 
 def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> None:

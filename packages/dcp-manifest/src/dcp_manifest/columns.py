@@ -14,14 +14,24 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.items import Framing, StoredItem, border_count, border_counts
+from dcp_manifest.items import EncodedBlocks, Framing, StoredItem, border_counts
 
-__all__ = ["CheckpointIndex", "IntKey", "ItemColumns", "ManifestInfo", "PathElement", "TensorFlags"]
+__all__ = [
+    "BlockColumns",
+    "CheckpointIndex",
+    "IntKey",
+    "ItemColumns",
+    "ManifestInfo",
+    "PathElement",
+    "RaggedStarts",
+    "TensorFlags",
+]
 
 PathElement = str | int
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
+RaggedStarts = tuple[list[int], list[int]]
 
 
 class IntKey(str):
@@ -59,6 +69,23 @@ _LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "
 
 
 @dataclass(slots=True)
+class BlockColumns:
+    """`EncodedBlocks` as columns: one row per item, and one per block, one item's after another's."""
+
+    counts: U32
+    """Blocks of each item; 0 for items that are not encoded in blocks."""
+    block_bytes: U32
+    """Of each item; 0 for items that are not encoded in blocks."""
+    lengths: U32
+    crcs: U32
+
+    def starts(self) -> I64:
+        """Start of each item's blocks (length rows + 1)."""
+        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts, dtype=np.int64)])
+        return starts
+
+
+@dataclass(slots=True)
 class ItemColumns:
     """`StoredItem`s as columns, one row per item; `file` and `chain` index the tables of the `CheckpointIndex`."""
 
@@ -75,10 +102,20 @@ class ItemColumns:
     """1 if the row has a CRC (and running CRCs), 0 if the writer left none."""
     crc32: U32
     running_crcs: U32
-    """Of all checked rows, one after another; a row has `border_count(stored_bytes)` of them."""
+    """Of all checked rows, one after another; see `running_counts`."""
+    blocks: BlockColumns | None = None
+    """None if no item is encoded in blocks."""
 
     def __len__(self) -> int:
         return len(self.file)
+
+    def running_counts(self) -> I64:
+        """How many running CRCs each row has: none if it is unchecked, or encoded in blocks with CRCs of their own."""
+        bordered = self.checked != 0
+        if self.blocks is not None:
+            bordered &= self.blocks.counts == 0
+        counts: I64 = border_counts(self.stored_bytes) * bordered
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +169,21 @@ class CheckpointIndex:
     paths: dict[str, tuple[PathElement, ...]] | None = None
     info: ManifestInfo | None = None
 
-    def stored_item(self, columns: ItemColumns, row: int, running_start: int | None = None) -> StoredItem:
-        """Row `row` of `columns` as a record; `running_start` is where its running CRCs begin, if already known."""
+    def stored_item(self, columns: ItemColumns, row: int, starts: RaggedStarts | None = None) -> StoredItem:
+        """Row `row` of `columns` as a record; `starts` is what `ragged_starts` says of them, if already known."""
         chain = int(columns.chain[row])
+        running_starts, block_starts = self.ragged_starts(columns) if starts is None else starts
         crc32: int | None = None
         running: npt.NDArray[np.uint32] | None = None
+        blocks: EncodedBlocks | None = None
+        if columns.blocks is not None and columns.blocks.counts[row]:
+            part = slice(block_starts[row], block_starts[row + 1])
+            table = columns.blocks
+            blocks = EncodedBlocks(int(table.block_bytes[row]), table.lengths[part], table.crcs[part])
         if columns.checked[row]:
             crc32 = int(columns.crc32[row])
-            start = self.running_starts(columns)[row] if running_start is None else running_start
-            running = columns.running_crcs[start : start + border_count(int(columns.stored_bytes[row]))]
+            if blocks is None:
+                running = columns.running_crcs[running_starts[row] : running_starts[row + 1]]
         return StoredItem(
             file=self.files[columns.file[row]],
             offset=int(columns.offset[row]),
@@ -151,14 +194,14 @@ class CheckpointIndex:
             crc32=crc32,
             running_crcs=running,
             chain=self.chains[chain - 1] if chain else (),
+            blocks=blocks,
         )
 
     @staticmethod
-    def running_starts(columns: ItemColumns) -> I64:
-        """Start of each row's running CRCs in `columns.running_crcs` (length rows + 1)."""
-        counts = border_counts(columns.stored_bytes) * (columns.checked != 0)
-        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        return starts
+    def ragged_starts(columns: ItemColumns) -> RaggedStarts:
+        """Start of each row's running CRCs, and of its blocks (lengths rows + 1; of blocks none if there are none)."""
+        running = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns.running_counts())])
+        return running.tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
 
     def chunk_starts(self) -> I64:
         """First chunk row of each tensor (length T + 1)."""

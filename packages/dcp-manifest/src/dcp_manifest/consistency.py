@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_manifest.box_columns import BoxLayout, starts
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo, TensorFlags
+from dcp_manifest.columns import BlockColumns, CheckpointIndex, ItemColumns, ManifestInfo, TensorFlags
 from dcp_manifest.dtypes import ITEM_BYTES
-from dcp_manifest.items import Framing, border_counts
+from dcp_manifest.items import ENCODED_BLOCK_MAX_BYTES, Framing
 
 __all__ = ["MAX_NDIM", "MAX_NUMBERS_PER_BYTE", "check_index", "derived_bytes"]
 
@@ -37,8 +37,12 @@ def check_index(index: CheckpointIndex) -> None:
     if index.chunk_items is not None:
         _check_items(index, index.chunk_items, "chunk", int(index.tensor_chunks.sum()))
         _require(not (index.chunk_items.framing == Framing.OBJECT).any(), "a chunk of a tensor is stored as an object")
-        _check_raw_bytes(index, index.chunk_items)
+        wanted = derived_bytes(index)
+        _check_raw_bytes(index, index.chunk_items, wanted)
+        if index.chunk_items.blocks is not None:
+            _check_blocks(index.chunk_items, index.chunk_items.blocks, wanted)
     if index.object_items is not None:
+        _require(index.object_items.blocks is None, "an object is encoded in blocks")
         _check_items(index, index.object_items, "object", len(index.object_names))
         if (index.object_items.framing == Framing.RAW).any():
             raise ValueError("an object is stored as raw elements")
@@ -139,17 +143,34 @@ def _check_items(index: CheckpointIndex, items: ItemColumns, what: str, count: i
     _require(all(int(column.max()) < _MAX_POSITION for column in numbers), f"a {what} lies beyond any file's end")
     fits = bool((items.lead + items.stored_bytes <= items.length).all())
     _require(fits, f"the stored range of a {what} reaches beyond its item")
-    running = int((border_counts(items.stored_bytes) * (items.checked != 0)).sum())
+    if items.blocks is not None:
+        counts, sizes = items.blocks.counts, items.blocks.block_bytes
+        _require(len(counts) == len(sizes) == count, f"a column of encoded {what}s does not have {count} rows")
+    running = int(items.running_counts().sum())
     _require(
         len(items.running_crcs) == running, f"the {what}s have {len(items.running_crcs)} running CRCs, not {running}"
     )
 
 
-def _check_raw_bytes(index: CheckpointIndex, items: ItemColumns) -> None:
+def _check_blocks(items: ItemColumns, blocks: BlockColumns, decoded: npt.NDArray[np.int64]) -> None:
+    encoded = blocks.counts > 0
+    total = int(blocks.counts.sum(dtype=np.int64))
+    _require(len(blocks.lengths) == len(blocks.crcs) == total, f"the encoded blocks are not {total}")
+    _require(bool(((blocks.block_bytes > 0) == encoded).all()), "a chunk without encoded blocks says how long they are")
+    plain = (items.framing != Framing.RAW) | (items.chain == 0) | (items.checked == 0)
+    _require(not (encoded & plain).any(), "a chunk in encoded blocks has no transform, no CRC or a frame")
+    sizes = blocks.block_bytes.astype(np.int64)
+    _require(not len(sizes) or int(sizes.max()) <= ENCODED_BLOCK_MAX_BYTES, "an encoded block becomes too long")
+    known = encoded & (decoded >= 0)
+    counts = -(-decoded[known] // sizes[known])
+    _require(bool((counts == blocks.counts[known]).all()), "a chunk's encoded blocks do not become its dtype and sizes")
+    ends = starts(blocks.lengths)[blocks.starts()]
+    fits = np.diff(ends)[encoded] == items.stored_bytes.astype(np.int64)[encoded]
+    _require(bool(fits.all()), "a chunk's encoded blocks do not fill its stored range")
+
+
+def _check_raw_bytes(index: CheckpointIndex, items: ItemColumns, wanted: npt.NDArray[np.int64]) -> None:
     plain = (items.framing == Framing.RAW) & (items.chain == 0)
-    if not plain.any():
-        return
-    wanted = derived_bytes(index)
     bad = plain & (wanted >= 0) & (items.stored_bytes.astype(np.int64) != wanted)
     if bad.any():
         row = int(np.argmax(bad))

@@ -15,6 +15,8 @@ import numpy.typing as npt
 __all__ = [
     "CRC_BLOCK_MAX_BYTES",
     "CRC_BLOCK_MIN_BYTES",
+    "ENCODED_BLOCK_MAX_BYTES",
+    "EncodedBlocks",
     "Framing",
     "StoredItem",
     "block_bytes",
@@ -25,6 +27,9 @@ __all__ = [
 CRC_BLOCK_MIN_BYTES = 64 * 1024
 CRC_BLOCK_MAX_BYTES = 1024 * 1024
 _BLOCK_STEP_BYTES = 4096
+
+ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
+"""Most bytes that one encoded block of an item may become: it bounds what a crafted index takes in memory."""
 
 
 class Framing(IntEnum):
@@ -39,13 +44,26 @@ class Framing(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedBlocks:
+    """The blocks of an item that went through block transforms: each was encoded alone, and can be decoded alone."""
+
+    block_bytes: int
+    """What each block becomes when it is decoded, but for the last one, which may be shorter."""
+    lengths: npt.NDArray[np.uint32]
+    """Encoded bytes of each block; they lie one after another and fill the stored range."""
+    crcs: npt.NDArray[np.uint32]
+    """CRC32 of each encoded block."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredItem:
     """Where one item lies, and what proves that its bytes are whole.
 
     `offset` and `length` cover the item; the stored range begins `lead` bytes into it and has `stored_bytes` bytes.
     `crc32` is that of the stored range, None if the writer left none; `running_crcs` are the CRC32s of its prefixes
     at the interior borders of blocks of `block_bytes(stored_bytes)` bytes (uint32, `border_count(stored_bytes)` of
-    them, or None). `chain` lists transform descriptors in decoding order.
+    them, or None). `chain` lists transform descriptors in decoding order; `blocks` are there if those transform blocks,
+    and then there are no `running_crcs`.
     """
 
     file: str
@@ -57,6 +75,7 @@ class StoredItem:
     crc32: int | None = None
     running_crcs: npt.NDArray[np.uint32] | None = None
     chain: tuple[str, ...] = ()
+    blocks: EncodedBlocks | None = None
 
 
 def block_bytes(stored_bytes: int) -> int:

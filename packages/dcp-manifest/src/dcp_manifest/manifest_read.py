@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dcp_manifest.blob import Blob, Unsigned
 from dcp_manifest.box_columns import BoxLayout, starts
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement
+from dcp_manifest.columns import BlockColumns, CheckpointIndex, ItemColumns, ManifestInfo, PathElement
 from dcp_manifest.consistency import MAX_NDIM, MAX_NUMBERS_PER_BYTE
 from dcp_manifest.manifest_write import path_names
 from dcp_manifest.path_table import PathColumns, unpack_paths
@@ -185,6 +185,10 @@ class ManifestReader:
             stored = self._stored_bytes(index, total, first, last)
             place = int(running[start]), int(running[stop])
             index.chunk_items = self._items("chunk", total, first, last, stored, place)
+            if self.has("chunk.blocks"):
+                blocks = starts(self.rows("tensor.blocks", len(tensors.names), np.int64))
+                place = int(blocks[start]), int(blocks[stop])
+                index.chunk_items.blocks = self._blocks(total, first, last, place)
 
     def _put_boxes(self, index: CheckpointIndex, tensors: TensorTable, start: int, stop: int) -> None:
         layout = BoxLayout(np.repeat(index.tensor_ndim, index.tensor_chunks))
@@ -242,13 +246,25 @@ class ManifestReader:
             chain=rows("chain", np.uint8),
             checked=rows("checked", np.uint8),
             crc32=rows("crc32", np.uint32),
-            running_crcs=self._running(f"{table}.running", *running),
+            running_crcs=self._part(f"{table}.running", *running),
         )
 
-    def _running(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint32]:
+    def _blocks(self, total: int, start: int, stop: int, blocks: tuple[int, int]) -> BlockColumns | None:
+        counts = self.rows("chunk.blocks", total, np.uint32, start, stop)
+        if not counts.any():
+            return None
+        return BlockColumns(
+            counts=counts,
+            block_bytes=self.rows("chunk.block_bytes", total, np.uint32, start, stop),
+            lengths=self._part("block.bytes", *blocks),
+            crcs=self._part("block.crc32", *blocks),
+        )
+
+    def _part(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Rows of a column whose length no table says."""
         column = self.blob.header.columns.get(name)
         if column is None or not 0 <= start <= stop <= column.count:
-            raise ValueError(f"the column {name} does not have the running CRCs that the tables ask for")
+            raise ValueError(f"the column {name} does not have the rows that the tables ask for")
         return _converted(self.blob.read(name, start, stop), name, np.uint32)
 
     def paths(self, names: list[str]) -> dict[str, tuple[PathElement, ...]] | None:

@@ -14,7 +14,7 @@ from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo
 from dcp_manifest.consistency import MAX_NUMBERS_PER_BYTE, check_index, derived_bytes
 from dcp_manifest.dtypes import ITEM_BYTES
 from dcp_manifest.errors import InvalidIndexError
-from dcp_manifest.items import Framing, border_counts
+from dcp_manifest.items import Framing
 from dcp_manifest.path_table import pack_paths
 from dcp_manifest.relative_paths import check_relative_path
 from dcp_manifest.strings import pack_strings
@@ -122,7 +122,13 @@ def _add_items(columns: _Columns, index: CheckpointIndex) -> None:
     columns.add("frame.trail", frames & np.uint64(0xFFFFFFFF))
     if chunks is not None:
         _add_item_columns(columns, "chunk", chunks, frames)
-        _add_running_counts(columns, index, chunks)
+        _add_counts(columns, index, "tensor.running", chunks.running_counts())
+        if chunks.blocks is not None:
+            _add_counts(columns, index, "tensor.blocks", chunks.blocks.counts)
+            columns.add("chunk.blocks", chunks.blocks.counts)
+            columns.add("chunk.block_bytes", chunks.blocks.block_bytes)
+            columns.add("block.bytes", chunks.blocks.lengths, collapse=False)
+            columns.narrow["block.crc32"] = chunks.blocks.crcs.astype(np.uint32)
         derived = derived_bytes(index)
         plain = (chunks.framing == Framing.RAW) & (chunks.chain == 0) & (derived >= 0)
         if not plain.all():
@@ -151,10 +157,9 @@ def _add_item_columns(columns: _Columns, table: str, items: ItemColumns, frames:
     columns.narrow[f"{table}.running"] = items.running_crcs.astype(np.uint32)
 
 
-def _add_running_counts(columns: _Columns, index: CheckpointIndex, items: ItemColumns) -> None:
-    """How many running CRCs the chunks of each tensor have: finds those of one tensor without all sizes before it."""
-    sums = starts(border_counts(items.stored_bytes) * (items.checked != 0))
-    columns.add("tensor.running", np.diff(sums[starts(index.tensor_chunks)]))
+def _add_counts(columns: _Columns, index: CheckpointIndex, name: str, counts: Numbers) -> None:
+    """How many of something the chunks of each tensor have: finds those of one tensor without all that come before."""
+    columns.add(name, np.diff(starts(counts)[starts(index.tensor_chunks)]))
 
 
 def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:

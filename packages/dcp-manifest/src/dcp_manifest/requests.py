@@ -13,7 +13,17 @@ from typing import IO, Protocol
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.runs import Runs
 
-__all__ = ["Payload", "PiecewiseData", "ReadRequest", "ReadStats", "StreamEncoder", "Writable", "WriteRequest"]
+__all__ = [
+    "BlockDecoder",
+    "BlockEncoder",
+    "Payload",
+    "PiecewiseData",
+    "ReadRequest",
+    "ReadStats",
+    "StreamEncoder",
+    "Writable",
+    "WriteRequest",
+]
 
 
 class PiecewiseData(Protocol):
@@ -48,6 +58,32 @@ class StreamEncoder(Protocol):
         ...
 
 
+class BlockEncoder(Protocol):
+    """What the blocks of one item go through, each alone, before they are stored."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of each block before it is encoded; the last one may be shorter."""
+        ...
+
+    @property
+    def descriptors(self) -> tuple[str, ...]:
+        """Names in the index, from which a reader finds what undoes it; in the order in which it undoes them."""
+        ...
+
+    def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
+        """One block, encoded; asked for by one thread, block after block."""
+        ...
+
+
+class BlockDecoder(Protocol):
+    """What undoes the encoding of an item's blocks; used by several threads at once."""
+
+    def decode(self, data: memoryview, into: memoryview) -> None:
+        """Fill `into` with what the encoded block becomes; raises if that is anything else than so many bytes."""
+        ...
+
+
 @dataclass(slots=True)
 class Payload:
     """The bytes of one item, ready to be written."""
@@ -61,6 +97,8 @@ class Payload:
     """Of a RAW payload: the chunk's sizes in elements."""
     encoders: tuple[StreamEncoder, ...] = ()
     """Transforms to go through: the last one first, so that a reader undoes them in this order."""
+    blocks: BlockEncoder | None = None
+    """Of a RAW payload, instead of `encoders`: what encodes it block by block."""
 
 
 class Writable(Protocol):
@@ -97,7 +135,8 @@ class WriteRequest:
 class ReadRequest:
     """A byte range of one stored item that somebody wants.
 
-    `start` and `stop` count bytes within the stored range. Who reads them takes the bytes in one of three ways:
+    `start` and `stop` count bytes within the stored range; of an item in encoded blocks, within what these become, and
+    so do all positions below. Who reads them takes the bytes in one of three ways:
 
     - `into`: they are put there.
     - `piece`: they come in disjoint pieces, in any order and in any thread, several at a time. Each is given by its
@@ -122,6 +161,10 @@ class ReadRequest:
     runs: Runs | None = None
     """With `piece`: the bytes of [start, stop) that are wanted; what pieces hold between them is undefined, and need
     not be read."""
+    decoder: BlockDecoder | None = None
+    """Of an item in encoded blocks: what decodes them."""
+    decoded_bytes: int = 0
+    """Of an item in encoded blocks: what all of them become together."""
 
 
 @dataclass(frozen=True, slots=True)

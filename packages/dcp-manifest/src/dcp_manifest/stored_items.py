@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_manifest.box_columns import ranges, starts
-from dcp_manifest.columns import CheckpointIndex, ItemColumns
-from dcp_manifest.items import StoredItem, border_counts
+from dcp_manifest.columns import BlockColumns, CheckpointIndex, ItemColumns, RaggedStarts
+from dcp_manifest.items import EncodedBlocks, StoredItem
 
-__all__ = ["StoredItems", "take_items"]
+__all__ = ["StoredItems", "block_columns", "take_items"]
 
 I64 = npt.NDArray[np.int64]
 
-_NO_BORDERS = np.zeros(0, np.uint32)
+_NONE = np.zeros(0, np.uint32)
 
 
 class StoredItems(Sequence[StoredItem]):
@@ -55,7 +55,8 @@ class StoredItems(Sequence[StoredItem]):
             chain=np.array([chains.setdefault(item.chain, len(chains)) for item in items], np.uint8),
             checked=np.array([item.crc32 is not None for item in items], np.uint8),
             crc32=np.array([item.crc32 or 0 for item in items], np.uint32),
-            running_crcs=np.concatenate(running) if running else _NO_BORDERS,
+            running_crcs=np.concatenate(running) if running else _NONE,
+            blocks=block_columns([item.blocks for item in items]),
         )
         return cls(columns, tuple(files), tuple(chains)[1:])
 
@@ -90,25 +91,61 @@ class StoredItems(Sequence[StoredItem]):
         if isinstance(position, slice):
             return [self[row] for row in range(*position.indices(len(self)))]
         row = range(len(self))[position]
-        return self._index.stored_item(self.columns, row, self._running_starts[row])
+        return self._index.stored_item(self.columns, row, self._starts)
 
     @cached_property
-    def _running_starts(self) -> list[int]:
-        starts: list[int] = CheckpointIndex.running_starts(self.columns).tolist()
-        return starts
+    def _starts(self) -> RaggedStarts:
+        return CheckpointIndex.ragged_starts(self.columns)
 
     @cached_property
     def _index(self) -> CheckpointIndex:
         return CheckpointIndex(files=self.files, chains=self.chains)
 
 
+def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None:
+    """The columns of the blocks of items; None if no item has any."""
+    if not any(blocks):
+        return None
+    return BlockColumns(
+        counts=np.array([len(each.lengths) if each else 0 for each in blocks], np.uint32),
+        block_bytes=np.array([each.block_bytes if each else 0 for each in blocks], np.uint32),
+        lengths=np.concatenate([each.lengths for each in blocks if each]),
+        crcs=np.concatenate([each.crcs for each in blocks if each]),
+    )
+
+
 def take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
-    """Rows of several tables that are thought one after another, with their running CRCs."""
+    """Rows of several tables that are thought one after another, with their running CRCs and blocks."""
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")
     }
-    borders = starts(border_counts(columns["stored_bytes"]) * (columns["checked"] != 0))
+    borders = starts(np.concatenate([part.running_counts() for part in parts]))
     running = np.concatenate([part.running_crcs for part in parts])
     places = ranges(borders[:-1][rows], borders[1:][rows])
-    return ItemColumns(**{name: column[rows] for name, column in columns.items()}, running_crcs=running[places])
+    return ItemColumns(
+        **{name: column[rows] for name, column in columns.items()},
+        running_crcs=running[places],
+        blocks=_take_blocks(parts, rows),
+    )
+
+
+def _take_blocks(parts: Sequence[ItemColumns], rows: I64) -> BlockColumns | None:
+    if all(part.blocks is None for part in parts):
+        return None
+    tables = [part.blocks or _no_blocks(len(part)) for part in parts]
+    counts = np.concatenate([table.counts for table in tables])
+    if not counts[rows].any():
+        return None
+    ends = starts(counts)
+    places = ranges(ends[:-1][rows], ends[1:][rows])
+    return BlockColumns(
+        counts=counts[rows],
+        block_bytes=np.concatenate([table.block_bytes for table in tables])[rows],
+        lengths=np.concatenate([table.lengths for table in tables])[places],
+        crcs=np.concatenate([table.crcs for table in tables])[places],
+    )
+
+
+def _no_blocks(rows: int) -> BlockColumns:
+    return BlockColumns(np.zeros(rows, np.uint32), np.zeros(rows, np.uint32), _NONE, _NONE)

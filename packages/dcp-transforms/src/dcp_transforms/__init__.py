@@ -3,6 +3,8 @@
 Not here: when an item is encoded, and where its bytes go.
 """
 
+from dcp_transforms.block_zstd import BlockZStandard
+from dcp_transforms.float_planes import FloatPlanes
 from dcp_transforms.zstd import ZStandard
 
-__all__ = ["ZStandard"]
+__all__ = ["BlockZStandard", "FloatPlanes", "ZStandard"]

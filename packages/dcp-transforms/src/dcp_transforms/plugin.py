@@ -8,4 +8,8 @@ __all__ = ["dcp_register_transforms"]
 @hookimpl
 def dcp_register_transforms() -> dict[str, str]:
     """Transforms by the name in their descriptors."""
-    return {"stream.zstd": "dcp_transforms.zstd:ZStandard"}
+    return {
+        "stream.zstd": "dcp_transforms.zstd:ZStandard",
+        "block.planes": "dcp_transforms.float_planes:FloatPlanes",
+        "block.zstd": "dcp_transforms.block_zstd:BlockZStandard",
+    }

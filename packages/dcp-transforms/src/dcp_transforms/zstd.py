@@ -12,7 +12,7 @@ import zstandard
 
 from dcp_core.transforms import StreamTransformExtension
 
-__all__ = ["ZStandard"]
+__all__ = ["ZStandard", "check_level"]
 
 _NAME, _VERSION = "stream.zstd", "1"
 _MIN_LEVEL, _MAX_LEVEL = -100, 22
@@ -29,8 +29,7 @@ class ZStandard(StreamTransformExtension):
     """
 
     def __init__(self, level: int = 3, *, threads: int = 0, checksum: bool = True) -> None:
-        if not _MIN_LEVEL <= level <= _MAX_LEVEL:
-            raise ValueError(f"level={level} is not between {_MIN_LEVEL} and {_MAX_LEVEL}")
+        check_level(level)
         if threads < 0:
             raise ValueError(f"threads={threads} cannot be negative")
         self.level = level
@@ -73,3 +72,9 @@ class ZStandard(StreamTransformExtension):
         """
         reader = zstandard.ZstdDecompressor().stream_reader(input, read_across_frames=True, closefd=False)
         return cast("IO[bytes]", reader)
+
+
+def check_level(level: int) -> None:
+    """Raise ValueError unless Zstandard has that level."""
+    if not _MIN_LEVEL <= level <= _MAX_LEVEL:
+        raise ValueError(f"level={level} is not between {_MIN_LEVEL} and {_MAX_LEVEL}")

@@ -1,0 +1,62 @@
+"""Zstandard over blocks: for tensors that repeat themselves, such as tokens, masks and tables.
+
+An encoded block is one Zstandard frame (RFC 8878) with the content's size in its header.
+"""
+
+from __future__ import annotations
+
+import zstandard
+
+from dcp_core.block_transforms import BlockTransformExtension
+from dcp_transforms.frames import FrameCompressor, decompress
+from dcp_transforms.zstd import check_level
+
+__all__ = ["BlockZStandard"]
+
+_NAME, _VERSION = "block.zstd", "1"
+
+
+class BlockZStandard(BlockTransformExtension):
+    """Compresses tensors with Zstandard block by block, so that a slice costs reading and decoding its blocks only.
+
+    Args:
+        level: From -100 (fastest) to 22 (smallest).
+    """
+
+    def __init__(self, level: int = 3) -> None:
+        check_level(level)
+        self.level = level
+        self._frames = FrameCompressor(level=level)
+
+    @staticmethod
+    def registry_name() -> str:
+        """`block.zstd`."""
+        return _NAME
+
+    @staticmethod
+    def from_descriptor(version: str) -> BlockZStandard:
+        """What reads that version. Raises ValueError for versions to come."""
+        if version.partition(".")[0] != _VERSION:
+            raise ValueError(f"version {version!r}; version {_VERSION} is known")
+        return BlockZStandard()
+
+    def get_descriptor(self) -> str:
+        """`block.zstd/1`."""
+        return f"{_NAME}/{_VERSION}"
+
+    def encode_block(self, block: memoryview, dtype: str) -> bytes:
+        """One frame."""
+        del dtype
+        return self._frames.compress(block)
+
+    def decoded_bytes(self, data: memoryview) -> int:
+        """What the frame's header says."""
+        try:
+            size: int = zstandard.frame_content_size(data)
+        except zstandard.ZstdError as error:
+            raise ValueError(f"it is no Zstandard frame: {error}") from error
+        return size
+
+    def decode_block(self, data: memoryview, into: memoryview) -> None:
+        """Fill `into` with the frame's content."""
+        into[:] = decompress(data, len(into))
