@@ -78,7 +78,7 @@ def make(folder: Path, mib: int) -> None:
     torch.save(state, folder / "model.pt")
     (folder / "hf").mkdir()
     names, files = [*state], max(1, mib // 512)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(files):
         part = {name: state[name] for name in names[number::files]}
         file = f"model-{number + 1:05d}-of-{files:05d}.safetensors"
@@ -214,7 +214,7 @@ def _run(*arguments: str) -> subprocess.Popen[str]:
 def _figures(process: subprocess.Popen[str]) -> Figures:
     out, _ = process.communicate()
     if process.returncode:
-        raise RuntimeError(f"{process.args} ended with {process.returncode}")
+        raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
     found: Figures = json.loads(out.splitlines()[-1])
     return found
 

@@ -10,7 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dcp_core import CheckpointNotFoundError, UnsupportedFormatError, hookimpl, load_keys, plugins, save
+from dcp_core import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    UnsupportedFormatError,
+    hookimpl,
+    load_keys,
+    plugins,
+    save,
+)
 from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
 from dcp_format import Content, TensorEntry, WriteOptions, convert, detect
 from dcp_format.safetensors_index import INDEX_NAME
@@ -94,12 +102,26 @@ def test_objects(tmp_path: Path) -> None:
     assert [*load_file(tmp_path / "y.safetensors")] == ["w"]
 
 
-def test_transforms_of_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", ["zstd", "planes", "auto"])
+def test_compressed_checkpoints(tmp_path: Path, compression: str) -> None:
     pytest.importorskip("dcp_transforms")
-    value = source(tmp_path / "source")
-    convert(tmp_path / "source", tmp_path / "zstd", options=WriteOptions(transforms=("stream.zstd",)))
-    convert(tmp_path / "zstd", tmp_path / "plain.safetensors")
+    value = {
+        "large": torch.randn(700, 1000).to(torch.bfloat16) * 0.02,
+        "small": torch.arange(5),
+        "zeros": torch.zeros(9000),
+    }
+    save(value, storage_writer=FileSystemWriter(tmp_path / "source"))
+    convert(tmp_path / "source", tmp_path / "less", options=WriteOptions(compression=compression))
+    sizes = [sum(each.stat().st_size for each in (tmp_path / name).glob("*.distcp")) for name in ("source", "less")]
+    assert sizes[1] < 0.9 * sizes[0]
+    convert(tmp_path / "less", tmp_path / "plain.safetensors")
     assert same(load_file(tmp_path / "plain.safetensors"), value)
+    (data,) = (tmp_path / "less").glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(CorruptCheckpointError):
+        convert(tmp_path / "less", tmp_path / "damaged.safetensors")
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:

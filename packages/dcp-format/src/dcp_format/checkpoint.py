@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dcp_core.transforms import EncodedRequest, StreamTransformExtension
+from dcp_core.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_format.content import Content, TensorEntry
 from dcp_format.stored import stored_content
 from dcp_io import Layout, LocalStore, StoreBackend
@@ -58,7 +58,7 @@ def write_checkpoint(
     max_inflight_bytes: int,
     overwrite: bool = True,
     layout: Layout = "torch",
-    transforms: Sequence[StreamTransformExtension] = (),
+    compression: Compression = None,
     tick: Tick = lambda _: None,
 ) -> None:
     """Write content as a checkpoint; until it is whole, the folder holds what it held.
@@ -69,15 +69,16 @@ def write_checkpoint(
         max_inflight_bytes: Memory for pieces of tensors, all threads together.
         overwrite: Whether a checkpoint that is there may be replaced.
         layout: `torch` (readable by stock) or `raw`.
-        transforms: What every item goes through, as `FileSystemWriter`'s `_extensions`.
+        compression: What items go through, as for `FileSystemWriter`.
         tick: Is told of bytes that were read from the source.
     """
     backend = StoreBackend(LocalStore(path), layout=layout, threads=_THREADS, max_inflight_bytes=max_inflight_bytes)
     tensors = [*content.tensors.values()]
     requests: list[Writable] = [_tensor_request(entry, tick) for entry in tensors]
     requests += [_object_request(name, read) for name, read in content.objects.items()]
-    if transforms:
-        requests = [EncodedRequest(request, tuple(transforms)) for request in requests]
+    policy = CompressionPolicy(compression)
+    if not policy.changes_nothing:
+        requests = [CompressedRequest(request, policy) for request in requests]
     save_id = backend.begin_save(overwrite=overwrite)
     try:
         stored = backend.write(requests, prefix="__0_", save_id=save_id)

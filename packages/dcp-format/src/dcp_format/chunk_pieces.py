@@ -99,7 +99,8 @@ class ChunkPieces:
     def _steps(self, max_bytes: int) -> Iterator[Step]:
         """Chunks in order, each in pieces that end at borders of its CRC blocks."""
         for chunk in sorted(self.chunks, key=lambda chunk: chunk.offsets):
-            block = block_bytes(chunk.nbytes)
+            encoded = chunk.item.blocks
+            block = block_bytes(chunk.nbytes) if encoded is None else encoded.block_bytes
             size = max(min(max_bytes, _PIECE_BYTES) // block, 1) * block
             for start in range(0, chunk.nbytes, size):
                 yield chunk, start, min(size, chunk.nbytes - start)
@@ -160,7 +161,9 @@ class _WholeCheck:
         """Take the next bytes of a chunk. Raises CorruptCheckpointError if all of it is there and damaged."""
         chunk, start, size = step
         item = reader.item(chunk)
-        if item is None or item.crc32 is None or item.running_crcs is not None or not border_count(item.stored_bytes):
+        if item is None or item.crc32 is None or item.running_crcs is not None or item.blocks is not None:
+            return
+        if not border_count(item.stored_bytes):
             return
         self._value = crc32(piece, self._value if start else 0)
         if start + size == chunk.nbytes and self._value != item.crc32:

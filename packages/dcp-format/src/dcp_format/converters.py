@@ -27,7 +27,7 @@ class WriteOptions:
         shard_bytes: Size that one file may have, where a format has several.
         objects: `refuse`, `beside` or `skip`, where a format holds tensors only.
         layout: Of a checkpoint's data files.
-        transforms: Registry names of transforms of a checkpoint's data.
+        compression: Of a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of `FileSystemWriter`.
         tick: Is told of bytes that were done.
     """
 
@@ -36,7 +36,7 @@ class WriteOptions:
     shard_bytes: int = 5_000_000_000
     objects: str = "refuse"
     layout: str = "torch"
-    transforms: tuple[str, ...] = ()
+    compression: Any = None
     tick: Any = field(default=lambda _: None)
 
 

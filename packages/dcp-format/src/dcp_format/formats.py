@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dcp_core import plugins
 from dcp_format.checkpoint import is_checkpoint, open_checkpoint, write_checkpoint
 from dcp_format.content import Content
 from dcp_format.converters import WriteOptions
@@ -44,7 +43,7 @@ class CheckpointConverter:
             max_inflight_bytes=options.max_inflight_bytes,
             overwrite=options.overwrite,
             layout="raw" if options.layout == "raw" else "torch",
-            transforms=[plugins.transform(name)() for name in options.transforms],
+            compression=options.compression,
             tick=options.tick,
         )
 

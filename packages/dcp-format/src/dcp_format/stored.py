@@ -72,7 +72,7 @@ def _entries(index: CheckpointIndex, reader: ChunkReader) -> Iterator[TensorEntr
         if index.tensor_names:
             raise CorruptCheckpointError("the index does not say where values are stored", key=index.tensor_names[0])
         return
-    running = index.running_starts(items).tolist()
+    ragged = index.ragged_starts(items)
     chunk_starts, box_starts, shape_starts = index.chunk_starts(), index.box_starts(), index.shape_starts()
     for row, name in enumerate(index.tensor_names):
         ndim = int(index.tensor_ndim[row])
@@ -83,7 +83,7 @@ def _entries(index: CheckpointIndex, reader: ChunkReader) -> Iterator[TensorEntr
         offsets = index.chunk_offsets[boxes].reshape(last - first, ndim).tolist()
         sizes = index.chunk_sizes[boxes].reshape(last - first, ndim).tolist()
         chunks = tuple(
-            StoredChunk(name, dtype, tuple(offset), tuple(size), index.stored_item(items, at, running[at]))
+            StoredChunk(name, dtype, tuple(offset), tuple(size), index.stored_item(items, at, ragged))
             for at, offset, size in zip(range(first, last), offsets, sizes, strict=True)
         )
         flags = TensorFlags.from_bits(int(index.tensor_flags[row]))
@@ -94,9 +94,9 @@ def _objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
     items = index.object_items
     if items is None:
         return
-    running = index.running_starts(items).tolist()
+    ragged = index.ragged_starts(items)
     for row, name in enumerate(index.object_names):
-        yield name, index.stored_item(items, row, running[row])
+        yield name, index.stored_item(items, row, ragged)
 
 
 def _object(store: Store, name: str, item: StoredItem) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dcp_core.block_transforms import BlockUndo, block_undo
 from dcp_core.errors import CorruptCheckpointError
 from dcp_core.payloads import tensor_bytes
 from dcp_core.stock_archive import ArchiveSearch
@@ -64,6 +65,7 @@ class ChunkReader:
         self._registry = ExtensionRegistry()
         self._lock = threading.Lock()
         self._bare: dict[StoredChunk, StoredItem] = {}
+        self._undo: dict[StoredChunk, BlockUndo] = {}
         self._batch_of: dict[StoredChunk, int] = {}
         self._batches: list[list[StoredChunk]] = []
         self._kept: OrderedDict[int, dict[StoredChunk, bytes]] = OrderedDict()
@@ -83,7 +85,10 @@ class ChunkReader:
             read_items(self._store, search.requests)
         for chunk in chunks:
             found = search.found.get((chunk.item.file, chunk.item.offset))
-            if chunk.item.framing is Framing.RAW and not chunk.item.chain:
+            if chunk.item.blocks is not None:
+                self._bare[chunk] = chunk.item
+                self._undo[chunk] = block_undo(chunk.item, chunk.name, self._registry)
+            elif chunk.item.framing is Framing.RAW and not chunk.item.chain:
                 self._bare[chunk] = chunk.item
             elif found is not None and found.sizes == chunk.sizes and str(found.dtype) == f"torch.{chunk.dtype}":
                 self._bare[chunk] = found.item
@@ -99,7 +104,7 @@ class ChunkReader:
             self._batch_of[chunk] = len(self._batches) - 1
 
     def item(self, chunk: StoredChunk) -> StoredItem | None:
-        """The chunk's bare values as an item of their own; None if they must be decoded."""
+        """The chunk's values as an item that can be read in parts; None if they must be decoded whole."""
         return self._bare.get(chunk)
 
     def read(self, chunk: StoredChunk, start: int, into: memoryview) -> None:
@@ -117,7 +122,7 @@ class ChunkReader:
         elif chunk in self._batch_of:
             into[:] = self._small(chunk)[start : start + len(into)]
         else:
-            read_items(self._store, [ReadRequest(chunk.name, item, start, start + len(into), into)])
+            read_items(self._store, [self._request(chunk, item, start, start + len(into), into)])
 
     def _small(self, chunk: StoredChunk) -> bytes:
         number = self._batch_of[chunk]
@@ -129,6 +134,18 @@ class ChunkReader:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(number)
             return batch[chunk]
+
+    def _request(
+        self,
+        chunk: StoredChunk,
+        item: StoredItem,
+        start: int,
+        stop: int,
+        into: memoryview | None,
+        done: Callable[[memoryview], None] | None = None,
+    ) -> ReadRequest:
+        decoder = self._undo.get(chunk)
+        return ReadRequest(chunk.name, item, start, stop, into, done, decoder=decoder, decoded_bytes=chunk.nbytes)
 
     def _read_batch(self, chunks: Sequence[StoredChunk]) -> dict[StoredChunk, bytes]:
         found: dict[StoredChunk, bytes] = {}
@@ -142,7 +159,7 @@ class ChunkReader:
         requests = []
         for chunk in chunks:
             item = self._bare[chunk]
-            requests.append(ReadRequest(chunk.name, item, 0, item.stored_bytes, None, keep(chunk)))
+            requests.append(self._request(chunk, item, 0, chunk.nbytes, None, keep(chunk)))
         read_items(self._store, requests)
         return found
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dcp_io import align_to_blocks
 from dcp_manifest import ITEM_BYTES, CheckpointIndex, Framing, StoredItem
+from dcp_manifest.items import EncodedBlocks
 
 __all__ = ["Chunk", "RankLoad", "Segment", "chunks_of", "plan_reads", "plan_writes", "row_range"]
 
@@ -67,7 +68,7 @@ def chunks_of(index: CheckpointIndex) -> Iterator[Chunk]:
     items = index.chunk_items
     if items is None:
         return
-    running = index.running_starts(items).tolist()
+    ragged = index.ragged_starts(items)
     chunk_starts, box_starts, shape_starts = index.chunk_starts(), index.box_starts(), index.shape_starts()
     for row, name in enumerate(index.tensor_names):
         ndim = int(index.tensor_ndim[row])
@@ -77,7 +78,7 @@ def chunks_of(index: CheckpointIndex) -> Iterator[Chunk]:
             box = slice(int(box_starts[row]) + number * ndim, int(box_starts[row]) + (number + 1) * ndim)
             offsets, sizes = index.chunk_offsets[box].tolist(), index.chunk_sizes[box].tolist()
             if math.prod(sizes):
-                item = index.stored_item(items, at, running[at])
+                item = index.stored_item(items, at, ragged)
                 yield Chunk(name, size, shape, tuple(offsets), tuple(sizes), item)
 
 
@@ -106,7 +107,9 @@ def _segment(chunk: Chunk, load: RankLoad, world_size: int) -> Segment | None:
     base = chunk.offsets[0] if chunk.offsets else 0
     start, stop = (first - base) * row_bytes, (last - base) * row_bytes
     load.needed_bytes += stop - start
-    if item.framing is not Framing.RAW or item.chain:  # read and decoded whole
+    if item.blocks is not None:
+        start, stop = _encoded_range(item.blocks, start, stop)
+    elif item.framing is not Framing.RAW or item.chain:  # read and decoded whole
         start, stop = 0, item.stored_bytes
     elif item.crc32 is not None:
         start, stop = align_to_blocks(item, start, stop)
@@ -114,6 +117,13 @@ def _segment(chunk: Chunk, load: RankLoad, world_size: int) -> Segment | None:
     load.reads += 1
     load.files.add(item.file)
     return Segment(chunk.name, load.rank, item.file, item.offset + item.lead + start, item.offset + item.lead + stop)
+
+
+def _encoded_range(blocks: EncodedBlocks, start: int, stop: int) -> tuple[int, int]:
+    """Where the encoded blocks lie that become bytes [start, stop), within the stored range."""
+    first, last = start // blocks.block_bytes, -(-stop // blocks.block_bytes)
+    before = int(blocks.lengths[:first].sum())
+    return before, before + int(blocks.lengths[first:last].sum())
 
 
 def plan_writes(index: CheckpointIndex, ranks: list[RankLoad]) -> None:

@@ -44,7 +44,7 @@ def parse_size(text: str) -> int:
               help="What becomes of values that are no tensors, where a format holds tensors only.")  # fmt: skip
 @click.option("--layout", type=click.Choice(["torch", "raw"]), default="torch", show_default=True,
               help="Of a checkpoint's data files.")  # fmt: skip
-@click.option("--transform", multiple=True, help="Transform of a checkpoint's data, e.g. stream.zstd (repeatable).")
+@click.option("--compression", help="Of a checkpoint's data: auto, planes, zstd, or the name of a transform.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at the destination.")
 @json_option
 def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
@@ -59,7 +59,7 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
         shard_bytes=parse_size(given["shard_size"]),
         objects=given["objects"],
         layout=given["layout"],
-        transforms=tuple(given["transform"]),
+        compression=given["compression"],
     )
     written = _Written()
     with written:
