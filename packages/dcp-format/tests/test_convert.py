@@ -22,14 +22,13 @@ from dcp_core import (
 from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
 from dcp_format import Content, TensorEntry, WriteOptions, convert, detect
 from dcp_format.safetensors_index import INDEX_NAME
-from dcp_fs import FileSystemWriter
 from dcp_io import CheckpointExistsError
 
 
 def source(path: Path) -> dict[str, torch.Tensor]:
     weight = torch.randn(300, 20)
     value = {"a": weight, "b": torch.arange(12).view(3, 4), "tied": weight, "c": torch.randn(3, dtype=torch.bfloat16)}
-    save(value, storage_writer=FileSystemWriter(path))
+    save(value, checkpoint_id=path)
     return value
 
 
@@ -92,7 +91,7 @@ def test_a_tied_name_outlives_its_tensor(tmp_path: Path) -> None:
 
 
 def test_objects(tmp_path: Path) -> None:
-    save({"w": torch.ones(3), "step": 7}, storage_writer=FileSystemWriter(tmp_path / "c"))
+    save({"w": torch.ones(3), "step": 7}, checkpoint_id=tmp_path / "c")
     with pytest.raises(UnsupportedValueError, match="'step'"):
         convert(tmp_path / "c", tmp_path / "x.safetensors")
     assert not (tmp_path / "x.safetensors").exists()
@@ -110,7 +109,7 @@ def test_compressed_checkpoints(tmp_path: Path, compression: str) -> None:
         "small": torch.arange(5),
         "zeros": torch.zeros(9000),
     }
-    save(value, storage_writer=FileSystemWriter(tmp_path / "source"))
+    save(value, checkpoint_id=tmp_path / "source")
     convert(tmp_path / "source", tmp_path / "less", options=WriteOptions(compression=compression))
     sizes = [sum(each.stat().st_size for each in (tmp_path / name).glob("*.distcp")) for name in ("source", "less")]
     assert sizes[1] < 0.9 * sizes[0]

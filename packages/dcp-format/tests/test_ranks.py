@@ -262,3 +262,17 @@ def test_objects_cannot_be_broadcast(tmp_path: Path) -> None:
     reader = BroadcastingTorchSaveReader(tmp_path / "model.pt")
     with pytest.raises(Exception, match="torch_save_to_dcp"):
         load({"step": 0}, storage_reader=reader, planner=DynamicMetaLoadPlanner())
+
+
+def test_two_boxes_of_one_rank(tmp_path: Path) -> None:
+    """Stock keeps one of them (entry A4 of its weaknesses)."""
+    from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+
+    full = torch.randn(6, 8)
+    boxes = LocalShardsWrapper([full[:, :3].clone(), full[:, 3:].clone()], [(0, 0), (0, 3)])
+    save({"w": boxes}, storage_writer=HuggingFaceStorageWriter(str(tmp_path / "hf"), save_distributed=True))
+    template = {"w": torch.zeros(6, 8)}
+    load(template, storage_reader=HuggingFaceStorageReader(tmp_path / "hf"))
+    assert torch.equal(template["w"], full)
+    consolidate_safetensors_files(str(tmp_path / "hf"), str(tmp_path / "whole"), {"w": 1})
+    assert torch.equal(opened(tmp_path / "whole")["w"], full)

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from dcp_core import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, load_keys, save
+from dcp_core import (
+    ByteStorageWriter,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    UnsafeCheckpointError,
+    load_keys,
+    save,
+)
 from dcp_core.errors import UnsupportedValueError
 from dcp_format import dcp_to_torch_save, open_content, torch_save_to_dcp
-from dcp_fs import FileSystemWriter
-from dcp_io import verify_checkpoint, verify_zip
+from dcp_io import LocalStore, StoreBackend, verify_checkpoint, verify_zip
 from dcp_manifest import index_of
 
 DTYPES = [
@@ -71,7 +77,16 @@ def assert_same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("layout", ["torch", "raw"])
 def test_checkpoint_becomes_a_file_that_torch_opens(tmp_path: Path, layout: Any, mmap: bool) -> None:
     value = state()
-    save(value, storage_writer=FileSystemWriter(tmp_path / "c", layout=layout))
+
+    class Writer(ByteStorageWriter):
+        def _open(self, checkpoint_id: Any) -> StoreBackend:
+            return StoreBackend(LocalStore(checkpoint_id), layout=layout)
+
+        @classmethod
+        def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+            return True
+
+    save(value, storage_writer=Writer(tmp_path / "c"))
     dcp_to_torch_save(tmp_path / "c", tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=True, mmap=mmap)
     assert_same(value, loaded)
@@ -149,7 +164,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, elements: int) -> None:
 
 
 def test_a_damaged_checkpoint_leaves_the_old_file(tmp_path: Path) -> None:
-    save({"w": torch.arange(300_000)}, storage_writer=FileSystemWriter(tmp_path / "c"))
+    save({"w": torch.arange(300_000)}, checkpoint_id=tmp_path / "c")
     dcp_to_torch_save(tmp_path / "c", tmp_path / "a.pt")
     before = (tmp_path / "a.pt").read_bytes()
     (data,) = (tmp_path / "c").glob("*.distcp")

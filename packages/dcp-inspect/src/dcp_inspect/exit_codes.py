@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from dcp_inspect.errors import MissingValueError
-from dcp_manifest import (
-    CheckpointNotFoundError,
-    CorruptCheckpointError,
-    DcpError,
-    UnsafeCheckpointError,
-    UnsupportedFormatError,
-)
+from collections.abc import Iterator
 
 __all__ = ["DIFFERENT", "EXISTS", "INTERRUPTED", "NOT_FOUND", "UNREADABLE", "UNSAFE", "UNSUPPORTED", "exit_code"]
 
@@ -22,22 +15,24 @@ UNSAFE = 6
 EXISTS = 7
 INTERRUPTED = 130
 
-_CODES: tuple[tuple[type[BaseException], int], ...] = (
-    (CheckpointNotFoundError, NOT_FOUND),
-    (UnsafeCheckpointError, UNSAFE),
-    (UnsupportedFormatError, UNSUPPORTED),
-    (CorruptCheckpointError, UNREADABLE),
-    (FileExistsError, EXISTS),
-    (MissingValueError, NOT_FOUND),
-    (KeyError, NOT_FOUND),
-    (DcpError, UNREADABLE),
-    (FileNotFoundError, NOT_FOUND),
-    (OSError, UNREADABLE),
-)
-
 
 def exit_code(error: BaseException) -> int | None:
     """The exit code for an error that a user can do something about; None for a fault of the program."""
-    if isinstance(error, KeyError) and not isinstance(error, DcpError):
-        return None
-    return next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    return next((code for kind, code in _codes() if isinstance(error, kind)), None)
+
+
+def _codes() -> Iterator[tuple[type[BaseException], int]]:
+    """The first kind that an error is of counts."""
+    # Imported when something has gone wrong: `dcp plugins` and `dcp --help` need no numpy.
+    from dcp_inspect import errors as own  # noqa: PLC0415
+    from dcp_manifest import errors  # noqa: PLC0415
+
+    yield own.MissingValueError, NOT_FOUND
+    yield errors.CheckpointNotFoundError, NOT_FOUND
+    yield errors.UnsafeCheckpointError, UNSAFE
+    yield errors.UnsupportedFormatError, UNSUPPORTED
+    yield errors.CorruptCheckpointError, UNREADABLE
+    yield FileExistsError, EXISTS
+    yield errors.DcpError, UNREADABLE
+    yield FileNotFoundError, NOT_FOUND
+    yield OSError, UNREADABLE
