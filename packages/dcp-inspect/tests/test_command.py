@@ -97,6 +97,15 @@ def test_ls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_ls_of_a_cut_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "step-1")
+    os.truncate(data_file(path), 1000)
+    _, out, _ = dcp(capsys, "ls", tmp_path, "--json")
+    (one,) = json.loads(out)
+    assert not one["valid"]
+    assert "has 1000 of" in one["problem"]
+
+
 def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "c")
     code, out, err = dcp(capsys, "show", path)
