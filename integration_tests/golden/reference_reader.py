@@ -10,7 +10,8 @@ import json
 import math
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ class Item:
     chain: tuple[str, ...]
     crc32: int | None
     running: list[int]
+    block_bytes: int = 0
+    blocks: list[tuple[int, int]] = field(default_factory=list)  # of encoded blocks: bytes and CRC
 
 
 @dataclass
@@ -182,7 +185,17 @@ def read_items(manifest: Manifest, table: str, count: int, stored: list[int]) ->
     chain_links = manifest.column("chain.links", manifest.rows["chain"])
     chains = [(), *map(tuple, cut(manifest.strings("link", "link"), chain_links))]
     checked = column("checked")
-    borders = [border_count(size) if is_checked else 0 for size, is_checked in zip(stored, checked, strict=True)]
+    has_blocks = f"{table}.blocks" in manifest.raw
+    counts = column("blocks") if has_blocks else [0] * count
+    sizes = column("block_bytes") if has_blocks else counts
+    blocks = []
+    if has_blocks:
+        blocks = list(zip(manifest.stored_numbers("block.bytes"), manifest.stored_numbers("block.crc32"), strict=True))
+    encoded = cut(blocks, counts)
+    borders = [
+        border_count(size) if is_checked and not number else 0
+        for size, is_checked, number in zip(stored, checked, counts, strict=True)
+    ]
     running = cut(manifest.stored_numbers(f"{table}.running"), borders)
     found = []
     for row, size in enumerate(stored):
@@ -190,7 +203,8 @@ def read_items(manifest: Manifest, table: str, count: int, stored: list[int]) ->
         crc = column("crc32")[row] if checked[row] else None
         chain = chains[column("chain")[row]]
         framing = column("framing")[row]
-        found.append(Item(files[column("file")[row]], start, start + size, framing, chain, crc, running[row]))
+        place = files[column("file")[row]], start, start + size
+        found.append(Item(*place, framing, chain, crc, running[row], sizes[row], encoded[row]))
     return found
 
 
@@ -225,9 +239,46 @@ def read_stored(folder: Path, item: Item) -> bytes:
         data = file.read(item.stop - item.start)
     if item.crc32 is not None:
         need(zlib.crc32(data) == item.crc32, "bad item")
+        if item.blocks:
+            for part, (_, crc) in zip(cut(data, [length for length, _ in item.blocks]), item.blocks, strict=True):
+                need(zlib.crc32(part) == crc, "bad encoded block")
+            return data
         size = len(data)
         block = min(max(-(-size // 131072) * 4096, 65536), 1048576)
         crcs = [0, *item.running, item.crc32]
         for number, start in enumerate(range(0, size, block)):
             need(zlib.crc32(data[start : start + block], crcs[number]) == crcs[number + 1], "bad block")
     return data
+
+
+def decode(item: Item, data: bytes, zstd: Callable[[bytes], bytes]) -> bytes:
+    """Section 10: what a stored range was before its transforms. `zstd` decodes one Zstandard frame."""
+    if item.chain == ("stream.zstd/1",):
+        return zstd(data)
+    decoders = {"block.zstd/1": zstd, "block.planes/1": lambda block: decode_planes(block, zstd)}
+    blocks = cut(data, [length for length, _ in item.blocks])
+    for name in item.chain:
+        blocks = [decoders[name](block) for block in blocks]
+    need(all(len(block) == item.block_bytes for block in blocks[:-1]), "bad block length")
+    return b"".join(blocks)
+
+
+WIDTHS_OF_GROUPS = {1: (1,), 2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}
+
+
+def decode_planes(block: bytes, zstd: Callable[[bytes], bytes]) -> bytes:
+    layout, size = block[0], int.from_bytes(block[1:5], "little")
+    word = 1 << (layout & 3)
+    widths = WIDTHS_OF_GROUPS[word][:: -1 if layout & 8 else 1]
+    lengths = [int.from_bytes(block[5 + 4 * n : 9 + 4 * n], "little") for n in range(len(widths))]
+    groups = cut(block[5 + 4 * len(widths) :], lengths)
+    count, words, first = size // word, [0] * (size // word), 0
+    for width, group in zip(widths, groups, strict=True):
+        plain = group if len(group) == count * width else zstd(group)
+        need(len(plain) == count * width, "bad group")
+        for n in range(count):
+            words[n] |= int.from_bytes(plain[n * width : (n + 1) * width], "little") << 8 * first
+        first += width
+    if layout & 4:
+        words = [number >> 1 | (number & 1) << 8 * word - 1 for number in words]
+    return b"".join(number.to_bytes(word, "little") for number in words)

@@ -36,7 +36,7 @@ class BlockTransformExtension(Extension):
 
     @abstractmethod
     def encode_block(self, block: memoryview, dtype: str) -> bytes | bytearray | memoryview:
-        """The block, encoded.
+        """The block, encoded; the memory may be used again for the next block of the same thread.
 
         Args:
             block: Whole elements; at most 1 MiB.

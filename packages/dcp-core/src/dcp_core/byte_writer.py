@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dcp_core.byte_backend import ByteBackend
+from dcp_core.collector import collector_paused
 from dcp_core.columns import index_from_metadata, metadata_from_index
 from dcp_core.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_core.errors import CheckpointNotFoundError, DcpError
@@ -157,7 +158,9 @@ class ByteStorageWriter(StorageWriter):
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         columns = columns_of(plan.items)
         if columns is not None:
-            stored = self._write(list(column_requests(columns, planner)), placement)
+            with collector_paused():
+                requests = list(column_requests(columns, planner))
+            stored = self._write(requests, placement)
             table = stored if isinstance(stored, StoredItems) else StoredItems.of(stored)
             done.set_result(LazyList(WrittenColumns(columns, table)))
         else:

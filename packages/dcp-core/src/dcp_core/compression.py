@@ -25,12 +25,13 @@ by dtype or by a pattern of names."""
 
 _NAMES = {"zstd": "stream.zstd/1", "planes": "block.planes/1"}
 _AUTO = ("block.planes/1", "block.zstd/1")
+_FLOATS = ("float", "bfloat", "complex")
 # Smaller tensors are stored as they are: an index of blocks costs more than they could save.
 _MIN_BYTES = 4 << 10
 # A tensor is encoded if a sample of it becomes smaller by at least as much.
 _MIN_GAIN = 0.03
-_SAMPLED_PART = 16
-_MIN_SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 16 << 10, 128 << 10
+_SAMPLED_PART = 32
+_MIN_SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 10, 128 << 10
 _WINDOWS = 4
 _WINDOW_ALIGNMENT_BYTES = 64
 
@@ -41,6 +42,8 @@ class _Rule:
 
     streams: tuple[StreamEncoder, ...] = ()
     blocks: tuple[tuple[BlockTransformExtension, ...], ...] = ()
+    floats: int | None = None
+    """So many of the chains are tried on floating-point tensors; None for all."""
 
     def apply(self, payload: Payload) -> Payload:
         if self.streams:
@@ -50,7 +53,8 @@ class _Rule:
             return payload
         sample, least = _sample(payload, size), 1 - _MIN_GAIN
         best: BlockChain | None = None
-        for transforms in self.blocks:
+        tried = self.blocks[: self.floats] if payload.dtype.startswith(_FLOATS) else self.blocks
+        for transforms in tried:
             *outer, inner = transforms
             chain = BlockChain((*outer, inner.for_item(sample, payload.dtype)), payload.dtype, block_bytes(size))
             share = len(chain.encode(sample)) / len(sample)
@@ -64,10 +68,10 @@ class CompressionPolicy:
 
     Args:
         setting: See `Compression`. `auto` and `planes` store each tensor in blocks, of which a part can be read, if
-            that makes it smaller; `auto` takes the best of float planes and Zstandard for each. `zstd` stores every
-            item as one stream, which `torch.distributed.checkpoint` reads too. In a chain the first transform writes
-            to the file. Of a mapping, the first entry whose dtype or glob pattern fits an item counts; what none fits
-            is stored plain.
+            that makes it smaller; `auto` takes float planes for floats, and for others what is better, planes or
+            Zstandard. `zstd` stores every item as one stream, which `torch.distributed.checkpoint` reads too. In a
+            chain the first transform writes to the file. Of a mapping, the first entry whose dtype or glob pattern
+            fits an item counts; what none fits is stored plain.
 
     Raises:
         ValueError: The setting is none of these, or a chain mixes transforms of streams and of blocks.
@@ -126,7 +130,8 @@ def _rule(setting: Any) -> _Rule:
         return _Rule()
     if setting == "auto":
         found = ExtensionRegistry().from_descriptor_list(_AUTO)
-        return _Rule(blocks=tuple((cast("BlockTransformExtension", each),) for each in found))
+        # What repeats itself among floats repeats itself in their planes, too.
+        return _Rule(blocks=tuple((cast("BlockTransformExtension", each),) for each in found), floats=1)
     links = [setting] if isinstance(setting, str) or not isinstance(setting, Sequence) else list(setting)
     chain = [_extension(each) for each in links]
     if all(hasattr(each, "transform_to") and hasattr(each, "get_descriptor") for each in chain):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from dcp_core.index_records import dtype_of
-from dcp_core.payloads import PayloadError, bytes_payload, small_bytes, tensor_payload
+from dcp_core.payloads import PayloadError, bytes_payload, small_bytes, tensor_bytes, tensor_payload
 from dcp_core.plan import WriteItem
 from dcp_core.plan_columns import PlanColumns, object_item
 from dcp_core.protocols import SavePlanner
@@ -51,15 +51,37 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
     index = columns.index
     item_bytes = [dtype_of(name).itemsize for name in index.dtypes]
     rows = zip(index.tensor_names, index.tensor_dtype.tolist(), columns.shapes, columns.whole.tolist(), strict=True)
+    kinds: dict[tuple[int, tuple[int, ...]], _SmallTensors] = {}
     for row, (name, dtype, shape, whole) in enumerate(rows):
         value = values.get(name) if whole else None
         if value is None or not is_plain(value) or value.is_quantized:
             for item in columns.tensor_items(row):
                 yield item_request(item, planner)
             continue
-        yield _WholeTensor(name, math.prod(shape) * item_bytes[dtype], value, index.dtypes[dtype], shape)
+        nbytes = math.prod(shape) * item_bytes[dtype]
+        alike = kinds.get((dtype, shape)) if 0 < nbytes <= _SMALL_BYTES else None
+        if alike is None and 0 < nbytes <= _SMALL_BYTES:
+            alike = kinds[dtype, shape] = _SmallTensors(index.dtypes[dtype], shape)
+        yield _WholeTensor(name, nbytes, value, index.dtypes[dtype], shape, alike)
     for name, nbytes in zip(index.object_names, columns.object_bytes.tolist(), strict=True):
         yield item_request(object_item(name, nbytes), planner)
+
+
+@dataclass(slots=True, eq=False)
+class _SmallTensors:
+    """Small ordinary tensors of one dtype and one shape; satisfies `dcp_manifest.Alike`."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+
+    def resolve(self, requests: Sequence[_WholeTensor]) -> bytes | memoryview:
+        """Copies of their bytes, made at once; from a device with one transfer."""
+        tensors = [request.tensor for request in requests]
+        dtype, device = dtype_of(self.dtype), tensors[0].device
+        if all(each.dtype is dtype and each.shape == self.sizes and each.device == device for each in tensors):
+            with torch.no_grad():
+                return tensor_bytes(torch.stack(tensors).cpu())
+        return b"".join([cast("bytes", request.resolve().data) for request in requests])
 
 
 @dataclass(slots=True)
@@ -71,6 +93,7 @@ class _WholeTensor:
     tensor: torch.Tensor
     dtype: str
     shape: tuple[int, ...]
+    alike: _SmallTensors | None
 
     def resolve(self) -> Payload:
         """The tensor's bytes: a copy of a few, a view of many."""

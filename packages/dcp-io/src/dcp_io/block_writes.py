@@ -23,7 +23,7 @@ def write_blocks(
         data: The payload.
         encoder: What its blocks go through.
         max_bytes: Memory that pieces of the payload may take.
-        write: Takes the next encoded bytes, which stay as they are.
+        write: Takes the next encoded bytes; they may change afterwards.
 
     Returns:
         What is to be known of the blocks, and the CRC32 of all that was written.

@@ -15,7 +15,7 @@ from dcp_io.store import Buffer, Sink
 from dcp_io.zip_payload import Frame, tensor_frame
 from dcp_manifest.dtypes import ITEM_BYTES
 from dcp_manifest.items import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing
-from dcp_manifest.requests import BlockEncoder, Payload, PiecewiseData
+from dcp_manifest.requests import Alike, BlockEncoder, Payload, PiecewiseData
 
 __all__ = ["ALIGNMENT_BYTES", "DataFile", "Place", "alignment"]
 
@@ -111,6 +111,39 @@ class DataFile:
             self._flush()
         return offset, self._position - offset, lead, size, int(framing), value, chain
 
+    def add_alike(self, key: str, alike: Alike, data: Buffer, count: int) -> list[int]:
+        """Append bare payloads of one dtype and size, one after another in `data`; as many calls of `add` do.
+
+        Returns:
+            The numbers of their places in a row.
+        """
+        nbytes = len(data) // count
+        frame, lead, aligned = self._form(key, Payload(b"", Framing.RAW, alike.dtype, alike.sizes), nbytes)
+        view = memoryview(data)
+        crcs = np.fromiter((crc32(view[n : n + nbytes]) for n in range(0, len(view), nbytes)), "<u4", count)
+        prefix, suffix = (frame.prefix, frame.suffix(0)) if frame else (b"", b"")
+        length = lead + nbytes + len(suffix)
+        step = -(-length // aligned) * aligned
+        rows = np.zeros((count, step), np.uint8)
+        rows[:, :length] = np.frombuffer(prefix + bytes(nbytes) + suffix, np.uint8)
+        rows[:, lead : lead + nbytes] = np.frombuffer(view, np.uint8).reshape(count, nbytes)
+        if frame is not None:
+            first = lead + nbytes + len(frame.before_crc)
+            for place in (first, first + 4 + len(frame.between_crcs)):
+                rows[:, place : place + 4] = crcs.view(np.uint8).reshape(count, 4)
+        gap = -(self._position + lead) % aligned
+        self._pieces += [_ZEROS[:gap], rows.data.cast("B")[: (count - 1) * step + length]]
+        offset = self._position + gap
+        self._position = offset + (count - 1) * step + length
+        if self._position - self._written >= PACK_BYTES:
+            self._flush()
+        places = np.empty((count, 7), np.int64)
+        places[:] = (0, length, lead, nbytes, _RAW, 0, 0)
+        places[:, 0] = offset + step * np.arange(count)
+        places[:, 5] = crcs
+        numbers: list[int] = places.reshape(-1).tolist()
+        return numbers
+
     def _add_blocks(self, key: str, payload: Payload, encoder: BlockEncoder) -> Place:
         """Append a bare payload that is encoded block by block."""
         _item_bytes(key, payload, _size_of(key, payload.data))
@@ -125,11 +158,12 @@ class DataFile:
         return offset, size, 0, size, _RAW, value, chain
 
     def _append(self, data: Buffer) -> None:
+        """Append bytes that may change afterwards."""
         self._position += len(data)
         if len(data) > CRC_BLOCK_MIN_BYTES:
             self._flush(data)
         else:
-            self._pieces.append(data)
+            self._pieces.append(bytes(data))
             if self._position - self._written >= PACK_BYTES:
                 self._flush()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -17,7 +18,7 @@ from dcp_io.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_manifest.columns import BlockColumns, ItemColumns
 from dcp_manifest.items import EncodedBlocks
-from dcp_manifest.requests import Writable
+from dcp_manifest.requests import Alike, Writable
 from dcp_manifest.stored_items import StoredItems, block_columns
 
 __all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "Layout", "assign_to_threads", "write_items"]
@@ -29,6 +30,8 @@ DATA_SUFFIX = ".distcp"
 # Below this much data per file, the cost of another file (and its fsync) exceeds what a thread wins.
 FILE_MIN_BYTES = 4 << 20
 MAX_INFLIGHT_BYTES = 64 << 20
+# Alike requests are written together if there are so many of them in a row, and at most so many at a time.
+_MIN_ALIKE, _MAX_ALIKE = 16, 1024
 _NO_BORDERS: Final = np.zeros(0, np.uint32)
 
 
@@ -101,7 +104,8 @@ class _Written:
     name: str
     positions: Sequence[int]
     """Of its items among the requests."""
-    places: list[Place]
+    places: list[int]
+    """The numbers of their `Place`s, one after another."""
     running_crcs: list[npt.NDArray[np.uint32]]
     chains: tuple[tuple[str, ...], ...]
     """By the numbers that places have for them."""
@@ -130,7 +134,14 @@ def _blocks(written: Sequence[_Written]) -> BlockColumns | None:
     if not any(file.blocks for file in written):
         return None
     # An empty item may share its offset with the one after it, but it has no bytes that could be encoded.
-    return block_columns([file.blocks.get(place[0]) if place[1] else None for file in written for place in file.places])
+    width = len(get_args(Place))
+    return block_columns(
+        [
+            file.blocks.get(offset) if length else None
+            for file in written
+            for offset, length in zip(file.places[::width], file.places[1::width], strict=True)
+        ]
+    )
 
 
 class _Batch:
@@ -157,8 +168,8 @@ class _Batch:
         """Where the items lie, in the order of the requests."""
         # Each file's items lie together here, whichever thread was done first; `order` says where each request's is.
         written = sorted(self._written, key=lambda file: file.name)
-        rows = np.array([row for file in written for row in file.places], np.int64).reshape(-1, 7)
-        files = np.repeat(np.arange(len(written)), [len(file.places) for file in written])
+        rows = np.concatenate([np.array(file.places, np.int64) for file in written]).reshape(-1, len(get_args(Place)))
+        files = np.repeat(np.arange(len(written)), [len(file.positions) for file in written])
         order = np.argsort(np.concatenate([file.positions for file in written]), kind="stable")
         chains: dict[tuple[str, ...], int] = {(): 0}
         columns = ItemColumns(
@@ -195,18 +206,33 @@ class _Batch:
         sink = self._store.create(self._name.format(number))
         self._made.append(sink.name)
         file = self._open_file(sink)
-        places: list[Place] = []
+        places: list[int] = []
         try:
-            for position in positions:
+            for alike, requests in _runs([self._requests[position] for position in positions]):
                 stop.check()
-                request = self._requests[position]
-                places.append(file.add(request.key, request.resolve()))
+                if alike is not None:
+                    places += file.add_alike(requests[0].key, alike, alike.resolve(requests), len(requests))
+                    continue
+                for request in requests:
+                    places += file.add(request.key, request.resolve())
+                    stop.check()
             stop.check()
             file.close()
         except BaseException:
             file.abort()
             raise
         self._written.append(_Written(sink.name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
+
+
+def _runs(requests: Sequence[Writable]) -> Iterator[tuple[Alike | None, Sequence[Writable]]]:
+    """The requests in their order, many alike ones at a time."""
+    start = 0
+    for alike, run in itertools.groupby(requests, lambda request: getattr(request, "alike", None)):
+        stop = start + sum(1 for _ in run)
+        worth = alike is not None and stop - start >= _MIN_ALIKE
+        for first in range(start, stop, _MAX_ALIKE):
+            yield alike if worth else None, requests[first : min(stop, first + _MAX_ALIKE)]
+        start = stop
 
 
 def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> None:
@@ -219,10 +245,17 @@ def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> Non
 
 
 def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:
-    """Positions of the requests for each thread: the largest first, each to the thread with the least to do."""
+    """Positions of the requests for each thread: the largest first, each to the thread with the least to do.
+
+    Of requests of one size those that are alike come together.
+    """
     total = sum(request.cost_bytes for request in requests)
     count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))
-    order = sorted(range(len(requests)), key=lambda position: -requests[position].cost_bytes)
+    kinds: dict[Alike | None, int] = {}
+    ranks = [
+        (-request.cost_bytes, kinds.setdefault(getattr(request, "alike", None), len(kinds))) for request in requests
+    ]
+    order = sorted(range(len(requests)), key=ranks.__getitem__)
     if count == 1:
         return [order]
     buckets: list[list[int]] = [[] for _ in range(count)]

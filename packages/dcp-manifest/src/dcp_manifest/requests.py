@@ -6,14 +6,15 @@ importing each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.runs import Runs
 
 __all__ = [
+    "Alike",
     "BlockDecoder",
     "BlockEncoder",
     "Payload",
@@ -72,7 +73,7 @@ class BlockEncoder(Protocol):
         ...
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
-        """One block, encoded; asked for by one thread, block after block."""
+        """One block, encoded; valid until the same thread asks for the next one."""
         ...
 
 
@@ -101,8 +102,29 @@ class Payload:
     """Of a RAW payload, instead of `encoders`: what encodes it block by block."""
 
 
+class Alike(Protocol):
+    """Bare payloads of one dtype and one size, each of few bytes, which are resolved together."""
+
+    @property
+    def dtype(self) -> str:
+        """See `Payload`."""
+        ...
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """See `Payload`."""
+        ...
+
+    def resolve(self, requests: Sequence[Any]) -> bytes | memoryview:
+        """The payloads of some requests, one after another."""
+        ...
+
+
 class Writable(Protocol):
-    """One item to write: a `WriteRequest`, or anything that looks like one."""
+    """One item to write: a `WriteRequest`, or anything that looks like one.
+
+    It may have an attribute `alike`: an `Alike`, the same object for many requests, or None.
+    """
 
     @property
     def key(self) -> str:

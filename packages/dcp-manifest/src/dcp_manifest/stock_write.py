@@ -133,14 +133,19 @@ class _Head:
     def tensors(self) -> Iterator[bytes]:
         """Each name with its `TensorStorageMetadata`."""
         chunk, sizes = self.new["ChunkStorageMetadata"] + _STATE + self.key["offsets"], self.key["sizes"]
-        boxes = zip(self.chunk_offsets, self.chunk_sizes, strict=True)
-        chunks = [b"".join((chunk, offset, sizes, size, _DONE)) for offset, size in boxes]
-        tensor = self.new["TensorStorageMetadata"] + _STATE + self.key["properties"]
+        tensor = MEMOIZE + self.new["TensorStorageMetadata"] + _STATE + self.key["properties"]
         size, begin, end = self.key["size"], self.key["chunks"] + b"](", b"e" + _DONE
+        offsets, extents = self.chunk_offsets, self.chunk_sizes
+        alike: dict[tuple[bytes, ...], bytes] = {}
         for name, row in self.rows.items():
-            own = chunks[self.starts[row] : self.starts[row + 1]]
-            head = (text(name), MEMOIZE, tensor, self.properties[row], size, self.shapes[row], begin)
-            yield b"".join((*head, *own, end))
+            start, stop = self.starts[row], self.starts[row + 1]
+            kind = (self.properties[row], self.shapes[row], *offsets[start:stop], *extents[start:stop])
+            tail = alike.get(kind)
+            if tail is None:
+                boxes = zip(offsets[start:stop], extents[start:stop], strict=True)
+                own = [b"".join((chunk, offset, sizes, extent, _DONE)) for offset, extent in boxes]
+                tail = alike[kind] = b"".join((tensor, kind[0], size, kind[1], begin, *own, end))
+            yield text(name) + tail
 
     def prepared_parts(self) -> Iterator[tuple[PathElement, bytes]]:
         """Each path element that is not a name as well, with the opcodes that push it."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import struct
+import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from dcp_transforms.frames import FrameCompressor, decompress
 __all__ = ["FloatPlanes"]
 
 _NAME, _VERSION = "block.planes", "1"
+_HEAD: Final = struct.Struct("<BI")
 _ROTATED, _INTEGERS = 4, 8
 _WIDTHS = {1: (1,), 2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}
 _FLOATS = {
@@ -106,11 +108,13 @@ class FloatPlanes(BlockTransformExtension):
         """This transform, trying only those groups of bytes that shrink in the sample."""
         layout = _Layout.of(dtype)
         words = _split(sample, layout)
-        parts = [_group(words, first, width) for first, width in layout.groups]
+        shrinks = []
+        for first, width in layout.groups:
+            part = np.empty(len(words) * width, np.uint8)
+            _group(words, first, width, part)
+            shrinks.append(len(self._frames.compress(part)) < (1 - _MIN_GAIN) * len(part))
         chosen = copy.copy(self)
-        chosen._tried = tuple(  # noqa: SLF001 - it is a copy of this object
-            len(self._frames.compress(part)) < (1 - _MIN_GAIN) * part.nbytes for part in parts
-        )
+        chosen._tried = tuple(shrinks)  # noqa: SLF001 - it is a copy of this object
         return chosen
 
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
@@ -118,24 +122,23 @@ class FloatPlanes(BlockTransformExtension):
         layout = _Layout.of(dtype)
         words = _split(block, layout)
         groups = layout.groups
-        frames: list[bytes | None] = []
-        for (first, width), tried in zip(groups, self._tried or (True,) * len(groups), strict=True):
-            frame = self._frames.compress(_group(words, first, width)) if tried else None
-            frames.append(frame if frame is not None and len(frame) < (1 - _MIN_GAIN) * len(words) * width else None)
         raw = [len(words) * width for _, width in groups]
-        lengths = [size if frame is None else len(frame) for frame, size in zip(frames, raw, strict=True)]
-        head = struct.pack(f"<BI{len(groups)}I", layout.to_byte(), len(block), *lengths)
-        encoded = np.empty(len(head) + sum(lengths), np.uint8)
-        encoded[: len(head)] = np.frombuffer(head, np.uint8)
-        position = len(head)
-        for (first, width), frame, length in zip(groups, frames, lengths, strict=True):
-            place = encoded[position : position + length]
-            if frame is None:
-                _group(words, first, width, place)
-            else:
-                place[:] = np.frombuffer(frame, np.uint8)
-            position += length
-        return encoded.data
+        start = _HEAD.size + 4 * len(groups)
+        encoded: npt.NDArray[np.uint8] = _scratch.take("encoded", start + sum(raw), "u1")
+        lengths: list[int] = []
+        position = start
+        for (first, width), tried, size in zip(groups, self._tried or (True,) * len(groups), raw, strict=True):
+            # Where it does not shrink it is in place already.
+            place = encoded[position : position + size]
+            _group(words, first, width, place)
+            if tried and len(frame := self._frames.compress(place)) < (1 - _MIN_GAIN) * size:
+                size = len(frame)
+                place[:size] = np.frombuffer(frame, np.uint8)
+            lengths.append(size)
+            position += size
+        head = _HEAD.pack(layout.to_byte(), len(block)) + struct.pack(f"<{len(groups)}I", *lengths)
+        encoded[:start] = np.frombuffer(head, np.uint8)
+        return encoded[:position].data
 
     def decoded_bytes(self, data: memoryview) -> int:
         """What the block's header says."""
@@ -151,16 +154,17 @@ class FloatPlanes(BlockTransformExtension):
         """Put the groups together again."""
         layout, size, lengths, position = _head(data)
         count = size // layout.item_bytes
-        words = np.zeros(0, layout.word)
+        words, group = (_scratch.take(name, count, layout.word) for name in ("words", "group"))
         for number, ((first, width), length) in enumerate(zip(layout.groups, lengths, strict=True)):
             part: memoryview | bytes = data[position : position + length]
             position += length
             if length != count * width:
                 part = decompress(memoryview(part), count * width)
-            group = np.frombuffer(part, f"<u{width}").astype(layout.word)
+            plane = np.frombuffer(part, f"<u{width}")
             if number == 0:
-                words = group
+                np.copyto(words, plane)
             else:
+                np.copyto(group, plane)
                 np.left_shift(group, 8 * first, out=group)
                 np.bitwise_or(words, group, out=words)
         target = np.frombuffer(into, layout.word)
@@ -172,30 +176,52 @@ class FloatPlanes(BlockTransformExtension):
             target[:] = words
 
 
+class _Scratch(threading.local):
+    """Memory that a thread keeps: allocating it for every block would cost as much as the work itself."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def take(self, name: str, count: int, dtype: Any) -> Any:
+        """`count` elements of undefined value, valid until the same name is asked for again."""
+        nbytes = count * np.dtype(dtype).itemsize
+        memory = self._kept.get(name)
+        if memory is None or len(memory) < nbytes:
+            memory = self._kept[name] = np.empty(nbytes, np.uint8)
+        return memory[:nbytes].view(dtype)
+
+
+_scratch = _Scratch()
+
+
 def _split(block: memoryview, layout: _Layout) -> Words:
     """The elements as integers, rotated where their layout says so."""
     words: Words = np.frombuffer(block, layout.word)
     if not layout.rotated:
         return words
-    rotated = np.left_shift(words, 1)
-    np.bitwise_or(rotated, np.right_shift(words, 8 * layout.item_bytes - 1), out=rotated)
+    rotated: Words = _scratch.take("words", len(words), layout.word)
+    rest = _scratch.take("group", len(words), layout.word)
+    np.left_shift(words, 1, out=rotated)
+    np.right_shift(words, 8 * layout.item_bytes - 1, out=rest)
+    np.bitwise_or(rotated, rest, out=rotated)
     return rotated
 
 
-def _group(words: Words, first: int, width: int, into: npt.NDArray[np.uint8] | None = None) -> Words:
-    """Some bytes of each element; into this memory, if given."""
-    group: Words = np.empty(len(words), f"<u{width}") if into is None else into.view(f"<u{width}")
-    np.copyto(group, words if first == 0 else np.right_shift(words, 8 * first), casting="unsafe")
-    return group
+def _group(words: Words, first: int, width: int, into: npt.NDArray[np.uint8]) -> None:
+    """Put some bytes of each element side by side."""
+    if first:
+        words = np.right_shift(words, 8 * first, out=_scratch.take("group", len(words), words.dtype))
+    np.copyto(into.view(f"<u{width}"), words, casting="unsafe")
 
 
 def _head(data: memoryview) -> tuple[_Layout, int, tuple[int, ...], int]:
     """Layout, decoded length, stored lengths of the groups, and where the first group begins."""
-    if len(data) < 5:
+    if len(data) < _HEAD.size:
         raise ValueError("the block is cut short")
-    byte, size = struct.unpack_from("<BI", data)
+    byte, size = _HEAD.unpack_from(data)
     layout = _Layout.from_byte(byte)
     count = len(layout.groups)
-    if len(data) < 5 + 4 * count:
+    start = _HEAD.size + 4 * count
+    if len(data) < start:
         raise ValueError("the block is cut short")
-    return layout, size, struct.unpack_from(f"<{count}I", data, 5), 5 + 4 * count
+    return layout, size, struct.unpack_from(f"<{count}I", data, _HEAD.size), start
