@@ -79,7 +79,8 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
         facts = {"format": name, "tensors": written.tensors, "objects": written.objects, "bytes": written.bytes}
         print_json({"source": source, "destination": destination, **facts})
     else:
-        console().print(f"{destination}: {written.tensors} tensors, {count_bytes(written.bytes)}, {name}", markup=False)
+        tensors = f"{written.tensors} tensor{'s' if written.tensors != 1 else ''}"
+        console().print(f"{destination}: {tensors}, {count_bytes(written.bytes)}, {name}", markup=False)
     return 0
 
 

@@ -70,7 +70,7 @@ def _print(path: str, report: VerifyReport) -> None:
 
     out = console()
     for problem in report.problems:
-        out.print(f"[red]damaged[/]  {escape(str(problem))}")
+        out.print(f"[red]damaged[/]  {escape(problem.message if '(file ' in problem.message else str(problem))}")
     if report.unverified_keys:
         some = ", ".join(sorted(report.unverified_keys)[:4])
         out.print(f"[yellow]no CRC[/]   {len(report.unverified_keys)} values, such as {escape(some)}")
