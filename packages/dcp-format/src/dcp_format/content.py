@@ -69,5 +69,6 @@ def refuse_objects(names: Iterable[str], where: str) -> None:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise UnsupportedValueError(
             f"{where} holds tensors only, and {', '.join(map(repr, found[:_SHOWN]))}{more} "
-            f"{'are none' if len(found) > 1 else 'is none'}: put them beside with objects='beside' (`--objects beside`), or leave them out"
+            f"{'are none' if len(found) > 1 else 'is none'}: put them beside with objects='beside' "
+            "(`--objects beside`), or leave them out"
         )

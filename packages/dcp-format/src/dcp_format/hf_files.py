@@ -14,6 +14,7 @@ import torch
 from dcp_core import SavePlanner, WriteItem, WriteResult
 from dcp_core.errors import DcpError, UnsupportedValueError
 from dcp_core.payloads import tensor_payload
+from dcp_format.new_file import WriteBack
 from dcp_format.safetensors_header import build_header
 from dcp_format.safetensors_index import ALIASES, SHAPES, SHARDING, SUFFIX
 from dcp_io import TEMPORARY_SUFFIX, Store
@@ -79,7 +80,7 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
     items = sorted(job.items, key=lambda item: -_dtype(item).itemsize)
     header = build_header([(item.index.fqn, _name(_dtype(item)), _sizes(item)) for item in items], _metadata(job))
     results = []
-    sink = store.create(job.temporary)
+    sink = WriteBack(store.create(job.temporary))
     try:
         sink.write([header])
         for item in items:

@@ -17,7 +17,7 @@ import torch
 
 from dcp_core.objects import load_object
 from dcp_format.content import Content, TensorEntry, refuse_objects
-from dcp_format.new_file import aborting, new_file, refuse_existing
+from dcp_format.new_file import WriteBack, aborting, new_file, refuse_existing
 from dcp_format.safetensors_header import build_header
 from dcp_format.safetensors_index import ALIASES, INDEX_NAME, SUFFIX
 from dcp_io import TEMPORARY_SUFFIX, LocalStore, Sink
@@ -150,7 +150,7 @@ def _write_folder(
     temporary = {name: f".{name}.{tag}{TEMPORARY_SUFFIX}" for name in files}
     try:
         for name, entries in files.items():
-            sink = store.create(temporary[name])
+            sink = WriteBack(store.create(temporary[name]))
             with aborting(sink):
                 write_tensor_file(sink, entries, metadata, max_inflight_bytes=max_inflight_bytes, tick=tick)
                 sink.close(sync=True)
