@@ -45,7 +45,6 @@ LATER: dict[str, dict[str, set[str]]] = {
         "hf_storage": {"HuggingFaceStorageReader", "HuggingFaceStorageWriter"},
         "quantized_hf_storage": {"QuantizedHuggingFaceStorageReader"},
     },
-    "storage by URI": {"_fsspec_filesystem": {"FileSystem", "FsspecReader", "FsspecWriter"}},
     "replication": {"_pg_transport": {"PGTransport"}},
     # What users of stock do not call: helpers that are public by name only, and what old versions needed.
     "never": {

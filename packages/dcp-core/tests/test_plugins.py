@@ -201,3 +201,20 @@ def test_plugins_by_hand(install: Install) -> None:
     with pytest.raises(PluginLoadError, match="'wrong' is not valid"):
         plugins.register(Wrong(), name="wrong")
     assert plugins.list() == ()
+
+
+FALLBACK = (
+    "from dcp_core.hookspecs import StorageBackendSpec\n@hookimpl\ndef dcp_register_storage():\n"
+    "    return [StorageBackendSpec('toy', 'x:{name}', 'x:{name}', fallback={fallback})]\n"
+)
+
+
+def test_fallbacks_stand_back(install: Install) -> None:
+    install("fallback", FALLBACK.format(name="Fallback", fallback=True))
+    assert plugins.storage_for("toy://x").spec.reader == "x:Fallback"
+
+
+def test_fallbacks_stand_back_for_others(install: Install) -> None:
+    install("fallback", FALLBACK.format(name="Fallback", fallback=True))
+    install("special", FALLBACK.format(name="Special", fallback=False))
+    assert plugins.storage_for("toy://x").spec.reader == "x:Special"

@@ -69,8 +69,22 @@ from dcp_core import (
     save_state_dict,
 )
 from dcp_fs import FileSystemReader, FileSystemWriter
-from dcp_io import SaveInProgressError, verify_checkpoint
+from dcp_fsspec import FsspecReader, FsspecWriter
+from dcp_io import SaveInProgressError, StorageError, open_store, verify_checkpoint
+from dcp_manager import (
+    CheckpointManager,
+    EverySeconds,
+    EverySteps,
+    KeepAll,
+    KeepBest,
+    KeepEvery,
+    KeepFor,
+    KeepLast,
+    OnRequest,
+    OnSignal,
+)
 from dcp_manifest import find_checkpoints, latest_valid
+from dcp_object import ObjectStoreReader, ObjectStoreWriter
 from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
 
 __all__ = [
@@ -79,19 +93,33 @@ __all__ = [
     "AsyncSaver",
     "BytesStorageMetadata",
     "CheckpointException",
+    "CheckpointManager",
     "CheckpointNotFoundError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
     "DcpError",
     "DefaultLoadPlanner",
     "DefaultSavePlanner",
+    "EverySeconds",
+    "EverySteps",
     "FileSystemReader",
     "FileSystemWriter",
+    "FsspecReader",
+    "FsspecWriter",
+    "KeepAll",
+    "KeepBest",
+    "KeepEvery",
+    "KeepFor",
+    "KeepLast",
     "LoadMismatchError",
     "LoadPlan",
     "LoadPlanner",
     "LoadReport",
     "Metadata",
+    "ObjectStoreReader",
+    "ObjectStoreWriter",
+    "OnRequest",
+    "OnSignal",
     "PeerLostError",
     "PeerOptions",
     "PerRank",
@@ -105,6 +133,7 @@ __all__ = [
     "SaverOptions",
     "StateMismatchError",
     "Stateful",
+    "StorageError",
     "StorageReader",
     "StorageWriter",
     "TensorStorageMetadata",
@@ -127,6 +156,7 @@ __all__ = [
     "logger",
     "logging_handlers",
     "metadata",
+    "open_store",
     "optimizer",
     "planner",
     "planner_helpers",

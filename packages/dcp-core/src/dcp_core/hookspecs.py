@@ -36,12 +36,14 @@ class StorageBackendSpec:
         reader: `module:attribute` of what makes a `StorageReader` from a checkpoint id.
         writer: `module:attribute` of what makes a `StorageWriter` from a checkpoint id.
         guarantees: What the storage promises, in words that tools can show, e.g. `atomic publish`, `durable`.
+        fallback: Whether this stands back where another plugin offers a storage for the scheme.
     """
 
     scheme: str
     reader: str
     writer: str
     guarantees: tuple[str, ...] = ()
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,8 @@ class PluginRegistry:
         self.discover()
         offered = self._offers[table].get(name, [])
         if len(offered) > 1:
+            offered = [pair for pair in offered if not getattr(pair[0], "fallback", False)] or offered
+        if len(offered) > 1:
             raise DuplicatePluginError(
                 f"{what} is offered by {' and by '.join(str(info) for _, info in offered)}; uninstall one of them"
             )

@@ -6,11 +6,22 @@ No tensors and no torch here. A new kind of storage implements `Store`; `StoreBa
 from dcp_io.backend import StoreBackend
 from dcp_io.crc import RunningCrc, combine, crc32, running_crcs
 from dcp_io.current import Current, read_current
-from dcp_io.errors import CheckpointExistsError, CheckpointReplacedError, SaveInProgressError, SaveLostError
+from dcp_io.errors import (
+    CheckpointExistsError,
+    CheckpointReplacedError,
+    SaveInProgressError,
+    SaveLostError,
+    StorageError,
+    StoreNotFoundError,
+)
+from dcp_io.folders import check_files, find_checkpoints, running_saves
 from dcp_io.local import LocalStore
+from dcp_io.opening import open_store, scheme_of
+from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
 from dcp_io.ranges import align_to_blocks, merge_ranges, split_range
 from dcp_io.read_engine import read_items
 from dcp_io.read_plan import Verify
+from dcp_io.removal import clear_dead_saves, remove_checkpoint
 from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
 from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
 from dcp_io.verify import Problem, VerifyReport, verify_checkpoint
@@ -30,29 +41,41 @@ __all__ = [
     "Layout",
     "LocalStore",
     "Problem",
+    "ProcessIdentity",
     "RunningCrc",
     "SaveInProgressError",
     "SaveLostError",
     "SaveSession",
     "Sink",
     "Source",
+    "StorageError",
     "Store",
     "StoreBackend",
+    "StoreNotFoundError",
     "Verify",
     "VerifyReport",
     "ZipRecord",
     "align_to_blocks",
+    "check_files",
     "check_name",
+    "clear_dead_saves",
     "combine",
     "crc32",
+    "find_checkpoints",
+    "is_gone",
     "is_zip",
     "merge_ranges",
     "new_save_id",
+    "open_store",
     "read_current",
     "read_items",
+    "remove_checkpoint",
     "running_crcs",
+    "running_saves",
+    "scheme_of",
     "split_range",
     "tensor_frame",
+    "this_process",
     "verify_checkpoint",
     "verify_zip",
     "write_items",

@@ -1,10 +1,17 @@
-"""Exceptions of saving: what stands in the way of a save, or took its place. Those of reading are dcp_manifest's."""
+"""Exceptions of saving and of storages: what stands in the way of a save. Those of reading are dcp_manifest's."""
 
 from __future__ import annotations
 
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 
-__all__ = ["CheckpointExistsError", "CheckpointReplacedError", "SaveInProgressError", "SaveLostError"]
+__all__ = [
+    "CheckpointExistsError",
+    "CheckpointReplacedError",
+    "SaveInProgressError",
+    "SaveLostError",
+    "StorageError",
+    "StoreNotFoundError",
+]
 
 
 class CheckpointExistsError(DcpError, FileExistsError):
@@ -28,3 +35,11 @@ class CheckpointReplacedError(CheckpointNotFoundError):
     def __init__(self, message: str, *, save_id: str) -> None:
         super().__init__(message)
         self.save_id = save_id
+
+
+class StorageError(DcpError, OSError):
+    """The storage failed after all retries: it does not answer, or refuses. Messages never hold credentials."""
+
+
+class StoreNotFoundError(DcpError, LookupError):
+    """No installed package opens stores of this kind, or two do."""

@@ -24,6 +24,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o666
 # What file systems without synchronous folders answer.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
+# Of a folder that is not empty, or gone already.
+_NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 # A folder that another process made may be seen late on shared file systems.
 _SECONDS_TO_BE_SEEN = 5.0
 
@@ -139,6 +141,28 @@ class LocalStore(Store):
     def sync_folder(self) -> None:
         """Fsync the folder."""
         _sync_folder(self._path)
+
+    def child(self, name: str) -> LocalStore:
+        """The folder of that name."""
+        return LocalStore(self._inside(name))
+
+    def folders(self) -> tuple[str, ...]:
+        """The folders directly in this one, empty ones included; links are left out."""
+        try:
+            with os.scandir(self._path) as found:
+                return tuple(sorted(item.name for item in found if item.is_dir(follow_symlinks=False)))
+        except FileNotFoundError:
+            return ()
+
+    def remove_folder(self) -> None:
+        """Remove the folder if it is empty, durably."""
+        try:
+            os.rmdir(self._path)
+        except OSError as error:
+            if error.errno not in _NOT_REMOVED:
+                raise
+        else:
+            _sync_folder(os.path.dirname(self._path))
 
     def _inside(self, name: str) -> str:
         """The path of a name whose parent folders do not lead out of the store."""

@@ -23,6 +23,7 @@ __all__ = [
     "belongs_to",
     "check_save_id",
     "find_markers",
+    "is_marker",
     "is_marker_temporary",
     "marker_name",
 ]
@@ -129,6 +130,11 @@ def check_save_id(save_id: str) -> str:
 def belongs_to(name: str, save_id: str) -> bool:
     """Whether a file's name says that this save made it."""
     return f".{save_id}." in name
+
+
+def is_marker(name: str) -> bool:
+    """Whether a file's name is that of a marker."""
+    return _NAME.fullmatch(name) is not None
 
 
 def is_marker_temporary(name: str) -> bool:

@@ -76,7 +76,7 @@ def read_items(
     if threads < 1 or max_inflight_bytes < 1:
         raise ValueError(f"threads={threads} and max_inflight_bytes={max_inflight_bytes} must be at least 1")
     threads = max(1, min(threads, max_inflight_bytes // CRC_BLOCK_MAX_BYTES))
-    step_bytes = min(STEP_BYTES, max(max_inflight_bytes // threads, CRC_BLOCK_MAX_BYTES))
+    step_bytes = min(store.read_step_bytes or STEP_BYTES, max(max_inflight_bytes // threads, CRC_BLOCK_MAX_BYTES))
     apart = with_blocks_apart(requests, whole=verify == "full")
     wanted = [want(request, verify) for request in apart]
     reading = [one for one in wanted if one.start != one.stop]
@@ -144,7 +144,8 @@ class _Batch:
         for name, wanted in files.items():
             file = OpenFile(self._store, name, wanted)
             self._open = [other for other in self._open if other.users] + [file]
-            reads = plan_reads(wanted, rehearse=self._rehearse, step_bytes=self._step_bytes)
+            gap_bytes = self._store.read_gap_bytes
+            reads = plan_reads(wanted, rehearse=self._rehearse, step_bytes=self._step_bytes, gap_bytes=gap_bytes)
             file.users = len(reads)
             for read in reads:
                 yield file, read

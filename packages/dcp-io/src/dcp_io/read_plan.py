@@ -158,13 +158,16 @@ def _check_of(request: ReadRequest, verify: Verify) -> Check:
     return Check.ARCHIVE if item.framing is not Framing.RAW and not item.chain else Check.NOTHING
 
 
-def plan_reads(wanted: Sequence[Wanted], *, rehearse: bool, step_bytes: int) -> list[Step | SharedRead]:
+def plan_reads(
+    wanted: Sequence[Wanted], *, rehearse: bool, step_bytes: int, gap_bytes: int | None = None
+) -> list[Step | SharedRead]:
     """The reads of one file, in ascending order.
 
     Args:
         wanted: Of non-empty ranges of items in one file, which is known to hold them.
         rehearse: The reads are only checked: nobody wants the bytes.
         step_bytes: Most bytes of a step (but at least one CRC block), and of a read of several small items.
+        gap_bytes: Unwanted bytes between two small items that are read rather than skipped; None as for disks.
     """
     # Two records of one place that do not agree are two items: each is checked against its own CRC.
     items: dict[tuple[int, int, int | None], list[Wanted]] = {}
@@ -180,7 +183,8 @@ def plan_reads(wanted: Sequence[Wanted], *, rehearse: bool, step_bytes: int) -> 
             placed += ((base + step.start, step) for step in _item_steps(members, rehearse, step_bytes))
     ranges = [(one.base + one.start, one.base + one.stop) for one in small]
     limit = min(SHARED_LIMIT_BYTES, step_bytes)
-    for (start, stop), positions in merge_ranges(ranges, gap_bytes=GAP_BYTES, limit_bytes=limit):
+    gap = GAP_BYTES if gap_bytes is None else gap_bytes
+    for (start, stop), positions in merge_ranges(ranges, gap_bytes=gap, limit_bytes=limit):
         placed.append((start, SharedRead(start, stop, tuple(small[position] for position in positions))))
     placed.sort(key=lambda pair: pair[0])
     return [read for _, read in placed]

@@ -105,6 +105,11 @@ class Store(ABC):
     refused with UnsafeCheckpointError by every method. Methods may be called from several threads at once.
     """
 
+    read_gap_bytes: int | None = None
+    """Unwanted bytes between two wanted ranges of a file that cost less than another read; None as for disks."""
+    read_step_bytes: int | None = None
+    """Bytes of one read where more are wanted, as far as memory allows; None as for disks."""
+
     @property
     @abstractmethod
     def url(self) -> str:
@@ -182,6 +187,20 @@ class Store(ABC):
     @abstractmethod
     def sync_folder(self) -> None:
         """Make the names of all closed objects, and removals, survive a crash of the machine."""
+
+    def child(self, name: str) -> Store:
+        """A store for the folder `name` in this one, which need not exist.
+
+        Whoever keeps several checkpoints under one root needs this and `folders`; a single checkpoint does not.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not open folders within {self.url}")
+
+    def folders(self) -> tuple[str, ...]:
+        """The names of the folders directly in this one, sorted. Those that hold no object may be left out."""
+        raise NotImplementedError(f"{type(self).__name__} does not list folders within {self.url}")
+
+    def remove_folder(self) -> None:  # noqa: B027 - where folders are but beginnings of names there is nothing to do
+        """Remove the folder itself if nothing is in it. Does not raise for one that is missing or not empty."""
 
 
 def check_name(name: str) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import http.client
+from collections.abc import Iterator
+from dataclasses import replace
 from http import HTTPStatus
+from typing import Any
 
 from dcp_http_example.address import Address
 from dcp_http_example.client import Client
@@ -94,19 +97,27 @@ class HttpStore(Store):
         with self._client.ask("HEAD", check_name(name)) as response:
             return response.status == HTTPStatus.OK
 
+    def child(self, name: str) -> HttpStore:
+        """The folder of that name."""
+        return HttpStore(replace(self._address, folder=f"{self._address.folder}/{check_name(name)}"))
+
+    def folders(self) -> tuple[str, ...]:
+        """The first parts of the names that have several."""
+        return tuple(sorted({name.partition("/")[0] for name, _ in self._below() if "/" in name}))
+
     def list(self) -> list[Entry]:
         """The objects directly in the folder, page by page."""
+        return [Entry(name, item["bytes"], item["mtime"]) for name, item in self._below() if "/" not in name]
+
+    def _below(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Name and facts of every object below the folder."""
         prefix = f"{self._address.folder}/"
-        entries: list[Entry] = []
         after, more = "", True
         while more:
             objects, more = self._client.page(after)
             for item in objects:
                 after = item["path"]
-                name = after.removeprefix(prefix)
-                if "/" not in name:
-                    entries.append(Entry(name, item["bytes"], item["mtime"]))
-        return entries
+                yield after.removeprefix(prefix), item
 
     def delete(self, name: str) -> None:
         """Remove the object."""

@@ -6,7 +6,9 @@ A storage is complete when `StoreConformance` passes; what checkpoints promise o
 
 import pytest
 
-pytest.register_assert_rewrite("dcp_io.testing.objects", "dcp_io.testing.listing", "dcp_io.testing.publishing")
+pytest.register_assert_rewrite(
+    "dcp_io.testing.objects", "dcp_io.testing.listing", "dcp_io.testing.publishing", "dcp_io.testing.folders"
+)
 
 from dcp_io.testing.folder import RawFolder, StoreFixtures  # noqa: E402 - asserts are rewritten on import
 from dcp_io.testing.suite import StoreConformance  # noqa: E402

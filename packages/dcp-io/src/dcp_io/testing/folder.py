@@ -37,6 +37,8 @@ class StoreFixtures(ABC):
 
     listed_objects = 250
     """Objects in the tests of listing: more than fit on one page of the storage, where it has pages."""
+    clock_seconds = 0.05
+    """A time after which the storage's time stamps surely differ."""
 
     @pytest.fixture
     def place(self) -> Any:

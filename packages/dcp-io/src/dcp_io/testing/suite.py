@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dcp_io.testing.folders import FolderTests
 from dcp_io.testing.listing import ListingTests
 from dcp_io.testing.objects import ObjectTests
 from dcp_io.testing.publishing import PublishingTests
@@ -9,7 +10,7 @@ from dcp_io.testing.publishing import PublishingTests
 __all__ = ["StoreConformance"]
 
 
-class StoreConformance(ObjectTests, PublishingTests, ListingTests):
+class StoreConformance(ObjectTests, PublishingTests, ListingTests, FolderTests):
     """Derive a test class, and say how to open a store and how to get at its objects past it.
 
     ```python

@@ -1,0 +1,83 @@
+"""Stock's small file-system interface over fsspec, for code that was written against it.
+
+Our own writer and reader go through `FsspecStore` and need none of this.
+
+Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FileSystem`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from dcp_fsspec.opening import is_fsspec_id
+
+__all__ = ["FileSystem"]
+
+AnyPath = str | os.PathLike[str]
+
+
+class FileSystem:
+    """Operations on paths of one fsspec file system, which `init_path` chooses."""
+
+    def __init__(self) -> None:
+        self.fs: Any = None
+
+    @contextmanager
+    def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
+        """A stream on `path`; what was written is removed if the block raises."""
+        path = os.fspath(path)
+        writes = any(letter in mode for letter in "wax+")
+        try:
+            with self._chosen().open(path, mode) as stream:
+                yield stream
+        except BaseException:
+            if writes:
+                with contextlib.suppress(Exception):
+                    self.rm_file(path)
+            raise
+
+    def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
+        """`suffix` below `path`."""
+        return f"{os.fspath(path).rstrip('/')}/{suffix}"
+
+    def init_path(self, path: AnyPath, **kwargs: Any) -> AnyPath:
+        """Choose the file system of `path`, with its options; the path as it is."""
+        self.fs, _ = url_to_fs(os.fspath(path), **kwargs)
+        return path
+
+    def rename(self, path: AnyPath, new_path: AnyPath) -> None:
+        """Give a file another name; atomic only where the file system is."""
+        self._chosen().rename(os.fspath(path), os.fspath(new_path))
+
+    def mkdir(self, path: AnyPath) -> None:
+        """Make a folder and those above it."""
+        self._chosen().makedirs(os.fspath(path), exist_ok=True)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
+        """Whether fsspec has a file system for the id."""
+        return is_fsspec_id(checkpoint_id)
+
+    def exists(self, path: AnyPath) -> bool:
+        """Whether there is a file or folder."""
+        return bool(self._chosen().exists(os.fspath(path)))
+
+    def rm_file(self, path: AnyPath) -> None:
+        """Remove a file."""
+        self._chosen().rm(os.fspath(path))
+
+    def ls(self, path: AnyPath) -> list[str]:
+        """Paths of what a folder holds."""
+        return [str(each) for each in self._chosen().ls(os.fspath(path), detail=False)]
+
+    def _chosen(self) -> Any:
+        if self.fs is None:
+            raise ValueError("no file system is chosen yet: call init_path first")
+        return self.fs

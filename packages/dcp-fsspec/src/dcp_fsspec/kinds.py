@@ -1,0 +1,41 @@
+"""What file systems of fsspec can be trusted with, by their protocol; fsspec itself does not say."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+__all__ = ["Kind", "is_local", "kind_of", "supports_conditions", "takes_exclusive_mode"]
+
+Kind = Literal["objects", "process", "files"]
+"""`objects`: one PUT makes or replaces an object; folders are beginnings of names. `process`: the same, in this
+process. `files`: a file under construction can be seen, so that new contents are renamed into place."""
+
+_OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "cosn", "obs", "tos", "r2"})
+_S3 = frozenset({"s3", "s3a"})
+_EXCLUSIVE = _S3 | {"memory", "file", "local"}
+
+
+def _protocols(fs: Any) -> frozenset[str]:
+    names = fs.protocol
+    return frozenset((names,) if isinstance(names, str) else names)
+
+
+def kind_of(fs: Any) -> Kind:
+    """The kind of a file system."""
+    names = _protocols(fs)
+    return "process" if "memory" in names else "objects" if names & _OBJECTS else "files"
+
+
+def takes_exclusive_mode(fs: Any) -> bool:
+    """Whether opening with mode `xb` refuses to replace a file, without a moment in between."""
+    return bool(_protocols(fs) & _EXCLUSIVE)
+
+
+def supports_conditions(fs: Any) -> bool:
+    """Whether `pipe_file` hands a condition (`IfMatch`) on to the service."""
+    return bool(_protocols(fs) & _S3)
+
+
+def is_local(fs: Any) -> bool:
+    """Whether files are those of this machine, under the same paths."""
+    return bool(_protocols(fs) & {"file", "local"})

@@ -1,0 +1,51 @@
+"""`open_store`: the store of a URI. What the entry points of `dcp.stores.fallback` name; imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from dcp_fsspec.store import BLOCK_BYTES, FsspecStore
+
+__all__ = ["is_fsspec_id", "open_store"]
+
+
+def open_store(
+    uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, block_bytes: int = BLOCK_BYTES
+) -> FsspecStore:
+    """The folder that a URI names, through the fsspec file system of its scheme.
+
+    Args:
+        uri: `scheme://…`; chained URIs work as far as their file system can write.
+        storage_options: Given to the file system's constructor; never logged.
+        block_bytes: Size of the parts of uploads.
+
+    Raises:
+        ValueError: fsspec knows no such scheme, or its package is not installed; says which.
+    """
+    text = os.fspath(uri)
+    # Each rank changes the folder behind the others' backs: a listing that is remembered is a wrong one.
+    options = {"use_listings_cache": False, **(storage_options or {})}
+    try:
+        fs, path = url_to_fs(text, **options)
+    except (ImportError, ValueError, TypeError) as error:
+        names = ", ".join(sorted(storage_options or {})) or "none"
+        raise ValueError(f"{text} cannot be opened (options given: {names}): {error}") from error
+    return FsspecStore(fs, path, text, block_bytes=block_bytes)
+
+
+def is_fsspec_id(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Whether an id is a text for which fsspec has a file system.
+
+    Source: torch 2.13 `_fsspec_filesystem.FileSystem.validate_checkpoint_id` (same answer).
+    """
+    if not isinstance(checkpoint_id, str):
+        return False
+    try:
+        url_to_fs(checkpoint_id)
+    except (ImportError, ValueError):
+        return False
+    return True

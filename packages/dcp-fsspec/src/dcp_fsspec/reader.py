@@ -1,0 +1,69 @@
+"""`FsspecReader`: checkpoints from any fsspec file system, ours and stock's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dcp_core import ByteStorageReader
+from dcp_fsspec.opening import is_fsspec_id, open_store
+from dcp_io import StoreBackend, Verify
+
+__all__ = ["FsspecReader"]
+
+_VERIFY = ("blocks", "full", "before", True, False)
+
+
+class FsspecReader(ByteStorageReader):
+    """Loads from a folder of an fsspec file system by ranged reads, checking every byte that a value depends on.
+
+    Args:
+        path: `scheme://…`.
+        verify: See `dcp_io.Verify`.
+        thread_count: Requests of this rank at a time.
+        max_inflight_bytes: Memory that requests under way and buffers may take together.
+        storage_options: Options of the file system, as fsspec takes them. Never logged.
+        kwargs: More of them, as in stock.
+
+    Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecReader` (`path` and `kwargs`).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "blocks",
+        thread_count: int = 8,
+        max_inflight_bytes: int = 128 << 20,
+        storage_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if verify not in _VERIFY:
+            raise ValueError(f"verify={verify!r} is not known; choose one of {', '.join(map(repr, _VERIFY))}")
+        if thread_count < 1 or max_inflight_bytes < 1:
+            raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
+        self.verify: Verify = verify
+        self.thread_count = thread_count
+        self.max_inflight_bytes = max_inflight_bytes
+        self._options = {**(storage_options or {}), **kwargs}
+        super().__init__(path)
+
+    @property
+    def path(self) -> str | os.PathLike[str]:
+        """The folder's URI."""
+        return self.checkpoint_id
+
+    def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        return StoreBackend(
+            open_store(checkpoint_id, storage_options=self._options),
+            threads=self.thread_count,
+            verify=self.verify,
+            # What a request brings is in memory once more until it lies in its destination.
+            max_inflight_bytes=max(1, self.max_inflight_bytes // 2),
+        )
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether fsspec has a file system for the id."""
+        return is_fsspec_id(checkpoint_id)

@@ -1,0 +1,256 @@
+"""`FsspecStore`: a folder of any fsspec file system as a `dcp_io.Store`. Neither rename nor append is needed.
+
+fsspec says little of what its file systems guarantee; what is assumed of which is in `kinds`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dcp_fsspec.kinds import Kind, is_local, kind_of, supports_conditions, takes_exclusive_mode
+from dcp_fsspec.requests import TruncatedError, repeated
+from dcp_fsspec.sink import FsspecSink
+from dcp_io import TEMPORARY_SUFFIX, Entry, Sink, Store, check_name
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+
+__all__ = ["FsspecStore"]
+
+BLOCK_BYTES = 8 << 20
+_TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+# What is in this process has no server that would order its changes.
+_process_lock = threading.RLock()
+
+
+class FsspecStore(Store):
+    """Files of a file system below one folder.
+
+    Guarantees: as `Store`, with the durability that the file system gives. Creation is exclusive, and `touch` never
+    brings back what was removed, where the file system has conditions (S3, memory, local); elsewhere both look first.
+
+    Args:
+        fs: A file system, without a cache of listings.
+        path: The folder, as the file system names it.
+        url: The same as users write it.
+        block_bytes: Size of the parts of uploads.
+    """
+
+    read_gap_bytes: int | None = 64 << 10
+    read_step_bytes: int | None = 8 << 20
+
+    def __init__(self, fs: Any, path: str, url: str, *, block_bytes: int = BLOCK_BYTES) -> None:
+        self._fs = fs
+        self._path = path.rstrip("/")
+        self._url = url.rstrip("/")
+        self._block_bytes = block_bytes
+        self._kind: Kind = kind_of(fs)
+
+    @property
+    def url(self) -> str:
+        """The folder's URI."""
+        return self._url
+
+    def make(self) -> None:
+        """Make the folder, where there are such things."""
+        if self._kind != "objects":
+            with self._changing():
+                repeated(f"mkdir {self.url}", lambda: self._fs.makedirs(self._path, exist_ok=True))
+
+    def child(self, name: str) -> FsspecStore:
+        """The folder of that name."""
+        path, url = self._inside(name), f"{self._url}/{name}"
+        return FsspecStore(self._fs, path, url, block_bytes=self._block_bytes)
+
+    def create(self, name: str) -> Sink:
+        """Begin a new file (folders within the name are made)."""
+        path = self._inside(name)
+        with self._changing():
+            if self.exists(name):
+                raise FileExistsError(f"{self.url}/{name} exists already")
+            self._make_parent(name, path)
+            exclusive = takes_exclusive_mode(self._fs)
+            return FsspecSink(self._fs, name, path, exclusive=exclusive, block_bytes=self._block_bytes)
+
+    def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
+        """Replace the file: by one PUT, or where contents can be seen while they are written, by a rename."""
+        del sync
+        path, content = self._inside(name), bytes(data)
+        with self._changing():
+            self._make_parent(name, path)
+            if self._kind != "files":
+                repeated(f"PUT {self.url}/{name}", lambda: self._fs.pipe_file(path, content))
+                return
+            folder, _, base = path.rpartition("/")
+            temporary = f"{folder}/.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+            try:
+                repeated(f"write {temporary}", lambda: self._fs.pipe_file(temporary, content))
+                repeated(f"rename {temporary}", lambda: self._fs.mv(temporary, path), attempts=1)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    self._fs.rm_file(temporary)
+                raise
+
+    def touch(self, name: str) -> None:
+        """Renew the file's time: by the file system if it can, else by writing the same bytes again."""
+        path = self._inside(name)
+        with self._changing():
+            if is_local(self._fs):
+                with self._finding(name):
+                    os.utime(path)
+                return
+            info, data = self._info(name), self.read(name)
+            conditions = {"IfMatch": info["ETag"]} if supports_conditions(self._fs) and "ETag" in info else {}
+            try:
+                if self._kind == "files":
+                    self.publish(name, data)
+                else:
+                    self._fs.pipe_file(path, data, **conditions)
+            except Exception as error:
+                if not self.exists(name):
+                    raise self._missing(name) from error
+                if not conditions:
+                    raise
+                # Whoever changed it meanwhile has renewed its time.
+
+    def read(self, name: str) -> bytes:
+        """All bytes of the file."""
+        path = self._inside(name)
+        with self._finding(name):
+            self._refresh(path)
+            return bytes(repeated(f"GET {self.url}/{name}", lambda: self._fs.cat_file(path)))
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` by one read of a range."""
+        path, wanted = self._inside(name), len(buffer)
+        if not wanted:
+            self.size(name)
+            return
+
+        def get() -> bytes:
+            try:
+                found: bytes = self._fs.cat_file(path, start=offset, end=offset + wanted)
+            except FileNotFoundError:
+                raise
+            except Exception:
+                self._check_reaches(name, offset + wanted, offset)
+                raise
+            if len(found) != wanted:
+                self._check_reaches(name, offset + wanted, offset)
+                raise TruncatedError(f"{len(found)} of {wanted} bytes arrived")
+            return found
+
+        with self._finding(name):
+            buffer[:] = repeated(f"GET {self.url}/{name}", get)
+
+    def _check_reaches(self, name: str, stop: int, offset: int) -> None:
+        if self.size(name) < stop:
+            raise CorruptCheckpointError(
+                f"the file ends before byte {stop}, up to which it is wanted: it is truncated", file=name, offset=offset
+            )
+
+    def size(self, name: str) -> int:
+        """Bytes of the file."""
+        return int(self._info(name)["size"])
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        try:
+            self._info(name)
+        except CheckpointNotFoundError:
+            return False
+        return True
+
+    def list(self) -> list[Entry]:
+        """The files directly in the folder."""
+        found = ((self._name(info), info) for info in self._ls() if info["type"] != "directory")
+        return [Entry(name, int(info["size"] or 0), _time(info, self._fs)) for name, info in found if name]
+
+    def folders(self) -> tuple[str, ...]:
+        """The folders directly in the folder."""
+        found = (self._name(info) for info in self._ls() if info["type"] == "directory")
+        return tuple(sorted(name for name in found if name))
+
+    def delete(self, name: str) -> None:
+        """Remove the file."""
+        path = self._inside(name)
+        with self._changing(), contextlib.suppress(FileNotFoundError):
+            repeated(f"DELETE {self.url}/{name}", lambda: self._fs.rm_file(path))
+
+    def remove_folder(self) -> None:
+        """Remove the folder if it is empty, where there are such things."""
+        if self._kind == "objects" or self._ls():
+            return
+        with self._changing(), contextlib.suppress(OSError):
+            self._fs.rmdir(self._path)
+
+    def sync_folder(self) -> None:
+        """Do nothing: what the file system has acknowledged is as durable as it can make it."""
+
+    def _inside(self, name: str) -> str:
+        return f"{self._path}/{check_name(name)}"
+
+    def _make_parent(self, name: str, path: str) -> None:
+        if "/" in name and self._kind == "files":
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+    def _info(self, name: str) -> dict[str, Any]:
+        path = self._inside(name)
+        with self._finding(name):
+            self._refresh(path)
+            info: dict[str, Any] = repeated(f"HEAD {self.url}/{name}", lambda: self._fs.info(path))
+        if info["type"] == "directory":
+            raise self._missing(name)
+        return info
+
+    def _ls(self) -> Sequence[dict[str, Any]]:
+        self._refresh(self._path)
+        try:
+            found = repeated(f"list {self.url}", lambda: self._fs.ls(self._path, detail=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [info for info in found if info["name"].rstrip("/") != self._path]
+
+    def _name(self, info: dict[str, Any]) -> str:
+        return str(info["name"]).rstrip("/").rpartition("/")[2]
+
+    def _refresh(self, path: str) -> None:
+        """Forget what the file system remembers: other ranks change the same folder."""
+        self._fs.invalidate_cache(path)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        if self._kind == "process":
+            with _process_lock:
+                yield
+        else:
+            yield
+
+    @contextlib.contextmanager
+    def _finding(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(error, CheckpointNotFoundError):
+                raise
+            raise self._missing(name) from error
+
+    def _missing(self, name: str) -> CheckpointNotFoundError:
+        return CheckpointNotFoundError(f"{self.url}/{name} is missing; the checkpoint is incomplete or was removed")
+
+
+def _time(info: dict[str, Any], fs: Any) -> float:
+    """When a file was last written, seconds since the epoch; each file system has its own name for it."""
+    value = next((info[name] for name in _TIMES if info.get(name) is not None), None)
+    if value is None:
+        with contextlib.suppress(Exception):
+            value = fs.modified(info["name"])
+    if isinstance(value, str):
+        value = dt.datetime.fromisoformat(value)
+    if isinstance(value, dt.datetime):
+        return value.timestamp() if value.tzinfo else value.replace(tzinfo=dt.timezone.utc).timestamp()
+    return float(value or 0.0)

@@ -1,0 +1,60 @@
+"""`open_store`: the store of a URI, whoever brings it. Looks up entry points when called, and needs no torch.
+
+A package that brings stores names, for each URI scheme, a function of a URI and options in the entry-point group
+`dcp.stores`: `s3 = "my_package.opening:open_store"`. A package that can do many schemes, but none better than a
+specialised one, uses the group `dcp.stores.fallback`. The module must not import torch: whoever only looks at
+checkpoints should not wait for it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dcp_io.errors import StoreNotFoundError
+from dcp_io.local import LocalStore
+from dcp_io.store import Store
+
+__all__ = ["FALLBACK_GROUP", "GROUP", "open_store", "scheme_of"]
+
+GROUP = "dcp.stores"
+FALLBACK_GROUP = "dcp.stores.fallback"
+_OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl", "http", "https")
+
+
+def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
+    """The folder that a URI names.
+
+    Args:
+        uri: A path, `file://…`, or a URI whose scheme an installed package handles.
+        storage_options: What the storage needs to be told, such as an endpoint; the package that brings it says what.
+
+    Raises:
+        StoreNotFoundError: No installed package handles the scheme; names the one to install.
+        ValueError: The options or the URI do not fit the storage.
+
+    Ranks: one; nothing is asked of the storage.
+    """
+    text, scheme = os.fspath(uri), scheme_of(uri)
+    if scheme == "file":
+        if storage_options:
+            raise ValueError(f"{text}: a folder of the file system takes no storage_options, got {[*storage_options]}")
+        return LocalStore(text.partition("://")[2] if "://" in text else text)
+    for group in (GROUP, FALLBACK_GROUP):
+        points = sorted(importlib.metadata.entry_points(group=group, name=scheme), key=lambda point: point.value)
+        if len({point.value for point in points}) > 1:
+            owners = " and ".join(sorted({point.dist.name if point.dist else point.value for point in points}))
+            raise StoreNotFoundError(f"stores for {scheme}:// are offered by {owners}; uninstall one of them")
+        if points:
+            store: Store = points[0].load()(text, storage_options=storage_options)
+            return store
+    package = "dcp-object" if scheme in _OBJECT_STORES else "dcp-fsspec"
+    raise StoreNotFoundError(f"{text}: no installed package opens {scheme}:// stores; pip install {package}")
+
+
+def scheme_of(uri: str | os.PathLike[str]) -> str:
+    """The scheme of a URI in lower case; `file` for a plain path."""
+    head, found, _ = os.fspath(uri).partition("://")
+    return head.lower() if found else "file"

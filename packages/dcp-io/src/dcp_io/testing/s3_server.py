@@ -1,0 +1,121 @@
+"""`S3Server`: moto's S3 in a process of its own, on loopback, for tests and benchmarks. Needs `moto[s3]` and flask."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+__all__ = ["CREDENTIALS", "S3Server"]
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_REGION": "us-east-1"}
+
+_START_SECONDS = 60.0
+_PAGE_OBJECTS = 100
+# Moto decides a condition and stores an object in two steps; one request after the other keeps them together.
+_SERVE = """
+import contextlib, sys, threading
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+application, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+class Quiet(WSGIRequestHandler):
+    def log(self, *args): pass
+
+def serve(environ, start_response):
+    conditional = any(name in environ for name in ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"))
+    with lock if conditional else contextlib.nullcontext():
+        return application(environ, start_response)
+
+server = make_server("127.0.0.1", 0, serve, threaded=True, request_handler=Quiet)
+print(server.port, flush=True)
+threading.Thread(target=lambda: (sys.stdin.read(), server.shutdown()), daemon=True).start()
+server.serve_forever()
+"""
+
+
+class S3Server:
+    """A running server; a context manager.
+
+    Args:
+        bucket: Made at the start.
+    """
+
+    def __init__(self, bucket: str = "bucket") -> None:
+        self.bucket = bucket
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(_PAGE_OBJECTS)},
+            text=True,
+        )
+        if self._process.stdout is None:
+            raise RuntimeError("the server has no output")
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"moto's server ended with {self._process.wait(10)}; is moto[s3] installed, and flask?")
+        self.port = int(line)
+        self._make_bucket()
+
+    @property
+    def url(self) -> str:
+        """Where to connect to."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self, url: str | None = None) -> dict[str, str]:
+        """Variables by which clients of AWS find the server, or a proxy before it."""
+        address = url or self.url
+        return {
+            **CREDENTIALS,
+            "AWS_ENDPOINT_URL": address,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    @contextlib.contextmanager
+    def in_environment(self) -> Iterator[None]:
+        """Set these variables inside."""
+        before = {name: os.environ.get(name) for name in self.environment()}
+        os.environ.update(self.environment())
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    def close(self) -> None:
+        """End the server."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._process.wait(10)
+
+    def __enter__(self) -> S3Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make_bucket(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+            try:
+                connection.request("PUT", f"/{self.bucket}")
+                if connection.getresponse().status == http.client.OK:
+                    return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+            finally:
+                connection.close()
+            time.sleep(0.05)

@@ -1,0 +1,31 @@
+"""Which checkpoints to make, keep, find and resume from: `CheckpointManager` and its policies.
+
+Saving and loading are `dcp_core`'s, storages are found by URI, background saves are a passed-in saver's.
+"""
+
+from dcp_manager.keeping import KeepAll, KeepAny, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
+from dcp_manager.manager import CheckpointManager, Saver
+from dcp_manager.records import CheckpointRecord
+from dcp_manager.restoring import Restored
+from dcp_manager.saving_rules import EverySeconds, EverySteps, Moment, OnRequest, OnSignal, SaveAny, SavePolicy
+
+__all__ = [
+    "CheckpointManager",
+    "CheckpointRecord",
+    "EverySeconds",
+    "EverySteps",
+    "KeepAll",
+    "KeepAny",
+    "KeepBest",
+    "KeepEvery",
+    "KeepFor",
+    "KeepLast",
+    "KeepPolicy",
+    "Moment",
+    "OnRequest",
+    "OnSignal",
+    "Restored",
+    "SaveAny",
+    "SavePolicy",
+    "Saver",
+]

@@ -1,0 +1,91 @@
+"""Saves that a saver carries out in the background: which are under way, and what went wrong with those that ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from dcp_core import CheckpointException
+from dcp_manager.together import Ranks
+
+__all__ = ["BackgroundSaves"]
+
+_log = logging.getLogger(__name__)
+
+# What a saver's future says of a save that its policy for overlaps has left out, by name: savers are other packages'.
+_LEFT_OUT = ("SaveSkippedError", "SaveSupersededError")
+
+
+class BackgroundSaves:
+    """The futures of this rank's saves."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._futures: list[tuple[int, Future[Any]]] = []
+        self._settled: dict[Future[Any], threading.Event] = {}
+
+    @property
+    def steps(self) -> frozenset[int]:
+        """Those that have not ended, or whose end nobody has looked at."""
+        with self._lock:
+            return frozenset(step for step, future in self._futures if not self._settled[future].is_set())
+
+    def add(self, step: int, future: Future[Any], settle: Callable[[bool], None]) -> None:
+        """Watch a save; `settle` is told whether it succeeded, in the thread where it ended."""
+        settled = threading.Event()
+        with self._lock:
+            self._futures.append((step, future))
+            self._settled[future] = settled
+
+        def ended(done: Future[Any]) -> None:
+            try:
+                settle(not done.cancelled() and done.exception() is None)
+            finally:
+                settled.set()
+
+        future.add_done_callback(ended)
+
+    def wait(self) -> None:
+        """Return when all have ended, and been settled."""
+        with self._lock:
+            events = list(self._settled.values())
+        for event in events:
+            event.wait()
+
+    def raise_failures(self, ranks: Ranks, *, waits: bool) -> None:
+        """Raise what a save that ended has failed with, on all ranks; each failure once.
+
+        Args:
+            ranks: Who saves.
+            waits: Whether ranks ask each other: only if they all do.
+        """
+        own = self._failures()
+        if not waits:
+            return
+        text = None if not own else f"{type(own[0]).__name__}: {own[0]}"
+        told = ranks.combine("ask for failed saves", lambda: text, lambda texts: texts)
+        if own:
+            raise own[0]
+        failed: dict[int, tuple[BaseException | None, str]] = {
+            rank: (None, other) for rank, other in enumerate(told) if other is not None
+        }
+        if failed:
+            raise CheckpointException("a save in the background failed", failed)
+
+    def _failures(self) -> list[BaseException]:
+        """Of saves that ended; they are forgotten."""
+        found: list[BaseException] = []
+        with self._lock:
+            ended = [(step, future) for step, future in self._futures if self._settled[future].is_set()]
+            for step, future in ended:
+                self._futures.remove((step, future))
+                del self._settled[future]
+                error = None if future.cancelled() else future.exception()
+                if future.cancelled() or type(error).__name__ in _LEFT_OUT:
+                    _log.info("the save of step %d was left out, since another one was running", step)
+                elif error is not None:
+                    found.append(error)
+        return found

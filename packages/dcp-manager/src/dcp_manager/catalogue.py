@@ -1,0 +1,262 @@
+"""The checkpoints under one root, over any store: which there are, which can be loaded, and how they are removed.
+
+Each checkpoint is a folder `step-<n>`. Beside what makes it a checkpoint there may be
+`.dcp-note.json` (metrics, and who is saving), `.dcp-quarantined.json` (it turned out to be damaged),
+`.dcp-reading-<id>` (somebody reads it) and `.dcp-removing` (it is about to go).
+
+A reader leaves its sign before it looks whether the folder is about to go; who removes says so before looking for
+readers' signs: so one of them sees the other, whatever the storage is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from dcp_io import (
+    TEMPORARY_SUFFIX,
+    Entry,
+    ProcessIdentity,
+    Store,
+    check_files,
+    clear_dead_saves,
+    is_gone,
+    remove_checkpoint,
+    running_saves,
+    this_process,
+)
+from dcp_io.current import read_current
+from dcp_manager.records import CheckpointRecord, Note
+from dcp_manifest.discover import is_index_name
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+
+__all__ = ["Catalogue", "Folder"]
+
+_log = logging.getLogger(__name__)
+
+LATEST = "latest"
+NOTE, QUARANTINE, REMOVING = ".dcp-note.json", ".dcp-quarantined.json", ".dcp-removing"
+_READING = ".dcp-reading-"
+# Publishing a few bytes is over, or its process dead, after so long.
+_PUBLISHING_SECONDS = 5.0
+# Of the markers of running saves, which are dcp_io's.
+_SAVING = ".dcp-save-"
+_FOLDER = re.compile(r"step-(\d{1,18})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """One folder of the root, as it was listed."""
+
+    step: int
+    store: Store
+    entries: tuple[Entry, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all objects in it."""
+        return frozenset(entry.name for entry in self.entries)
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether it has an index and is not about to go."""
+        names = self.names
+        return REMOVING not in names and any(map(is_index_name, names))
+
+
+class Catalogue:
+    """See the module.
+
+    Args:
+        root: The folder above all checkpoints.
+        stale_after_seconds: After so long a sign of another host's process says nothing any more.
+
+    Ranks: the coordinator's; nothing here is collective.
+    """
+
+    def __init__(self, root: Store, *, stale_after_seconds: float) -> None:
+        self._root = root
+        self._stale_after_seconds = stale_after_seconds
+
+    @staticmethod
+    def folder_name(step: int) -> str:
+        """The name of a checkpoint's folder in the root."""
+        return f"step-{step}"
+
+    def folders(self) -> list[Folder]:
+        """The folders of checkpoints, by ascending step, whatever state they are in."""
+        found = ((name, _FOLDER.fullmatch(name)) for name in self._root.folders())
+        steps = sorted(int(match[1]) for name, match in found if match and name == self.folder_name(int(match[1])))
+        return [self._folder(step) for step in steps]
+
+    def _folder(self, step: int) -> Folder:
+        store = self._root.child(self.folder_name(step))
+        return Folder(step, store, tuple(store.list()))
+
+    def records(self, folders: Collection[Folder] | None = None) -> list[CheckpointRecord]:
+        """The checkpoints by ascending step, quarantined ones included; their indexes are not read."""
+        listed = self.folders() if folders is None else folders
+        return [self._record(folder) for folder in listed if folder.is_checkpoint]
+
+    def _record(self, folder: Folder) -> CheckpointRecord:
+        note = self._note(folder)
+        created = max((entry.mtime for entry in folder.entries if is_index_name(entry.name)), default=0.0)
+        reason = None
+        if QUARANTINE in folder.names:
+            reason = _reason(_read(folder.store, QUARANTINE))
+        if note is None:
+            return CheckpointRecord(folder.step, created, quarantined=reason)
+        return CheckpointRecord(folder.step, note.created_seconds, note.metrics, reason)
+
+    def _note(self, folder: Folder) -> Note | None:
+        data = _read(folder.store, NOTE) if NOTE in folder.names else None
+        return None if data is None else Note.from_bytes(data)
+
+    def check(self, step: int) -> None:
+        """Make sure that a checkpoint can be loaded as far as its index and the lengths of its files tell.
+
+        Raises:
+            CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: It cannot.
+            OSError: The storage failed.
+        """
+        folder = self._folder(step)
+        current = read_current(folder.store, list(folder.entries))
+        if current.damage is not None:
+            raise current.damage
+        if current.index is None:
+            raise CheckpointNotFoundError(f"there is no checkpoint in {folder.store.url}: it has no complete index")
+        check_files(folder.store, current.index)
+
+    def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note that this process is about to save a step. A damaged checkpoint of that step goes first."""
+        folder = self._folder(step)
+        if QUARANTINE in folder.names or REMOVING in folder.names:
+            self._remove(folder)
+        folder.store.make()
+        folder.store.publish(NOTE, Note.now(step, time.time(), metrics).to_bytes(), sync=False)
+
+    def published(self, step: int) -> None:
+        """Let `latest` name a step, which must be durable."""
+        self._root.publish(LATEST, f"{self.folder_name(step)}\n".encode())
+
+    def quarantine(self, step: int, reason: str) -> None:
+        """Have a damaged checkpoint left alone from now on."""
+        data = json.dumps({"reason": reason, "found": time.time()}, indent=1).encode()
+        self._root.child(self.folder_name(step)).publish(QUARANTINE, data)
+
+    @contextlib.contextmanager
+    def reading(self, step: int) -> Iterator[None]:
+        """Keep a checkpoint from being removed inside.
+
+        Raises:
+            CheckpointNotFoundError: It is not there, or about to go.
+        """
+        store = self._root.child(self.folder_name(step))
+        name = f"{_READING}{secrets.token_hex(6)}"
+        try:
+            store.publish(name, json.dumps(this_process().to_dict()).encode(), sync=False)
+        except OSError as error:  # a full disk, or a root that may only be read, must not keep anybody from reading
+            _log.warning("%s is read without a sign that keeps it from being removed: %s", store.url, error)
+            yield
+            return
+        try:
+            if store.exists(REMOVING):
+                raise CheckpointNotFoundError(f"{store.url} is being removed; choose another checkpoint")
+            yield
+        finally:
+            with contextlib.suppress(OSError, DcpError):
+                store.delete(name)
+
+    def remove(self, step: int) -> bool:
+        """Remove a checkpoint unless somebody reads it or saves to it; whether it is gone."""
+        folder = self._folder(step)
+        if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
+            return False
+        folder.store.publish(REMOVING, json.dumps(this_process().to_dict()).encode(), sync=False)
+        if self._has_readers(folder.store):
+            folder.store.delete(REMOVING)
+            return False
+        return self._remove(self._folder(step))
+
+    def sweep(self, *, running: Collection[int] = ()) -> list[int]:
+        """Remove what killed saves and interrupted removals have left; the steps of the folders that are gone.
+
+        Args:
+            running: Steps that this process is saving.
+        """
+        self._remove_temporaries(self._root, self._root.list(), (LATEST,))
+        return [folder.step for folder in self.folders() if folder.step not in running and self._sweep(folder)]
+
+    def _sweep(self, folder: Folder) -> bool:
+        if REMOVING in folder.names:
+            return not self._has_readers(folder.store) and self._remove(folder)
+        if folder.is_checkpoint:
+            self._tidy(folder)
+            return False
+        return not self._is_being_saved(folder) and self._remove(folder)
+
+    def _tidy(self, folder: Folder) -> None:
+        """Remove what killed saves and readers have left beside a checkpoint."""
+        if any(name.startswith(_SAVING) for name in folder.names):
+            clear_dead_saves(folder.store, stale_after_seconds=self._stale_after_seconds)
+        for entry in folder.entries:
+            if entry.name.startswith(_READING) and self._is_dead_sign(folder.store, entry):
+                folder.store.delete(entry.name)
+        self._remove_temporaries(folder.store, folder.entries, (NOTE, QUARANTINE, REMOVING, _READING))
+
+    def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
+        """Remove what a store made on the way to publishing objects of ours, if whoever did so must be dead."""
+        begins = tuple(f".{name}" for name in names)
+        for entry in entries:
+            is_temporary = entry.name.startswith(begins) and entry.name.endswith(TEMPORARY_SUFFIX)
+            if is_temporary and time.time() - entry.mtime > _PUBLISHING_SECONDS:
+                store.delete(entry.name)
+
+    def _is_being_saved(self, folder: Folder) -> bool:
+        """Whether a save may be running or about to begin in a folder without a checkpoint."""
+        if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
+            return True
+        note = self._note(folder)
+        if note is None or note.process is None or note.process == this_process() or is_gone(note.process):
+            return False
+        return time.time() - note.created_seconds < self._stale_after_seconds
+
+    def _has_readers(self, store: Store) -> bool:
+        """Whether a sign of a reader lies there that is not known to be a dead one's."""
+        return any(not self._is_dead_sign(store, entry) for entry in store.list() if entry.name.startswith(_READING))
+
+    def _is_dead_sign(self, store: Store, entry: Entry) -> bool:
+        data = _read(store, entry.name)
+        if data is None or time.time() - entry.mtime > self._stale_after_seconds:
+            return True
+        try:
+            return is_gone(ProcessIdentity.from_dict(json.loads(data)))
+        except (ValueError, KeyError, TypeError):
+            return False
+
+    def _remove(self, folder: Folder) -> bool:
+        signs = {name for name in folder.names if name.startswith(_READING)}
+        left = remove_checkpoint(folder.store, also=frozenset({*signs, NOTE, QUARANTINE, REMOVING}))
+        if left:
+            _log.warning("%s stays, since it holds files that no save has made: %s", folder.store.url, ", ".join(left))
+        return not left
+
+
+def _read(store: Store, name: str) -> bytes | None:
+    try:
+        return store.read(name)
+    except CheckpointNotFoundError:
+        return None
+
+
+def _reason(data: bytes | None) -> str:
+    try:
+        return str(json.loads(data or b"")["reason"])
+    except (ValueError, KeyError, TypeError):
+        return "unknown"

@@ -1,0 +1,390 @@
+"""`CheckpointManager`: which checkpoints to make, keep, find and resume from.
+
+How a checkpoint is written and read is `dcp_core`'s and the storage's; the root's contents are `catalogue`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch.distributed as dist
+
+from dcp_core import (
+    DcpError,
+    LoadPlanner,
+    LoadReport,
+    Metadata,
+    PeerOptions,
+    StorageReader,
+    StorageWriter,
+    load,
+    plugins,
+    save,
+)
+from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS
+from dcp_core.hookspecs import CheckpointEvent
+from dcp_io import STALE_AFTER_SECONDS, open_store
+from dcp_manager.background import BackgroundSaves
+from dcp_manager.catalogue import Catalogue
+from dcp_manager.failures import is_storage_failure
+from dcp_manager.keeping import KeepAll, KeepPolicy
+from dcp_manager.records import CheckpointRecord
+from dcp_manager.restoring import Restored, restore_newest, restore_step
+from dcp_manager.retention import Retention
+from dcp_manager.saving_rules import EverySteps, Moment, SavePolicy
+from dcp_manager.signals import SignalWatch
+from dcp_manager.together import Ranks
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["CheckpointManager", "Saver"]
+
+_log = logging.getLogger(__name__)
+
+State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+
+class Saver(Protocol):
+    """What saves in the background: `dcp_async.AsyncSaver`, or anything of that shape."""
+
+    def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Any:
+        """Copy the state and save the copy; a future of the metadata, or what has one as `upload_completion`.
+
+        `place` is a `checkpoint_id` or a `storage_writer`.
+        """
+        ...
+
+
+class CheckpointManager:
+    """Keeps the checkpoints of one training run under one root; a context manager that waits for all saves at its end.
+
+    Every rank makes one, and calls the same methods in the same order.
+
+    Args:
+        root: A folder, or a URI that an installed storage handles. Each checkpoint is a folder `step-<n>` in it.
+        save_policy: When `maybe_save` saves.
+        keep_policy: Which checkpoints stay; nothing is removed if None.
+        saver: Saves in the background (`dcp_async.AsyncSaver("process")`, …); None saves while the caller waits. What
+            happens when a save is due while another runs is the saver's policy. It stays the caller's to close.
+        writer: Makes the storage writer of a checkpoint id, to choose its options; None takes what the root's scheme
+            names.
+        reader: Makes the storage reader of a checkpoint id, likewise.
+        storage_options: Of the storage, such as an endpoint; given to the root's reader and writer as well.
+        process_group: The ranks of the run; None takes all.
+        no_dist: This process alone, whatever process groups exist.
+        timeout_seconds: How long ranks wait for each other in one phase.
+        peers: How ranks watch each other.
+        preemption_seconds: How long a save may take, from the signal on, after a signal that ends the training.
+        tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises.
+        stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
+
+    Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
+    has been published, never the newest good one, and never while somebody reads them; what a killed process leaves is
+    removed by the next one.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        save_policy: SavePolicy | None = None,
+        keep_policy: KeepPolicy | None = None,
+        saver: Saver | None = None,
+        writer: Callable[[str], StorageWriter] | None = None,
+        reader: Callable[[str], StorageReader] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        no_dist: bool = False,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        peers: PeerOptions | None = None,
+        preemption_seconds: float | None = None,
+        tolerated_failures: int = 0,
+        stale_after_seconds: float = STALE_AFTER_SECONDS,
+    ) -> None:
+        self._root = os.fspath(root).rstrip("/") or "/"
+        self._save_policy = save_policy or EverySteps(1)
+        options = dict(storage_options or {})
+        self._make_writer = writer or (partial(_made, "load_writer", options) if options else None)
+        self._make_reader = reader or (partial(_made, "load_reader", options) if options else None)
+        self._ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
+        store = open_store(root, storage_options=storage_options)
+        self._catalogue = Catalogue(store, stale_after_seconds=stale_after_seconds)
+        self._retention = Retention(self._catalogue, keep_policy or KeepAll())
+        self._saver = saver
+        self._background = BackgroundSaves()
+        self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
+        self._preemption_seconds = preemption_seconds
+        self._tolerated_failures = tolerated_failures
+        self._failures = 0
+        self._requested = False
+        self._preempted = False
+        self._last_save = time.monotonic()
+        self._lock = threading.RLock()
+        self._watch.start()
+
+    @property
+    def root(self) -> str:
+        """The folder above all checkpoints."""
+        return self._root
+
+    @property
+    def preempted(self) -> bool:
+        """Whether a signal has asked for the end of the training; the same on all ranks after each `maybe_save`."""
+        return self._preempted
+
+    def checkpoint_id(self, step: int) -> str:
+        """The id of a step's checkpoint, for `dcp_core.load` and tools."""
+        return f"{self._root}/{self._catalogue.folder_name(step)}"
+
+    def checkpoints(self) -> list[CheckpointRecord]:
+        """The checkpoints there are, by ascending step, those put aside as damaged included.
+
+        Ranks: one; not collective.
+        """
+        return self._catalogue.records()
+
+    def latest(self) -> int | None:
+        """The newest step with a checkpoint that is not known to be damaged; None if there is none.
+
+        Ranks: one; not collective.
+        """
+        return max((record.step for record in self.checkpoints() if record.quarantined is None), default=None)
+
+    def request_save(self) -> None:
+        """Have the next `maybe_save` save, if the policy has `OnRequest`. Any rank, any thread."""
+        self._requested = True
+
+    def maybe_save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> bool:
+        """Save if the policy says so; call it after every step.
+
+        Args:
+            step: The step that is done, at least 0.
+            state: What to save, or a function that gives it, called only if a save is due.
+            metrics: For `KeepBest`, of the coordinator.
+
+        Returns:
+            Whether a save was made, or begun in the background.
+
+        Raises:
+            CheckpointException: The save failed on some rank; the same on all, unless it is tolerated.
+
+        Ranks: every rank; collective unless the policy follows from the step alone and no save is due.
+        """
+        if not self._decide(step):
+            return False
+        try:
+            self.save(step, state, metrics=metrics)
+        except Exception as error:
+            self._failures += 1
+            if self._failures > self._tolerated_failures or not is_storage_failure(error):
+                raise
+            _log.warning("the save of step %d failed, training goes on (failure %d): %s", step, self._failures, error)
+            return False
+        self._failures = 0
+        return True
+
+    def _decide(self, step: int) -> bool:
+        moment = Moment(step, time.monotonic() - self._last_save, self._watch.noted, self._requested)
+        policy = self._save_policy
+        if policy.same_everywhere:
+            return policy.due(moment)
+
+        def own() -> tuple[bool, frozenset[int], bool]:
+            return policy.due(moment), moment.signals, moment.requested
+
+        def combine(told: list[tuple[bool, frozenset[int], bool]]) -> tuple[bool, frozenset[int]]:
+            signals = frozenset[int]().union(*(signals for _, signals, _ in told))
+            requested = any(requested for *_, requested in told)
+            everywhere = Moment(step, moment.seconds_since_save, signals, requested)
+            return policy.due(everywhere), signals
+
+        due, signals = self._ranks.combine("decide whether to save", own, combine)
+        self._preempted = self._preempted or bool(signals & policy.stop_signals)
+        self._watch.clear(signals)
+        if due:
+            self._requested = False
+        return due
+
+    def save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Future[Metadata] | None:
+        """Save a step now.
+
+        Args:
+            step: At least 0. A checkpoint of the same step is replaced, in one step.
+            state: What to save, or a function that gives it.
+            metrics: For `KeepBest`, of the coordinator.
+
+        Returns:
+            A future, done when the checkpoint exists, if there is a saver; else None: it exists.
+
+        Raises:
+            CheckpointException, OSError, …: What `dcp_core.save` raises; or what an earlier save in the background
+                failed with, on all ranks.
+
+        Ranks: every rank; collective.
+        """
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(f"step is {step!r}; it must be a whole number of at least 0")
+        self._background.raise_failures(self._ranks, waits=self._saver is not None)
+        found = dict(metrics or {})
+        self._last_save = time.monotonic()
+        try:
+            values = self._prepare(step, state, found)
+            if self._saver is not None:
+                return self._save_later(step, values)
+            save(
+                values,
+                **self._place(step),
+                process_group=self._ranks.process_group,
+                no_dist=self._ranks.no_dist,
+                timeout_seconds=self._seconds_left(),
+                peers=self._ranks.peers,
+            )
+        except BaseException:
+            self._settle(step, saved=False)
+            raise
+        self._settle(step, saved=True)
+        return None
+
+    def _prepare(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """The state; on the coordinator, have its folder made ready. What fails on one rank is raised on all."""
+        values: dict[str, Any] = {}
+
+        def own() -> None:
+            values.update(state() if callable(state) else state)
+
+        def make_ready(_: list[None]) -> None:
+            with self._lock:
+                self._retention.sweep({*self._background.steps, step})
+                self._catalogue.prepare(step, metrics)
+
+        self._ranks.combine("prepare a save", own, make_ready)
+        return values
+
+    def _save_later(self, step: int, values: dict[str, Any]) -> Future[Metadata]:
+        saver = self._saver
+        if saver is None:
+            raise RuntimeError("there is no saver")
+        group, alone = self._ranks.process_group, self._ranks.no_dist
+        answer = saver.save(values, process_group=group, no_dist=alone, **self._place(step))
+        future: Future[Metadata] = getattr(answer, "upload_completion", answer)
+        self._background.add(step, future, lambda saved: self._settle(step, saved=saved))
+        return future
+
+    def _settle(self, step: int, *, saved: bool) -> None:
+        """After a save, on the coordinator: name it, and remove what need not stay; never raises."""
+        if not self._ranks.is_coordinator:
+            return
+        with self._lock:
+            try:
+                running = {other for other in self._background.steps if other != step}
+                if saved:
+                    self._catalogue.published(step)
+                    removed = self._retention.apply(running)
+                    _tell("remove", self.checkpoint_id(step), removed)
+                else:
+                    self._retention.sweep(running, always=True)
+            except (OSError, DcpError):  # what stays too long is removed after the next save
+                _log.warning("step %d: looking after the other checkpoints failed", step, exc_info=True)
+
+    def restore(
+        self, state: dict[str, Any], *, step: int | None = None, planner: LoadPlanner | None = None
+    ) -> Restored | None:
+        """Load the newest checkpoint that can be loaded, or one step, on whatever world size.
+
+        Damaged checkpoints are put aside, and the one before is taken.
+
+        Args:
+            state: The template, filled in place; see `dcp_core.load`.
+            step: Load this one and no other.
+            planner: See `dcp_core.load`.
+
+        Returns:
+            What was loaded, the same step on all ranks; None if there is no checkpoint at all.
+
+        Raises:
+            CheckpointNotFoundError: There are checkpoints, and none can be loaded; or not that step.
+            CheckpointException, LoadMismatchError, OSError, …: It does not fit the template, or the storage failed.
+
+        Ranks: every rank; collective.
+        """
+
+        def load_step(step: int) -> LoadReport:
+            place = self.checkpoint_id(step)
+            reader = None if self._make_reader is None else self._make_reader(place)
+            return load(
+                state,
+                checkpoint_id=place if reader is None else None,
+                storage_reader=reader,
+                planner=planner,
+                process_group=self._ranks.process_group,
+                no_dist=self._ranks.no_dist,
+                timeout_seconds=self._ranks.timeout_seconds,
+                peers=self._ranks.peers,
+            )
+
+        if step is not None:
+            return restore_step(self._catalogue, self._ranks, load_step, step)
+        return restore_newest(self._catalogue, self._ranks, load_step)
+
+    def wait(self) -> None:
+        """Return when all saves in the background have ended. Raises on all ranks what any of them failed with.
+
+        Ranks: every rank; collective if there is a saver.
+        """
+        self._background.wait()
+        self._background.raise_failures(self._ranks, waits=self._saver is not None)
+
+    def close(self) -> None:
+        """Wait for all saves, and stop listening to signals. Raises what a save failed with."""
+        try:
+            self.wait()
+        finally:
+            self._watch.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # Other ranks may not come here: nothing is agreed, and the error that is under way matters more.
+        self._watch.stop()
+        with contextlib.suppress(Exception):
+            self._background.wait()
+
+    def _place(self, step: int) -> dict[str, Any]:
+        """Where a step is saved, as arguments of `dcp_core.save`."""
+        place = self.checkpoint_id(step)
+        return {"checkpoint_id": place} if self._make_writer is None else {"storage_writer": self._make_writer(place)}
+
+    def _seconds_left(self) -> float:
+        stopped = self._watch.stopped_at
+        if stopped is None or self._preemption_seconds is None:
+            return self._ranks.timeout_seconds
+        left = self._preemption_seconds - (time.monotonic() - stopped)
+        return max(1.0, min(left, self._ranks.timeout_seconds))
+
+
+def _made(role: str, options: Mapping[str, Any], checkpoint_id: str) -> Any:
+    """The reader or writer of an id, with the storage's options."""
+    return getattr(plugins.storage_for(checkpoint_id), role)()(checkpoint_id, storage_options=options)
+
+
+def _tell(what: str, checkpoint_id: str, steps: Sequence[int]) -> None:
+    """Let observers know."""
+    for step in steps:
+        place = f"{checkpoint_id.rpartition('/')[0]}/{Catalogue.folder_name(step)}"
+        plugins.emit(CheckpointEvent("manage", what, "finished", 0, place))

@@ -1,0 +1,60 @@
+"""What the manager knows of one checkpoint, and how that is kept beside it. No storage here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcp_io import ProcessIdentity, this_process
+
+__all__ = ["CheckpointRecord", "Note"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A checkpoint under a manager's root, as keeping policies see it."""
+
+    step: int
+    created_seconds: float
+    """Since the epoch, on the clock of whoever saved it (of the storage, if that is not known)."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    quarantined: str | None = None
+    """Why it is not loaded any more; None for a good one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is written beside a checkpoint before it is saved: what its index cannot say, and who is saving."""
+
+    step: int
+    created_seconds: float
+    metrics: Mapping[str, float]
+    process: ProcessIdentity | None
+
+    @classmethod
+    def now(cls, step: int, seconds: float, metrics: Mapping[str, float]) -> Note:
+        """Of a save that this process is about to begin."""
+        return cls(step, seconds, dict(metrics), this_process())
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        process = None if self.process is None else self.process.to_dict()
+        values = {"step": self.step, "created": self.created_seconds, "metrics": dict(self.metrics), "process": process}
+        return json.dumps(values, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Note | None:
+        """From what `to_bytes` gave; None for anything else: a checkpoint without its note is still one."""
+        try:
+            values: dict[str, Any] = json.loads(data)
+            process = values["process"]
+            return cls(
+                int(values["step"]),
+                float(values["created"]),
+                {str(name): float(value) for name, value in values["metrics"].items()},
+                None if process is None else ProcessIdentity.from_dict(process),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None

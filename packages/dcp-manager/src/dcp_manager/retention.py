@@ -1,0 +1,66 @@
+"""Removing what need not stay, as the keeping policy says; after a publish, never before."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+
+from dcp_manager.catalogue import Catalogue
+from dcp_manager.keeping import KeepPolicy
+
+__all__ = ["Retention"]
+
+_log = logging.getLogger(__name__)
+
+
+class Retention:
+    """Applies a keeping policy to a catalogue.
+
+    Args:
+        catalogue: Of the root.
+        policy: What shall stay, beside the newest good checkpoint and what is being read or saved.
+
+    Ranks: the coordinator's.
+    """
+
+    def __init__(self, catalogue: Catalogue, policy: KeepPolicy) -> None:
+        self._catalogue = catalogue
+        self._policy = policy
+        self._swept = False
+
+    def sweep(self, running: Collection[int], *, always: bool = False) -> None:
+        """Remove what killed processes have left: once, or always if asked.
+
+        Args:
+            running: Steps that this process is saving.
+            always: Whether to look again.
+        """
+        if always or not self._swept:
+            self._catalogue.sweep(running=running)
+            self._swept = True
+
+    def apply(self, running: Collection[int]) -> list[int]:
+        """Remove the checkpoints that need not stay; their steps.
+
+        Args:
+            running: Steps that this process is saving.
+        """
+        records = self._catalogue.records()
+        good = [record for record in records if record.quarantined is None]
+        now = time.time()
+        keep = {*self._policy.keep(good, now), *running}
+        keep |= {record.step for record in good[-1:]}
+        # A damaged one stays as long as a good one of its step would, for whoever wants to look at it.
+        damaged = {record.step for record in records if record.quarantined is not None}
+        keep |= damaged & self._policy.keep(records, now)
+        removed = [record.step for record in records if record.step not in keep and self._remove(record.step)]
+        self._catalogue.sweep(running=running)
+        return removed
+
+    def _remove(self, step: int) -> bool:
+        try:
+            return self._catalogue.remove(step)
+        except OSError as error:
+            _log.warning("step %d could not be removed; it is tried again after the next save: %s", step, error)
+            return False

@@ -1,0 +1,122 @@
+"""When to save: small policies that combine with `|`. They look at one moment of the training and save nothing."""
+
+from __future__ import annotations
+
+import signal
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+__all__ = ["EverySeconds", "EverySteps", "Moment", "OnRequest", "OnSignal", "SaveAny", "SavePolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The training after one step, as one rank sees it."""
+
+    step: int
+    seconds_since_save: float
+    """Since the last save, or since the manager began."""
+    signals: frozenset[int] = frozenset()
+    """That this process has received since the last save."""
+    requested: bool = False
+    """Whether `request_save` was called since the last save."""
+
+
+class SavePolicy(ABC):
+    """Says whether a save is due."""
+
+    same_everywhere = False
+    """Whether the answer follows from the step alone, so that ranks need not ask each other."""
+    signals: frozenset[int] = frozenset()
+    """That the manager shall listen to."""
+    stop_signals: frozenset[int] = frozenset()
+    """Of these, those after which training shall end."""
+
+    @abstractmethod
+    def due(self, moment: Moment) -> bool:
+        """Whether to save now, as far as this rank can tell; what any rank's signals say counts for all."""
+
+    def __or__(self, other: SavePolicy) -> SaveAny:
+        return SaveAny((*_parts(self), *_parts(other)))
+
+
+def _parts(policy: SavePolicy) -> tuple[SavePolicy, ...]:
+    return policy.policies if isinstance(policy, SaveAny) else (policy,)
+
+
+@dataclass(frozen=True)
+class SaveAny(SavePolicy):
+    """Due when any of several policies is."""
+
+    policies: tuple[SavePolicy, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "same_everywhere", all(policy.same_everywhere for policy in self.policies))
+        for name in ("signals", "stop_signals"):
+            object.__setattr__(self, name, frozenset().union(*(getattr(policy, name) for policy in self.policies)))
+
+    def due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        return any(policy.due(moment) for policy in self.policies)
+
+
+@dataclass(frozen=True)
+class EverySteps(SavePolicy):
+    """Due at each step that is a multiple of `steps`; `first` is the first of them."""
+
+    steps: int
+    first: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"EverySteps({self.steps}): a number of steps is at least 1")
+        object.__setattr__(self, "same_everywhere", True)
+
+    def due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        return moment.step >= self.first and moment.step % self.steps == 0
+
+
+@dataclass(frozen=True)
+class EverySeconds(SavePolicy):
+    """Due when so many seconds have passed since the last save, on the coordinator's clock."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"EverySeconds({self.seconds}): a time is more than 0")
+
+    def due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        return moment.seconds_since_save >= self.seconds
+
+
+@dataclass(frozen=True)
+class OnSignal(SavePolicy):
+    """Due when any rank has received one of the signals.
+
+    Args:
+        numbers: SIGTERM and SIGUSR1 if none is given.
+        stop: Those after which `manager.preempted` is true, so that the training loop ends.
+    """
+
+    numbers: frozenset[int] = field(default=frozenset({signal.SIGTERM, signal.SIGUSR1}))
+    stop: frozenset[int] = field(default=frozenset({signal.SIGTERM}))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signals", frozenset(self.numbers))
+        object.__setattr__(self, "stop_signals", frozenset(self.stop) & frozenset(self.numbers))
+
+    def due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        return bool(self.signals & moment.signals)
+
+
+@dataclass(frozen=True)
+class OnRequest(SavePolicy):
+    """Due when any rank has called `manager.request_save()`."""
+
+    def due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        return moment.requested

@@ -1,0 +1,68 @@
+"""Signals are only noted here; what follows from them is decided between two steps of the training."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["SignalWatch"]
+
+
+class SignalWatch:
+    """Notes signals of this process from `start` to `stop`, in place of the handlers that were there.
+
+    A second signal of a kind that ends the training goes to the handler that was there before: whoever sends it again
+    does not want to wait.
+
+    Args:
+        numbers: Signals to note.
+        stop_numbers: Of them, those that end the training.
+    """
+
+    def __init__(self, numbers: Iterable[int], stop_numbers: Iterable[int]) -> None:
+        self._numbers = frozenset(numbers)
+        self._stop_numbers = frozenset(stop_numbers)
+        self._before: dict[int, Any] = {}
+        self._noted: set[int] = set()
+        self.stopped_at: float | None = None
+        """When the first signal that ends the training came, on the monotonic clock."""
+
+    def start(self) -> None:
+        """Begin to listen. Raises ValueError outside of the main thread, where Python does not allow it."""
+        if self._numbers and threading.current_thread() is not threading.main_thread():
+            raise ValueError(
+                "signals can only be listened to from the main thread: make the manager there, or leave OnSignal out"
+            )
+        for number in self._numbers:
+            self._before[number] = signal.signal(number, self._note)
+
+    def stop(self) -> None:
+        """Put back the handlers that were there. May be repeated."""
+        for number, handler in self._before.items():
+            with contextlib.suppress(ValueError, TypeError):  # not the main thread; a handler that C code has set
+                signal.signal(number, handler)
+        self._before = {}
+
+    @property
+    def noted(self) -> frozenset[int]:
+        """Signals that came since the last `clear`."""
+        return frozenset(self._noted)
+
+    def clear(self, numbers: Iterable[int]) -> None:
+        """Forget signals that have been dealt with."""
+        self._noted.difference_update(numbers)
+
+    def _note(self, number: int, frame: object) -> None:
+        if number in self._stop_numbers:
+            if self.stopped_at is not None:
+                before = self._before.get(number)
+                signal.signal(number, before if before is not None else signal.SIG_DFL)
+                signal.raise_signal(number)
+                return
+            self.stopped_at = time.monotonic()
+        self._noted.add(number)
+        del frame

@@ -1,0 +1,63 @@
+"""Decisions that all ranks make together, each in a phase of its own with a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from dcp_core import PeerOptions
+from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+
+__all__ = ["Ranks"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Ranks:
+    """The ranks that keep checkpoints together.
+
+    Args:
+        process_group: None takes all.
+        no_dist: This process alone.
+        timeout_seconds: How long ranks wait for each other in one phase.
+        peers: How they watch each other.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        no_dist: bool = False,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        peers: PeerOptions | None = None,
+    ) -> None:
+        self.process_group = process_group
+        self.no_dist = no_dist
+        self.timeout_seconds = timeout_seconds
+        self.peers = peers
+
+    def coordinator(self) -> Coordinator:
+        """A coordinator for one decision. Every rank of the group, in the same order."""
+        return make_coordinator(
+            self.process_group, no_dist=self.no_dist, timeout_seconds=self.timeout_seconds, peers=self.peers
+        )
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this rank decides, and looks after the storage."""
+        if self.no_dist or not (dist.is_available() and dist.is_initialized()):
+            return True
+        return dist.get_rank(self.process_group) == 0
+
+    def decide(self, what: str, function: Callable[[], T]) -> T:
+        """Give all ranks what `function` gives on the coordinator, or its error."""
+        with self.coordinator() as them:
+            return them.broadcast(what, function)
+
+    def combine(self, what: str, own: Callable[[], T], function: Callable[[list[T]], R]) -> R:
+        """Give all ranks what the coordinator makes of every rank's own value."""
+        with self.coordinator() as them:
+            return them.all_reduce(what, own, function)

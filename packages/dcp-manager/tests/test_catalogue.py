@@ -1,0 +1,196 @@
+"""What the catalogue sees in a root, removes from it and leaves alone. No checkpoint is saved here."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcp_io import LocalStore, ProcessIdentity, this_process
+from dcp_manager.catalogue import Catalogue
+from dcp_manager.records import Note
+from dcp_manifest import CheckpointIndex, CheckpointNotFoundError, ManifestInfo, StoredItems, encode
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path) -> Catalogue:
+    return Catalogue(LocalStore(tmp_path), stale_after_seconds=60)
+
+
+def checkpoint(root: Path, step: int, **files: str) -> Path:
+    folder = root / f"step-{step}"
+    folder.mkdir(parents=True)
+    for name, content in {".metadata": "index", "__0_0.a.distcp": "data", **files}.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def sign(process: ProcessIdentity) -> str:
+    return json.dumps(process.to_dict())
+
+
+def dead() -> ProcessIdentity:
+    here = this_process()
+    return ProcessIdentity(here.host, here.boot_id, here.pid_namespace, 2**22 + 1, 1)
+
+
+def elsewhere() -> ProcessIdentity:
+    return ProcessIdentity("another-host", "x", "y", 1, 1)
+
+
+def test_folders_are_found_by_name(catalogue: Catalogue, tmp_path: Path) -> None:
+    for name in ("step-2", "step-10", "step-02", "step-x", "other", "step-"):
+        (tmp_path / name).mkdir()
+    assert [folder.step for folder in catalogue.folders()] == [2, 10]
+    assert catalogue.records() == []
+
+
+def test_records_hold_what_was_noted(catalogue: Catalogue, tmp_path: Path) -> None:
+    catalogue.prepare(3, {"loss": 0.5})
+    assert catalogue.records() == []
+    (tmp_path / "step-3" / ".metadata").write_text("index")
+    (record,) = catalogue.records()
+    assert (record.step, dict(record.metrics), record.quarantined) == (3, {"loss": 0.5}, None)
+    assert abs(record.created_seconds - time.time()) < 60
+    catalogue.quarantine(3, "a bit flipped")
+    assert catalogue.records()[0].quarantined == "a bit flipped"
+    catalogue.prepare(3, {})
+    assert {path.name for path in (tmp_path / "step-3").iterdir()} == {".dcp-note.json"}
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{}", '{"step": 1}'])
+def test_a_note_that_cannot_be_read_is_none(catalogue: Catalogue, tmp_path: Path, note: str) -> None:
+    folder = checkpoint(tmp_path, 1, **{".dcp-note.json": note})
+    os.utime(folder / ".metadata", (1000, 1000))
+    (record,) = catalogue.records()
+    assert (record.step, record.created_seconds, dict(record.metrics)) == (1, 1000.0, {})
+
+
+def test_damage_is_told(catalogue: Catalogue, tmp_path: Path) -> None:
+    checkpoint(tmp_path, 1)
+    with pytest.raises(ValueError, match=r"\.metadata"):
+        catalogue.check(1)
+    with pytest.raises(CheckpointNotFoundError, match="step-2"):
+        catalogue.check(2)
+
+
+@pytest.mark.parametrize(
+    ("sign_of", "age_seconds", "removed"),
+    [
+        (this_process(), 0, False),
+        (elsewhere(), 0, False),
+        (elsewhere(), 100, True),
+        (dead(), 0, True),
+        (None, 0, False),
+    ],
+    ids=["ours", "another host's", "another host's, stale", "a dead one's", "unreadable"],
+)
+def test_readers_keep_what_they_read(
+    catalogue: Catalogue, tmp_path: Path, sign_of: ProcessIdentity | None, age_seconds: float, removed: bool
+) -> None:
+    folder = checkpoint(tmp_path, 1, **{".dcp-reading-1": "?" if sign_of is None else sign(sign_of)})
+    then = time.time() - age_seconds
+    os.utime(folder / ".dcp-reading-1", (then, then))
+    assert catalogue.remove(1) == removed
+    assert folder.exists() != removed
+    assert not (folder / ".dcp-removing").exists()
+
+
+def test_reading_leaves_a_sign_only_while_it_lasts(catalogue: Catalogue, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, 1)
+    with catalogue.reading(1):
+        assert not catalogue.remove(1)
+    assert {path.name for path in folder.iterdir()} == {".metadata", "__0_0.a.distcp"}
+    (folder / ".dcp-removing").write_text("{}")
+    with pytest.raises(CheckpointNotFoundError, match="being removed"), catalogue.reading(1):
+        pytest.fail("not reached")
+    assert not list(folder.glob(".dcp-reading-*"))
+
+
+def test_interrupted_removals_are_ended(catalogue: Catalogue, tmp_path: Path) -> None:
+    for step, has_index in ((1, True), (2, False)):
+        folder = checkpoint(tmp_path, step, **{".dcp-removing": "{}"})
+        if not has_index:
+            (folder / ".metadata").unlink()
+    assert catalogue.records() == []
+    assert catalogue.sweep() == [1, 2]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("process", "age_seconds", "swept"),
+    [(dead(), 0, True), (elsewhere(), 0, False), (elsewhere(), 100, True), (this_process(), 0, True)],
+    ids=["dead", "another host", "another host, stale", "ours, not running"],
+)
+def test_what_a_save_left_goes_once_nobody_saves(
+    catalogue: Catalogue, tmp_path: Path, process: ProcessIdentity, age_seconds: float, swept: bool
+) -> None:
+    folder = checkpoint(tmp_path, 1)
+    (folder / ".metadata").unlink()
+    (folder / ".dcp-note.json").write_bytes(Note(1, time.time() - age_seconds, {}, process).to_bytes())
+    assert catalogue.sweep(running={1}) == []
+    assert catalogue.sweep() == ([1] if swept else [])
+    assert folder.exists() != swept
+
+
+def test_latest_is_a_name(catalogue: Catalogue, tmp_path: Path) -> None:
+    for step in (1, 12):
+        catalogue.published(step)
+    assert (tmp_path / "latest").read_text() == "step-12\n"
+
+
+def test_signs_of_the_dead_go_from_checkpoints_that_stay(catalogue: Catalogue, tmp_path: Path) -> None:
+    marker = {"save_id": "a", "rank": None, "phase": "saving", "started_ns": 1, "replaced": []}
+    files = {
+        ".dcp-reading-1": sign(dead()),
+        ".dcp-reading-2": sign(this_process()),
+        ".dcp-save-b": json.dumps({**marker, "save_id": "b", "process": elsewhere().to_dict()}),
+    }
+    folder = checkpoint(tmp_path, 1, **files)
+    (folder / ".metadata").write_bytes(encode(_index()))
+    (folder / ".dcp-save-c").write_text(json.dumps({**marker, "save_id": "c", "process": dead().to_dict()}))
+    (folder / "__0_0.c.distcp").write_text("of the dead save")
+    assert catalogue.sweep() == []
+    kept = {".metadata", "__0_0.a.distcp", ".dcp-reading-2", ".dcp-save-b"}
+    assert {path.name for path in folder.iterdir()} == kept
+
+
+def _index() -> CheckpointIndex:
+    none = np.zeros(0, np.int64)
+    return CheckpointIndex(
+        dtypes=(),
+        files=[],
+        chains=(),
+        tensor_names=[],
+        tensor_dtype=none.astype(np.uint8),
+        tensor_flags=none.astype(np.uint8),
+        tensor_ndim=none.astype(np.uint8),
+        tensor_owner=none.astype(np.uint32),
+        tensor_shape=none,
+        tensor_chunks=none,
+        chunk_offsets=none,
+        chunk_sizes=none,
+        chunk_items=StoredItems.of([]).columns,
+        object_names=[],
+        object_owner=none.astype(np.uint32),
+        object_items=StoredItems.of([]).columns,
+        info=ManifestInfo(save_id="0123", world_size=1, writer="test"),
+    )
+
+
+def test_temporary_files_of_the_dead_go(catalogue: Catalogue, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, 1)
+    old = [tmp_path / ".latest..0a.tmp", folder / "..dcp-note.json..0b.tmp", folder / "..dcp-reading-1..0c.tmp"]
+    new = [tmp_path / ".latest..1a.tmp", folder / "..dcp-note.json..1b.tmp"]
+    others = [tmp_path / ".mine.tmp", tmp_path / "latest.tmp", folder / "..dcp-other..0a.tmp"]
+    for path in (*old, *new, *others):
+        path.write_text("")
+    for path in (*old, *others):
+        os.utime(path, (1000, 1000))
+    catalogue.sweep()
+    assert [path.exists() for path in old] == [False] * 3
+    assert all(path.exists() for path in (*new, *others))

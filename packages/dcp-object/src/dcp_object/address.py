@@ -1,0 +1,70 @@
+"""What `s3://bucket/folder` and the like mean: which container, and which folder in it. Asks nobody."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+
+from dcp_io import check_name
+
+__all__ = ["SCHEMES", "Address", "is_address", "parse_address"]
+
+SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
+# Of these the container is the part before the first slash; of the others the client reads the whole URI.
+_BUCKETS = ("s3", "s3a", "gs")
+_FORM = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]+)(?:/(.*?))?/*", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A folder of objects in a container."""
+
+    root: str
+    """URI of what the client is opened for: all keys are relative to it."""
+    folder: str = ""
+    """Beginning of the keys, without slashes at its ends."""
+
+    @property
+    def url(self) -> str:
+        """As users write it."""
+        return f"{self.root}/{self.folder}" if self.folder else self.root
+
+    def key(self, name: str) -> str:
+        """The key of an object in the folder."""
+        return f"{self.folder}/{name}" if self.folder else name
+
+    def child(self, name: str) -> Address:
+        """A folder within the folder."""
+        return replace(self, folder=self.key(check_name(name)))
+
+
+def is_address(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Whether an id has a scheme of object stores."""
+    return os.fspath(checkpoint_id).partition("://")[0].lower() in SCHEMES
+
+
+def parse_address(checkpoint_id: str | os.PathLike[str]) -> Address:
+    """The parts of an id.
+
+    Raises:
+        ValueError: It is not of the form `scheme://container/folder`, or holds credentials or parameters, which would
+            end up in logs and in the checkpoint.
+        UnsafeCheckpointError: The folder has `..` or the like in it.
+    """
+    text = os.fspath(checkpoint_id)
+    found = _FORM.fullmatch(text)
+    if found is None or found[1].lower() not in SCHEMES:
+        raise ValueError(f"{text!r} is not of the form scheme://container/folder with one of {', '.join(SCHEMES)}")
+    scheme, container, folder = found[1].lower(), found[2], found[3] or ""
+    named_account = scheme in ("abfs", "abfss") and ":" not in container
+    if ("@" in container and not named_account) or "?" in text:
+        raise ValueError(
+            f"a {scheme}:// id must hold neither credentials nor parameters; pass them as storage_options, or by the "
+            "environment"
+        )
+    if folder:
+        check_name(folder)
+    if scheme in _BUCKETS:
+        return Address(f"{scheme}://{container}", folder)
+    return Address(f"{scheme}://{container}/{folder}".rstrip("/"))

@@ -1,0 +1,213 @@
+"""Requests to a container: retried within a deadline, with errors that say what was asked for and hold no secrets.
+
+The client library retries what it can repeat by itself (5xx answers, connections that fail) with backoff. What it
+cannot know is judged here: answers that are shorter than they should be, and writes whose answer was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import obstore
+from obstore import exceptions
+from obstore.store import from_url
+
+from dcp_io import StorageError
+from dcp_object.errors import ChangedError, is_permanent, redacted, storage_error
+from dcp_object.options import Options
+
+__all__ = ["Client", "TruncatedError", "connect"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+# Beyond the client's own retries: for what only the caller can see to be wrong.
+_ATTEMPTS = 4
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
+_MAX_CLIENTS = 16
+_ENVIRONMENT = ("AWS_", "AZURE_", "GOOGLE_", "GCP_", "HTTP", "NO_PROXY")
+
+_CONDITIONS = (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotModifiedError)
+_REFUSALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+
+_clients: dict[tuple[object, ...], Client] = {}
+_clients_lock = threading.Lock()
+
+
+class TruncatedError(Exception):
+    """An answer was shorter than what was asked for."""
+
+
+class Client:
+    """One container. May be used by several threads.
+
+    Args:
+        native: A store of obstore; keys are relative to it.
+        root: Its URI, for messages.
+        deadline_seconds: After so long an operation is not tried again.
+        unrepeated: The same without retries, for conditional requests: who repeats one must know it, since the first
+            attempt may be why the second finds its condition unmet. None takes `native`.
+        attempts: How often a conditional request is made at most.
+    """
+
+    def __init__(
+        self, native: Any, root: str, *, deadline_seconds: float, unrepeated: Any = None, attempts: int = 7
+    ) -> None:
+        self.native = native
+        self.root = root
+        self.attempts = attempts
+        self._unrepeated = native if unrepeated is None else unrepeated
+        self._deadline_seconds = deadline_seconds
+
+    def call(
+        self,
+        what: str,
+        key: str,
+        function: Callable[[], T],
+        *,
+        on_doubt: Callable[[], T | None] | None = None,
+        attempts: int = _ATTEMPTS,
+    ) -> T:
+        """The result of a request.
+
+        Args:
+            what: The request, for messages.
+            key: Of the object, or a beginning of keys.
+            function: Makes the request; may be called several times.
+            on_doubt: For a request whose failure leaves open what came of it: called after each, what it gives is the
+                result, None means that it shall be tried again.
+            attempts: How often it is made at most.
+
+        Raises:
+            FileNotFoundError, ChangedError, FileExistsError: What the service says of the object.
+            StorageError: The request failed for good.
+        """
+        started, attempt, found = time.monotonic(), 0, None
+        while True:
+            attempt += 1
+            try:
+                return function()
+            except (FileNotFoundError, StorageError):
+                raise
+            except _CONDITIONS as error:
+                # Of a repeated request this may be the work of its first attempt, whose answer was lost.
+                if attempt == 1 or on_doubt is None or (found := on_doubt()) is None:
+                    raise self._condition(what, key, error) from None
+            except (exceptions.BaseError, TruncatedError, OSError) as error:
+                if on_doubt is None or isinstance(error, _REFUSALS) or (found := on_doubt()) is None:
+                    self._pause(f"{what} {self.root}/{key}", error, attempt, attempts, started)
+            if found is not None:
+                return found
+
+    def once(self, what: str, key: str, function: Callable[[], T]) -> T:
+        """The result of a step that the client library itself repeats where it can. Raises StorageError."""
+        started = time.monotonic()
+        try:
+            return function()
+        except (exceptions.BaseError, OSError) as error:
+            seconds = time.monotonic() - started
+            raise storage_error(f"{what} {self.root}/{key}", error, attempts=1, seconds=seconds) from None
+
+    def _condition(self, what: str, key: str, error: BaseException) -> OSError:
+        if isinstance(error, exceptions.AlreadyExistsError):
+            return FileExistsError(f"{self.root}/{key} exists already")
+        return ChangedError(f"{what} {self.root}/{key}: {redacted(error)}")
+
+    def _pause(self, what: str, error: BaseException, attempt: int, attempts: int, started: float) -> None:
+        """Wait before the next attempt; raises if there shall be none."""
+        passed = time.monotonic() - started
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt)
+        pause = longest * random.uniform(0.3, 1.0)  # noqa: S311 - spreads clients, no secret
+        if attempt >= attempts or is_permanent(error) or passed + pause > self._deadline_seconds:
+            raise storage_error(what, error, attempts=attempt, seconds=passed) from None
+        _log.warning("%s failed (attempt %d of %d), trying again: %s", what, attempt, attempts, redacted(error))
+        time.sleep(pause)
+
+    def put(self, key: str, data: bytes, mode: Any) -> None:
+        """One PUT, with a condition unless `mode` is `overwrite`; never repeated.
+
+        Raises:
+            FileNotFoundError: The object that should be replaced is gone.
+            StorageError: The container is missing.
+        """
+        try:
+            obstore.put(self._unrepeated, key, data, mode=mode, use_multipart=False)
+        except FileNotFoundError as error:
+            if isinstance(mode, dict):
+                raise
+            raise StorageError(
+                f"PUT {self.root}/{key}: {redacted(error)}; check endpoint, region and container"
+            ) from None
+
+    def get(self, key: str) -> tuple[bytes, Any]:
+        """All bytes of an object, and what is known of it. Raises TruncatedError."""
+        answer = obstore.get(self.native, key)
+        meta = answer.meta
+        data = bytes(answer.bytes())
+        if len(data) != meta["size"]:
+            raise TruncatedError(f"{len(data)} of {meta['size']} bytes arrived")
+        return data, meta
+
+    def get_range(self, key: str, start: int, stop: int) -> Any:
+        """A range of an object as a buffer, shorter if the object ends before."""
+        return obstore.get_range(self.native, key, start=start, end=stop)
+
+    def head(self, key: str) -> Any:
+        """What is known of an object: its `size`, `last_modified`, `e_tag` and the like."""
+        return obstore.head(self.native, key)
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        obstore.delete(self.native, key)
+
+    def listing(self, prefix: str) -> Any:
+        """`objects` directly in a folder and `common_prefixes`: the folders in it."""
+        return obstore.list_with_delimiter(self.native, prefix or None)
+
+    def writer(self, key: str, *, part_bytes: int, uploads: int) -> Any:
+        """A file that is uploaded in parts, several at a time."""
+        return obstore.open_writer(self.native, key, buffer_size=part_bytes, max_concurrency=uploads)
+
+
+def connect(root: str, options: Options) -> Client:
+    """The client of a container; one that was made before with the same options and environment, if there is one.
+
+    Raises:
+        ValueError: The options are not the service's, or it lacks some.
+    """
+    environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.upper().startswith(_ENVIRONMENT)))
+    key = (os.getpid(), root, options.identity(), hash(environment))
+    with _clients_lock:
+        if key not in _clients:
+            if len(_clients) >= _MAX_CLIENTS:
+                _clients.pop(next(iter(_clients)))
+            retries = int(options.retry_config["max_retries"])
+            _clients[key] = Client(
+                _native(root, options),
+                root,
+                deadline_seconds=options.deadline_seconds,
+                unrepeated=_native(root, options, max_retries=0),
+                attempts=retries + 1,
+            )
+        return _clients[key]
+
+
+def _native(root: str, options: Options, **retries: int) -> Any:
+    retry_config = {**options.retry_config, **retries}
+    given: dict[str, Any] = {"client_options": options.client_options, "retry_config": retry_config}
+    if options.config:
+        given["config"] = options.config
+    if options.credential_provider is not None:
+        given["credential_provider"] = options.credential_provider
+    try:
+        return from_url(root, **given)
+    except (exceptions.BaseError, ValueError, TypeError) as error:
+        names = ", ".join(sorted(options.config)) or "none"
+        raise ValueError(f"{root} cannot be opened (options given: {names}): {redacted(error)}") from None

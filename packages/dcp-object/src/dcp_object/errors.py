@@ -1,0 +1,50 @@
+"""Errors of the client as errors of this project, without the credentials that their texts may hold."""
+
+from __future__ import annotations
+
+import re
+
+from obstore import exceptions
+
+from dcp_io import StorageError
+
+__all__ = ["ChangedError", "is_permanent", "redacted", "storage_error"]
+
+# The client's messages go on with a dump of its internal state.
+_DUMP = "\n\nDebug source:"
+_QUERY = re.compile(r"\?[^\s\"'>)]*")
+_USER = re.compile(r"://[^/\s@]+@")
+_PERMANENT = (
+    exceptions.InvalidPathError,
+    exceptions.NotSupportedError,
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.UnknownConfigurationKeyError,
+)
+# What a server says to a request that will not become right by being repeated.
+_CLIENT_STATUS = re.compile(r"\b(40[0-7]|41[0-7]|42[0-8]) [A-Z]|status: (40|41|42)\d")
+
+
+class ChangedError(StorageError):
+    """An object is not any more what it was when it was looked at: somebody else has changed it."""
+
+
+def redacted(error: BaseException) -> str:
+    """What an error of the client says, without parameters and users of URLs, and without its dump."""
+    text = " ".join(str(error).partition(_DUMP)[0].split())
+    return _USER.sub("://…@", _QUERY.sub("?…", text))
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether repeating the request is in vain."""
+    return isinstance(error, _PERMANENT) or _CLIENT_STATUS.search(redacted(error)) is not None
+
+
+def storage_error(what: str, error: BaseException, *, attempts: int, seconds: float) -> StorageError:
+    """The final error of an operation; raise it `from None`: the client's own may hold what must not be logged."""
+    tried = f"{what}: failed after {attempts} attempt{'s' * (attempts > 1)} in {seconds:.1f} s: {redacted(error)}"
+    if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+        return StorageError(f"{tried}; check the credentials and what they may do with this container")
+    if is_permanent(error):
+        return StorageError(f"{tried}; check endpoint, region and container")
+    return StorageError(f"{tried}; check the connection and the service, or allow more with retry_config")

@@ -1,0 +1,41 @@
+"""`open_store`: the store of a URI. What the entry points of the group `dcp.stores` name; imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dcp_object.address import parse_address
+from dcp_object.client import connect
+from dcp_object.options import Options
+from dcp_object.store import PART_BYTES, UPLOADS, ObjectStore
+
+__all__ = ["open_store"]
+
+
+def open_store(
+    uri: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    part_bytes: int = PART_BYTES,
+    uploads: int = UPLOADS,
+    spread: int = 0,
+) -> ObjectStore:
+    """The folder of objects that a URI names; nothing is asked of the service.
+
+    Args:
+        uri: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
+        storage_options: What obstore is configured with: the service's config by its names (`endpoint`, `region`,
+            `access_key_id`, …), and the groups `client_options`, `retry_config` and `credential_provider`. What is not
+            given comes from the environment and the machine's identity, as obstore finds it. Never logged.
+        part_bytes: See `ObjectStore`.
+        uploads: See `ObjectStore`.
+        spread: See `ObjectStore`.
+
+    Raises:
+        ValueError: The URI or the options are not valid.
+    """
+    address = parse_address(uri)
+    client = connect(address.root, Options.of(storage_options))
+    return ObjectStore(client, address, part_bytes=part_bytes, uploads=uploads, spread=spread)

@@ -1,0 +1,92 @@
+"""`storage_options` of object stores: what of them is the client's, and what it is told if they say nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+__all__ = ["DEADLINE_SECONDS", "Options"]
+
+DEADLINE_SECONDS = 180.0
+_CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "120s"}
+_BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
+_RETRIES = 6
+
+
+@dataclass(frozen=True, repr=False)
+class Options:
+    """What the client is configured with. Never shown: it may hold credentials.
+
+    Args:
+        config: Of the service, by obstore's names: `endpoint`, `region`, `access_key_id`, …
+        client_options: Of HTTP: `allow_http`, `timeout`, `proxy_url`, …
+        retry_config: `max_retries`, `retry_timeout`, `backoff`; the timeout is the deadline of an operation.
+        credential_provider: See obstore.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    client_options: dict[str, Any] = field(default_factory=dict)
+    retry_config: dict[str, Any] = field(default_factory=dict)
+    credential_provider: Any = None
+
+    @classmethod
+    def of(cls, storage_options: Mapping[str, Any] | None) -> Options:
+        """From what a user passes: the client's three groups by name, everything else is the service's config.
+
+        Raises:
+            TypeError: One of the groups is no mapping, or an option's name no text.
+            ValueError: An endpoint is no URL.
+        """
+        given = dict(storage_options or {})
+        if not all(isinstance(name, str) for name in given):
+            raise TypeError(f"storage_options must be a mapping from names, got the names {[*given]}")
+        groups = {name: given.pop(name, None) or {} for name in ("config", "client_options", "retry_config")}
+        for name, group in groups.items():
+            if not isinstance(group, Mapping):
+                raise TypeError(f"storage_options[{name!r}] must be a mapping, not {type(group).__name__}")
+        provider = given.pop("credential_provider", None)
+        config = {**groups["config"], **given}
+        for name, value in config.items():
+            if "endpoint" in name.lower() and "://" not in str(value):
+                raise ValueError(f"storage_options[{name!r}] is {value!r}; an endpoint has the form https://host:port")
+        allowed = {"allow_http": True} if _names_plain_http(config) else {}
+        return cls(
+            config=config,
+            client_options={**_CLIENT, **allowed, **groups["client_options"]},
+            retry_config={
+                "max_retries": _RETRIES,
+                "retry_timeout": timedelta(seconds=DEADLINE_SECONDS),
+                "backoff": _BACKOFF,
+                **groups["retry_config"],
+            },
+            credential_provider=provider,
+        )
+
+    @property
+    def deadline_seconds(self) -> float:
+        """After so long an operation is not tried again."""
+        timeout = self.retry_config["retry_timeout"]
+        return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+
+    def identity(self) -> str:
+        """Equal for options that mean the same. Holds what must not be shown."""
+        parts = (self.config, self.client_options, self.retry_config, id(self.credential_provider))
+        return repr([sorted(part.items()) if isinstance(part, dict) else part for part in parts])
+
+    def __repr__(self) -> str:
+        return f"Options({', '.join(sorted((*self.config, *self.client_options)))}: not shown)"
+
+
+def _names_plain_http(config: Mapping[str, Any]) -> bool:
+    """Whether an endpoint without TLS was asked for.
+
+    The client looks for that in the environment only where it is given no options of its own.
+    """
+    if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on"):
+        return True
+    given = [value for name, value in config.items() if "endpoint" in name.lower()]
+    given += [os.environ.get(name) for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")]
+    return any(str(value).lower().startswith("http://") for value in given)

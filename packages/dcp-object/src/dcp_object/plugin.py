@@ -1,0 +1,21 @@
+"""Registers the storage of object stores by URI scheme. Imports nothing heavy."""
+
+from dcp_core.hookspecs import StorageBackendSpec, hookimpl
+
+__all__ = ["dcp_register_storage"]
+
+_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
+
+
+@hookimpl
+def dcp_register_storage() -> list[StorageBackendSpec]:
+    """Object stores, through obstore."""
+    return [
+        StorageBackendSpec(
+            scheme=scheme,
+            reader="dcp_object:ObjectStoreReader",
+            writer="dcp_object:ObjectStoreWriter",
+            guarantees=("atomic publish", "durable", "verified reads", "ranged reads", "parallel uploads"),
+        )
+        for scheme in _SCHEMES
+    ]

@@ -1,0 +1,64 @@
+"""`ObjectStoreReader`: checkpoints from object stores, ours and stock's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dcp_core import ByteStorageReader
+from dcp_core.transforms import ExtensionRegistry
+from dcp_io import StoreBackend, Verify
+from dcp_object.address import is_address
+from dcp_object.opening import open_store
+
+__all__ = ["ObjectStoreReader"]
+
+_VERIFY = ("blocks", "full", "before", True, False)
+
+
+class ObjectStoreReader(ByteStorageReader):
+    """Loads from a folder of objects by ranged reads, checking every byte that a value depends on.
+
+    Args:
+        checkpoint_id: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
+        storage_options: See `open_store`.
+        verify: See `dcp_io.Verify`.
+        thread_count: Requests of this rank at a time.
+        max_inflight_bytes: Memory that requests under way and buffers may take together.
+        extensions: Where stream transforms are looked up first, before those of installed packages.
+    """
+
+    def __init__(
+        self,
+        checkpoint_id: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        verify: Verify = "blocks",
+        thread_count: int = 16,
+        max_inflight_bytes: int = 128 << 20,
+        extensions: ExtensionRegistry | None = None,
+    ) -> None:
+        if verify not in _VERIFY:
+            raise ValueError(f"verify={verify!r} is not known; choose one of {', '.join(map(repr, _VERIFY))}")
+        if thread_count < 1 or max_inflight_bytes < 1:
+            raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
+        self.verify: Verify = verify
+        self.thread_count = thread_count
+        self.max_inflight_bytes = max_inflight_bytes
+        self._storage_options = dict(storage_options or {})
+        super().__init__(checkpoint_id, extensions=extensions)
+
+    def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        return StoreBackend(
+            open_store(checkpoint_id, storage_options=self._storage_options),
+            threads=self.thread_count,
+            verify=self.verify,
+            # What a request brings is in memory once more until it lies in its destination.
+            max_inflight_bytes=max(1, self.max_inflight_bytes // 2),
+        )
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether the id has a scheme of object stores."""
+        return is_address(checkpoint_id)

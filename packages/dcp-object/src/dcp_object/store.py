@@ -1,0 +1,262 @@
+"""`ObjectStore`: a folder of objects in a container as a `dcp_io.Store`. Planning and checkpoints are unknown here."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from dcp_io import Entry, Sink, Source, Store, check_name
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_object.address import Address
+from dcp_object.client import Client, TruncatedError
+from dcp_object.errors import ChangedError
+from dcp_object.sink import ObjectSink
+
+__all__ = ["ObjectStore"]
+
+PART_BYTES = 8 << 20
+UPLOADS = 4
+_SPREAD = re.compile(r"~[0-9a-f]{2}")
+_REPLACE_TRIES = 100
+
+
+class ObjectStore(Store):
+    """Objects whose keys begin with the folder's.
+
+    Guarantees: as `Store`. What the service has acknowledged is durable, and seen by everybody at once (as S3, GCS and
+    Azure promise); an object appears when all of it has arrived. `publish` is one PUT, on condition that the object is
+    still the one that was there before. Where a service has no conditional PUT, that is not checked.
+
+    Args:
+        client: Of the container.
+        address: Of the folder.
+        part_bytes: Size of the parts of large uploads.
+        uploads: Parts of one object that are uploaded at a time.
+        spread: Over how many key prefixes new objects are distributed; 0 for none. Services that limit the rate of
+            requests do so by prefix.
+    """
+
+    read_gap_bytes: int | None = 64 << 10
+    read_step_bytes: int | None = 8 << 20
+
+    def __init__(
+        self,
+        client: Client,
+        address: Address,
+        *,
+        part_bytes: int = PART_BYTES,
+        uploads: int = UPLOADS,
+        spread: int = 0,
+    ) -> None:
+        self._client = client
+        self._address = address
+        self._part_bytes = part_bytes
+        self._uploads = uploads
+        self._spread = spread
+
+    @property
+    def url(self) -> str:
+        """The folder's URI."""
+        return self._address.url
+
+    def make(self) -> None:
+        """Do nothing: folders are beginnings of keys here."""
+
+    def child(self, name: str) -> ObjectStore:
+        """The folder of that name; shares the client."""
+        address = self._address.child(name)
+        return ObjectStore(
+            self._client, address, part_bytes=self._part_bytes, uploads=self._uploads, spread=self._spread
+        )
+
+    def create(self, name: str) -> Sink:
+        """Begin an upload; with `spread` the sink's name says under which prefix."""
+        check_name(name)
+        if self._spread and "/" not in name:
+            name = f"~{zlib.crc32(name.encode()) % min(self._spread, 256):02x}/{name}"
+        key = self._address.key(name)
+        if self.exists(name):
+            raise FileExistsError(f"{self.url}/{name} exists already")
+        return ObjectSink(self._client, name, key, part_bytes=self._part_bytes, uploads=self._uploads)
+
+    def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
+        """Replace the object by one PUT."""
+        del tag, sync
+        key, content = self._key(name), bytes(data)
+
+        def mine() -> bool | None:
+            """Whether an earlier attempt, whose answer was lost, was carried out."""
+            found = self._get(key)
+            return True if found is not None and found[0] == content else None
+
+        for _ in range(_REPLACE_TRIES):
+            before = self._head(key)
+            mode: Any = "create" if before is None else _version(before)
+            attempts: list[None] = []
+
+            def put(mode: Any = mode, attempts: list[None] = attempts) -> bool:
+                attempts.append(None)
+                self._client.put(key, content, mode)
+                return True
+
+            try:
+                self._client.call("PUT", key, put, on_doubt=mine, attempts=self._client.attempts)
+            except (ChangedError, FileExistsError, FileNotFoundError):
+                if len(attempts) > 1:  # whether ours was there for a while cannot be told any more
+                    raise ChangedError(f"PUT {self.url}/{name}: others have replaced it meanwhile") from None
+                continue  # somebody else published, or removed it, since we looked
+            return
+        raise ChangedError(f"PUT {self.url}/{name}: others have replaced it {_REPLACE_TRIES} times meanwhile")
+
+    def touch(self, name: str) -> None:
+        """Put the same bytes again, if they are still there."""
+        key = self._key(name)
+        found = self._get(key)
+        if found is None:
+            raise self._missing(name)
+        data, meta = found
+        try:
+            put = partial(self._client.put, key, data, _version(meta))
+            self._client.call("PUT", key, put, attempts=self._client.attempts)
+        except (ChangedError, FileExistsError, FileNotFoundError):
+            # Whoever changed it has renewed its time; whoever removed it must find it removed.
+            if not self.exists(name):
+                raise self._missing(name) from None
+
+    def read(self, name: str) -> bytes:
+        """All bytes of the object."""
+        found = self._get(self._key(name))
+        if found is None:
+            raise self._missing(name)
+        return found[0]
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` by one GET of a range."""
+        self.read_vector(name, offset, [buffer])
+
+    def read_vector(self, name: str, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers in order by one GET of a range; errors as in `read_into`."""
+        key, wanted = self._key(name), sum(map(len, buffers))
+        if not wanted:
+            self.size(name)
+            return
+
+        def get() -> memoryview:
+            found = memoryview(self._client.get_range(key, offset, offset + wanted))
+            if len(found) != wanted:
+                raise TruncatedError(f"{len(found)} of {wanted} bytes arrived")
+            return found
+
+        def too_short() -> memoryview | None:
+            if self.size(name) < offset + wanted:
+                raise CorruptCheckpointError(
+                    f"the object ends before byte {offset + wanted}, up to which it is wanted: it is truncated",
+                    file=name,
+                    offset=offset,
+                )
+            return None
+
+        try:
+            data = self._client.call("GET", key, get, on_doubt=too_short)
+        except FileNotFoundError:
+            raise self._missing(name) from None
+        position = 0
+        for buffer in buffers:
+            buffer[:] = data[position : position + len(buffer)]
+            position += len(buffer)
+
+    def open(self, name: str) -> Source:
+        """The object; each read of it is a request."""
+        check_name(name)
+        return _ObjectSource(self, name)
+
+    def size(self, name: str) -> int:
+        """Bytes of the object."""
+        meta = self._head(self._key(name))
+        if meta is None:
+            raise self._missing(name)
+        return int(meta["size"])
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such an object."""
+        return self._head(self._key(name)) is not None
+
+    def list(self) -> list[Entry]:
+        """The objects directly in the folder, and those that `spread` has put under prefixes of it."""
+        listing = self._listing("")
+        entries = [_entry(meta, self._address.folder) for meta in listing["objects"]]
+        for prefix in self._parts(listing):
+            if _SPREAD.fullmatch(prefix):
+                entries += [_entry(meta, self._address.folder) for meta in self._listing(prefix)["objects"]]
+        return entries
+
+    def folders(self) -> tuple[str, ...]:
+        """The next parts of the keys that have more."""
+        return tuple(sorted(name for name in self._parts(self._listing("")) if not _SPREAD.fullmatch(name)))
+
+    def delete(self, name: str) -> None:
+        """Remove the object."""
+        key = self._key(name)
+        try:
+            self._client.call("DELETE", key, lambda: self._client.delete(key))
+        except FileNotFoundError:
+            return
+
+    def sync_folder(self) -> None:
+        """Do nothing: what the service has acknowledged is durable."""
+
+    def _key(self, name: str) -> str:
+        return self._address.key(check_name(name))
+
+    def _head(self, key: str) -> Mapping[str, Any] | None:
+        try:
+            found: Mapping[str, Any] = self._client.call("HEAD", key, lambda: self._client.head(key))
+        except FileNotFoundError:
+            return None
+        return found
+
+    def _get(self, key: str) -> tuple[bytes, Mapping[str, Any]] | None:
+        try:
+            return self._client.call("GET", key, lambda: self._client.get(key))
+        except FileNotFoundError:
+            return None
+
+    def _listing(self, below: str) -> Mapping[str, Any]:
+        prefix = self._address.key(below) if below else self._address.folder
+        try:
+            found: Mapping[str, Any] = self._client.call("list", prefix, lambda: self._client.listing(prefix))
+        except FileNotFoundError:
+            return {"objects": [], "common_prefixes": []}
+        return found
+
+    def _parts(self, listing: Mapping[str, Any]) -> Sequence[str]:
+        return [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
+
+    def _missing(self, name: str) -> CheckpointNotFoundError:
+        return CheckpointNotFoundError(f"{self.url}/{name} is missing; the checkpoint is incomplete or was removed")
+
+
+class _ObjectSource(Source):
+    """An object that is read range by range."""
+
+    __slots__ = ()
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers by one request."""
+        store = self._store
+        if isinstance(store, ObjectStore):
+            store.read_vector(self._name, offset, buffers)
+
+
+def _entry(meta: Mapping[str, Any], folder: str) -> Entry:
+    name = str(meta["path"])
+    return Entry(name[len(folder) + 1 :] if folder else name, int(meta["size"]), meta["last_modified"].timestamp())
+
+
+def _version(meta: Mapping[str, Any]) -> Any:
+    """The condition that an object is still the one that was looked at, where the service tells versions apart."""
+    found = {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
+    return found or "overwrite"

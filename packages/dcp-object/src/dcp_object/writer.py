@@ -1,0 +1,96 @@
+"""`ObjectStoreWriter`: checkpoints in object stores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dcp_core import ByteStorageWriter
+from dcp_core.compression import Compression
+from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend
+from dcp_object.address import is_address
+from dcp_object.opening import open_store
+
+__all__ = ["ObjectStoreWriter"]
+
+# Services refuse parts that are smaller (S3: 5 MiB), and a large file takes at most 10,000 of them.
+_MIN_PART_BYTES, _MAX_PART_BYTES = 5 << 20, 64 << 20
+
+
+class ObjectStoreWriter(ByteStorageWriter):
+    """Saves to a folder of objects; the old checkpoint in it stays loadable until one conditional PUT replaces it.
+
+    Args:
+        checkpoint_id: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
+        storage_options: See `open_store`.
+        overwrite: Whether a checkpoint that is already there may be replaced.
+        layout: `torch` or `raw`, see `dcp_io.Layout`.
+        interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
+        thread_count: Objects that this rank writes at a time, each in parallel parts.
+        uploads: Parts of one object that are uploaded at a time.
+        spread: Over how many key prefixes (at most 256) data is distributed; 0 for none. For services that limit the
+            rate of requests by prefix, and many ranks.
+        max_inflight_bytes: Memory that parts under way may take, of all threads together. Parts are at least 5 MiB
+            each: with less than `thread_count` x (`uploads` + 2) of them, fewer are uploaded at a time.
+        stale_after_seconds: After this long without a sign of life a save of another host counts as dead.
+        compression: What items go through: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
+            from dtypes or patterns of names; see `dcp_core.compression.CompressionPolicy`.
+    """
+
+    def __init__(
+        self,
+        checkpoint_id: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        overwrite: bool = True,
+        layout: Layout = "torch",
+        interop: bool = True,
+        thread_count: int = 4,
+        uploads: int = 4,
+        spread: int = 0,
+        max_inflight_bytes: int = 256 << 20,
+        stale_after_seconds: float = STALE_AFTER_SECONDS,
+        compression: Compression = None,
+    ) -> None:
+        if min(thread_count, uploads) < 1 or not 0 <= spread <= 256:
+            raise ValueError(f"{thread_count=} and {uploads=} must be at least 1, {spread=} at most 256")
+        if max_inflight_bytes < 3 * _MIN_PART_BYTES:
+            raise ValueError(f"{max_inflight_bytes=} must be at least {3 * _MIN_PART_BYTES}: three parts of an upload")
+        self.layout: Layout = layout
+        self.spread = spread
+        self.max_inflight_bytes = max_inflight_bytes
+        self.stale_after_seconds = stale_after_seconds
+        self.thread_count = min(thread_count, max_inflight_bytes // (3 * _MIN_PART_BYTES))
+        share = max_inflight_bytes // self.thread_count
+        self.uploads = max(1, min(uploads, share // _MIN_PART_BYTES - 2))
+        self.part_bytes = max(_MIN_PART_BYTES, min(_MAX_PART_BYTES, share // (self.uploads + 2)))
+        self._storage_options = dict(storage_options or {})
+        super().__init__(checkpoint_id, overwrite=overwrite, interop=interop, compression=compression)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """As `ByteStorageWriter`; refuses what `spread` cannot do."""
+        if self.spread and not kwargs.get("use_collectives", True):
+            raise ValueError("spread does not work with use_collectives=False: a rank could not clear up its files")
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+
+    def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        store = open_store(
+            checkpoint_id,
+            storage_options=self._storage_options,
+            part_bytes=self.part_bytes,
+            uploads=self.uploads,
+            spread=self.spread,
+        )
+        return StoreBackend(
+            store,
+            layout=self.layout,
+            threads=self.thread_count,
+            stale_after_seconds=self.stale_after_seconds,
+            max_inflight_bytes=self.max_inflight_bytes,
+        )
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether the id has a scheme of object stores."""
+        return is_address(checkpoint_id)
