@@ -1,0 +1,47 @@
+"""What ranks agree on without waiting for each other."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from dcp_async.links import CollectiveLink, LinkTable, StoreLink
+from dcp_async.options import SaverOptions
+from dcp_core.testing.ranks import RankPool
+
+
+def _decide() -> tuple[list[str], list[int], list[int]]:
+    """Each rank wishes something else for each save; the epochs around the end of rank 1's worker."""
+    link = LinkTable(SaverOptions()).of(None, no_dist=False)
+    assert isinstance(link, StoreLink)
+    tickets = [link.draw() for _ in range(4)]
+    dist.barrier()
+    fates = [link.decide(ticket, f"rank {dist.get_rank()}") for ticket in tickets]
+    dist.barrier()
+    if dist.get_rank() == 1:
+        link.worker_ended()
+    dist.barrier()
+    later = [link.draw() for _ in range(2)]
+    return fates, [ticket.sequence for ticket in tickets], [ticket.epoch for ticket in (*tickets, *later)]
+
+
+def test_the_first_wish_counts_on_all_ranks(ranks: RankPool) -> None:
+    fates, sequences, epochs = zip(*ranks.run(2, _decide), strict=True)
+    assert fates[0] == fates[1]
+    assert set(fates[0]) <= {"rank 0", "rank 1"}
+    assert sequences == ([1, 2, 3, 4],) * 2
+    assert epochs == ([0, 0, 0, 0, 1, 1],) * 2
+
+
+def _kinds() -> list[str]:
+    table = LinkTable(SaverOptions())
+    group = dist.new_group([0, 1])
+    links = [table.of(None, no_dist=False), table.of(None, no_dist=True), table.of(group, no_dist=False)]
+    again = [table.of(None, no_dist=False), table.of(None, no_dist=True), table.of(group, no_dist=False)]
+    assert all(one is other for one, other in zip(links, again, strict=True))
+    assert len({link.seat.key for link in links}) == 3
+    return [type(link).__name__ for link in links]
+
+
+def test_one_link_for_each_group(ranks: RankPool) -> None:
+    assert ranks.run(2, _kinds) == [["StoreLink", "GroupLink", "StoreLink"]] * 2
+    assert CollectiveLink.agrees is False
