@@ -1,4 +1,4 @@
-"""The training job of the demo: FSDP2, AdamW, a save every few steps; the loop that a user would write."""
+"""The training job of the demo: FSDP2, AdamW, a background save every few steps; the loop that a user would write."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 import dcp_all as dcp
+from integration_tests.demo.background import BackgroundSaves
 from integration_tests.demo.corpus import Corpus
 from integration_tests.demo.fingerprint import fingerprints
 from integration_tests.demo.libraries import time_loads, time_saves
@@ -55,15 +56,14 @@ def train(
     if resume:
         seconds = _timed(lambda: dcp.load({"train": state}, checkpoint_id=checkpoint))
         say("restored", steps_done=state.steps_done, seconds=seconds, fingerprints=fingerprints(state.state_dict()))
-    while state.steps_done < steps:
-        loss = _step(model, optimizer, corpus, state.steps_done)
-        state.steps_done += 1
-        say("step", steps_done=state.steps_done, loss=loss)
-        if state.steps_done in save_at:
-            say("saving", steps_done=state.steps_done)
-            seconds = _timed(lambda: dcp.save({"train": state}, checkpoint_id=checkpoint))
-            prints = fingerprints(state.state_dict())
-            say("saved", steps_done=state.steps_done, seconds=seconds, fingerprints=prints)
+    with BackgroundSaves(say, checkpoint, warm=bool(save_at)) as saves:
+        while state.steps_done < steps:
+            loss = _step(model, optimizer, corpus, state.steps_done)
+            state.steps_done += 1
+            say("step", steps_done=state.steps_done, loss=loss)
+            saves.look(state.steps_done)
+            if state.steps_done in save_at:
+                saves.start(state)
     if bench is not None:
         for operation in (time_saves, time_loads):
             times = operation({"train": state}, bench)

@@ -45,16 +45,10 @@ LATER: dict[str, dict[str, set[str]]] = {
         "hf_storage": {"HuggingFaceStorageReader", "HuggingFaceStorageWriter"},
         "quantized_hf_storage": {"QuantizedHuggingFaceStorageReader"},
     },
-    "asynchronous saving": {
-        "": {"async_save"},
-        "_async_thread_executor": {"save_wrapper"},
-        "_state_dict_stager": {"StateDictStager"},
-        "staging": {"DefaultStager", "StagingOptions"},
-        "state_dict_saver": {"AsyncCheckpointerType", "AsyncSaveResponse", "async_save"},
-    },
     "replication": {"_pg_transport": {"PGTransport"}},
     # What users of stock do not call: helpers that are public by name only, and what old versions needed.
     "never": {
+        "_async_thread_executor": {"save_wrapper"},
         "_dedup_tensors": {"dedup_tensors", "init_logger"},
         "_traverse": {"traverse_state_dict_v_2_3"},
     },
@@ -64,10 +58,14 @@ LATER: dict[str, dict[str, set[str]]] = {
 DIFFERENT: dict[tuple[str, str], str] = {
     ("filesystem.FileSystemWriter", "thread_count"): "the cores of this process instead of 1",
     ("default_planner.DefaultSavePlanner", "enable_plan_caching"): "found by content, so that it is safe to have it on",
+    ("staging.DefaultStager", "config"): "None stands for StagingOptions(), which is stock's default",
     ("_traverse.traverse_state_dict", "keep_traversing"): "None stands for the function that is stock's default",
 }
 # Methods of stock's classes that ours do without: class → names.
-WITHOUT: dict[str, set[str]] = {}
+WITHOUT: dict[str, set[str]] = {
+    # A step of its own work, which works differently here.
+    "_state_dict_stager.StateDictStager": {"deepcopy_with_tensor_offload"},
+}
 
 
 def _modules() -> Iterator[ModuleType]:

@@ -23,6 +23,17 @@ from dcp_all import (
     storage,
     utils,
 )
+from dcp_async import (
+    AsyncCheckpointerType,
+    AsyncSaver,
+    AsyncSaveResponse,
+    SaverOptions,
+    SaveSkippedError,
+    SaveSupersededError,
+    WorkerLostError,
+    WorkerOptions,
+    async_save,
+)
 from dcp_core import (
     BytesStorageMetadata,
     CheckpointException,
@@ -77,6 +88,9 @@ from dcp_object import ObjectStoreReader, ObjectStoreWriter
 from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
 
 __all__ = [
+    "AsyncCheckpointerType",
+    "AsyncSaveResponse",
+    "AsyncSaver",
     "BytesStorageMetadata",
     "CheckpointException",
     "CheckpointManager",
@@ -114,6 +128,9 @@ __all__ = [
     "SaveInProgressError",
     "SavePlan",
     "SavePlanner",
+    "SaveSkippedError",
+    "SaveSupersededError",
+    "SaverOptions",
     "StateMismatchError",
     "Stateful",
     "StorageError",
@@ -122,9 +139,12 @@ __all__ = [
     "TensorStorageMetadata",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
+    "WorkerLostError",
+    "WorkerOptions",
     "WriteItem",
     "api",
     "app_state",
+    "async_save",
     "default_planner",
     "filesystem",
     "find_checkpoints",

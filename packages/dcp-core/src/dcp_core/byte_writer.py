@@ -34,6 +34,8 @@ from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
 
+_OF_A_SAVE = {"_backend", "_is_coordinator", "_rank", "_world_size", "_rank_local", "_placement", "state_dict_cache"}
+
 
 @dataclass(frozen=True, slots=True)
 class SavePlacement:
@@ -81,6 +83,15 @@ class ByteStorageWriter(StorageWriter):
         self._world_size = 1
         self._rank_local = False
         self._placement: SavePlacement | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What belongs to a running save stays in its process: a copy elsewhere begins anew.
+        return {name: value for name, value in vars(self).items() if name not in _OF_A_SAVE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._backend = self._open(self._checkpoint_id)
+        self._clear()
 
     @abstractmethod
     def _open(self, checkpoint_id: CheckpointId) -> ByteBackend:
@@ -205,13 +216,14 @@ class ByteStorageWriter(StorageWriter):
             self._backend.publish(METADATA_NAME, data)
         self._backend.finish_save(index.files)
 
-    def published_metadata(self) -> Metadata:
-        """The metadata of the checkpoint that was saved last, from storage. Every rank.
+    def published_metadata(self, save_id: str | None = None) -> Metadata:
+        """The metadata of the checkpoint that was saved last, or by the save of that id, from storage. Every rank.
 
         Raises:
             CheckpointNotFoundError: It is not there any more, or another save has replaced it.
         """
-        save_id = self._placement.save_id if self._placement else None
+        if save_id is None and self._placement is not None:
+            save_id = self._placement.save_id
         index = self._open(self._checkpoint_id).read_index()
         if index.info is None or index.info.save_id != save_id:
             raise CheckpointNotFoundError(

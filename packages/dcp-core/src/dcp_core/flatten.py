@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from dcp_core.errors import CorruptCheckpointError, DuplicateKeyError, UnsupportedValueError
+from dcp_core.tensor_like import TensorLike
 from dcp_manifest.columns import IntKey, PathElement
 
 __all__ = [
@@ -203,7 +204,7 @@ def _element(key: object) -> PathElement:
 
 def _holds_entry(values: list[Any]) -> bool:
     return any(
-        isinstance(value, Mapping | torch.Tensor) or (isinstance(value, list) and _holds_entry(value))
+        isinstance(value, Mapping | torch.Tensor | TensorLike) or (isinstance(value, list) and _holds_entry(value))
         for value in values
     )
 
@@ -211,7 +212,8 @@ def _holds_entry(values: list[Any]) -> bool:
 def _holds_tensor(value: Any) -> bool:
     items = value.values() if isinstance(value, Mapping) else value
     return any(
-        isinstance(item, torch.Tensor) or (isinstance(item, Mapping | list) and _holds_tensor(item)) for item in items
+        isinstance(item, torch.Tensor | TensorLike) or (isinstance(item, Mapping | list) and _holds_tensor(item))
+        for item in items
     )
 
 

@@ -12,6 +12,7 @@ import types
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,23 +27,34 @@ from dcp_core.errors import (
 from dcp_core.object_globals import AllowList, allowed_globals, may_never_be_allowed
 from dcp_core.restricted_pickle import ForbiddenGlobalError, RestrictedUnpickler, python3_name
 
-__all__ = ["UnloadableObjectWarning", "dump_object", "load_object", "report_unloadable", "scan"]
+__all__ = ["DumpedObject", "UnloadableObjectWarning", "dump_object", "load_object", "report_unloadable", "scan"]
 
 
 class UnloadableObjectWarning(UserWarning):
     """An object was saved in a form that a load refuses unless the loader allows it."""
 
 
+@dataclass(frozen=True, slots=True)
+class DumpedObject:
+    """An object that was turned into bytes earlier, or in another process; stands for it in a state dict."""
+
+    data: bytes
+    """What `dump_object` gave."""
+
+
 def dump_object(value: object, *, key: str) -> bytes:
     """The bytes that stand for `value` in a checkpoint: what `torch.save` writes.
 
     Args:
-        value: Any object that can be pickled. Tensors in it are stored on the CPU side of the archive.
+        value: Any object that can be pickled, or one that was dumped before. Tensors in it are stored on the CPU side
+            of the archive.
         key: Its FQN, for messages.
 
     Raises:
         UnsupportedValueError: It cannot be pickled.
     """
+    if isinstance(value, DumpedObject):
+        return value.data
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from dcp_core.dedup import OnDivergence, agreed_aliases, dedup_save_plans, divergent_keys, report_divergence
 from dcp_core.flatten import empty_mappings, flatten
 from dcp_core.global_columns import plan_columns
 from dcp_core.global_plan import check_coverage, create_default_global_save_plan, drop_aliases
+from dcp_core.job_size import job_size
 from dcp_core.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from dcp_core.objects import dump_object, report_unloadable
 from dcp_core.payloads import tensor_bytes
@@ -32,6 +32,7 @@ from dcp_core.values import LocalValues, find_ties, local_values
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
 
 _SMALL_BYTES = 64 * 1024
+_OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta"}
 
 
 def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: bool) -> SavePlan:
@@ -95,6 +96,11 @@ class DefaultSavePlanner(SavePlanner):
         self._empty: dict[str, tuple[str | int, ...]] = {}
         self._dumped: dict[str, bytes] = {}
         self._splittable = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in another process plans other saves: values, and plans of them, stay here.
+        kept = {name: value for name, value in vars(self).items() if name not in _OF_A_SAVE}
+        return {**kept, "mappings": {}, "_empty": {}, "_dumped": {}}
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
@@ -243,8 +249,7 @@ class DefaultSavePlanner(SavePlanner):
 
     def _digests(self, values: LocalValues) -> dict[str, int] | None:
         """Checksums of small tensors that every rank should agree on; None where there is no other rank."""
-        alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
-        if alone or self.on_divergence == "ignore":
+        if job_size() == 1 or self.on_divergence == "ignore":
             return None
         whole = {
             fqn: held.shards[0].get() if isinstance(held, LocalTensor) else held.detach()
@@ -282,4 +287,4 @@ def _is_ordinary(tensor: torch.Tensor) -> bool:
 
 def _holds_whole_job(all_plans: list[SavePlan]) -> bool:
     """Whether the plans come from all ranks, so that their shards must make up whole tensors."""
-    return len(all_plans) > 1 or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    return len(all_plans) > 1 or job_size() == 1

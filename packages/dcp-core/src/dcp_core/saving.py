@@ -9,7 +9,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteRe
 from dcp_core.save_planner import DefaultSavePlanner
 from dcp_core.storage_choice import resolve_writer
 
-__all__ = ["save", "save_state_dict"]
+__all__ = ["save", "save_state_dict", "save_with"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +70,14 @@ def save(
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_saver.save`.
     """
-    return _save(
-        state_dict,
-        checkpoint_id,
-        storage_writer,
-        planner,
+    return save_with(
         make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers),
+        state_dict,
+        checkpoint_id=checkpoint_id,
+        storage_writer=storage_writer,
+        planner=planner,
         use_collectives=use_collectives,
-        process_group=process_group,
+        group=getattr(process_group, "group_name", None),
     )
 
 
@@ -93,9 +93,8 @@ def save_state_dict(
     warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
     storage_writer.reset()
     coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
-    return _save(
-        state_dict, None, storage_writer, planner, coordinator, use_collectives=True, process_group=process_group
-    )
+    group = getattr(process_group, "group_name", None)
+    return save_with(coordinator, state_dict, storage_writer=storage_writer, planner=planner, group=group)
 
 
 @dataclass(slots=True)
@@ -192,18 +191,38 @@ class _Save:
         return self.writer
 
 
-def _save(
-    state_dict: dict[str, Any],
-    checkpoint_id: CheckpointId | None,
-    writer: StorageWriter | None,
-    planner: SavePlanner | None,
+def save_with(
     coordinator: Coordinator,
+    state_dict: dict[str, Any],
     *,
-    use_collectives: bool,
-    process_group: dist.ProcessGroup | None = None,
+    checkpoint_id: CheckpointId | None = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    use_collectives: bool = True,
+    group: Hashable = None,
 ) -> Metadata:
-    run = _Save(state_dict, checkpoint_id, writer, planner or DefaultSavePlanner(), coordinator, use_collectives)
-    plans = PlanExchange(coordinator, run.planner, getattr(process_group, "group_name", None))
+    """`save` by ranks that meet through a coordinator made beforehand, in any thread or process.
+
+    Args:
+        coordinator: Made for this save, in the thread that started it; it is closed here.
+        state_dict: See `save`, as for the other arguments.
+        checkpoint_id: Where to save.
+        storage_writer: Used instead of the one that `checkpoint_id` would choose.
+        planner: Decides what is written by whom.
+        use_collectives: False lets every rank plan alone.
+        group: What tells this group of ranks from others, for plans that are used again.
+
+    Returns:
+        The checkpoint's metadata.
+
+    Raises:
+        CheckpointException: See `save`.
+
+    Ranks: every rank of the coordinator's group; collective.
+    """
+    writer, planner = storage_writer, planner or DefaultSavePlanner()
+    run = _Save(state_dict, checkpoint_id, writer, planner, coordinator, use_collectives)
+    plans = PlanExchange(coordinator, run.planner, group)
     events = Operation("save", coordinator, run.place())
     with coordinator, events.phase("total") as total:
         try:
@@ -231,5 +250,6 @@ def _save(
 def _intent(run: _Save) -> tuple[str, str, bool]:
     """What must be equal on all ranks for a save to make sense."""
     # Subclasses of one planner may be mixed: their plans are of one kind.
-    kinds = [cls for cls in type(run.planner).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
-    return os.fspath(run.place() or ""), (kinds or [type(run.planner)])[-1].__qualname__, run.use_collectives
+    planner = getattr(run.planner, "stands_for", run.planner)
+    kinds = [cls for cls in type(planner).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
+    return os.fspath(run.place() or ""), (kinds or [type(planner)])[-1].__qualname__, run.use_collectives

@@ -23,6 +23,7 @@ from dcp_core.mesh_boxes import LocalBox, ShardedDim, local_boxes
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.plan import TensorWriteData, WriteItem, WriteItemType
 from dcp_core.tensor_checks import check_tensor
+from dcp_core.tensor_like import TensorLike
 
 __all__ = [
     "LocalShard",
@@ -49,8 +50,11 @@ class LocalShard:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalTensor:
-    """What this rank holds of one tensor; no shards at all if it holds nothing."""
+class LocalTensor(TensorLike):
+    """What this rank holds of one tensor; no shards at all if it holds nothing.
+
+    In a state dict it stands for that tensor, which may live elsewhere: in a rank on whose behalf this process saves.
+    """
 
     size: torch.Size
     """Global shape."""
@@ -87,6 +91,8 @@ def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalT
 
     Ranks: every rank; not collective.
     """
+    if isinstance(value, LocalTensor):
+        return value
     if isinstance(value, DTensor):
         return _of_dtensor(fqn, value, allow_meta=allow_meta)
     if hasattr(value, "__create_chunk_list__"):
@@ -203,6 +209,8 @@ def find_state_dict_object(state_dict: Mapping[str, Any], index: MetadataIndex) 
     if index.fqn not in state_dict:
         raise ShardNotFoundError(f"the state dict has no {index.fqn!r}")
     value = state_dict[index.fqn]
+    if isinstance(value, LocalTensor):
+        return find_shard(value, index)
     if isinstance(value, torch.Tensor) or hasattr(value, "__get_tensor_shard__"):
         return find_tensor_shard(value, index)
     if index.offset is not None:

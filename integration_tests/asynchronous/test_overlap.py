@@ -1,0 +1,115 @@
+"""Saves that overlap, on real ranks: each policy, the same fate on all ranks, every future resolves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dcp_async import AsyncSaver, SaveFuture, SaveSkippedError, SaveSupersededError, shared_saver
+from dcp_core import load
+from dcp_core.testing.memory import MemoryWriter
+from dcp_core.testing.ranks import RankPool
+
+KINDS = ["thread", "process"]
+SAVES = 4
+
+
+class SlowWriter(MemoryWriter):
+    """Takes its time, on rank 1 more than on the others."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        time.sleep(0.3 if dist.get_rank() == 1 else 0.1)
+        return super().write_data(plan, planner)
+
+
+def _state(number: int) -> dict[str, Any]:
+    rank = dist.get_rank()
+    return {f"own.{rank}": torch.full((1000,), float(number)), "both": torch.full((10,), float(number)), "n": number}
+
+
+def _fates(kind: str, overlap: Any, folder: str) -> list[str]:
+    fates = []
+    saver = shared_saver(kind)  # its worker is kept from test to test
+    saver.warm_up()
+    futures = [
+        saver.save(_state(number), checkpoint_id=f"{folder}/{number}", overlap=overlap) for number in range(SAVES)
+    ]
+    for future in futures:
+        assert isinstance(future, SaveFuture)
+        error = future.exception(timeout=30)
+        if error is not None and not isinstance(error, SaveSkippedError | SaveSupersededError):
+            raise error
+        fates.append("saved" if error is None else type(error).__name__)
+    for number, fate in enumerate(fates):
+        if fate == "saved":
+            found = _state(-1)
+            load(found, checkpoint_id=f"{folder}/{number}")
+            assert found["n"] == number
+            assert all(bool((value == number).all()) for key, value in found.items() if key != "n")
+    return fates
+
+
+@pytest.mark.parametrize("overlap", ["wait", "skip", "latest"])
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_overlapping_saves(ranks: RankPool, tmp_path: Path, kind: str, overlap: str, world_size: int) -> None:
+    fates = ranks.run(world_size, _fates, kind, overlap, str(tmp_path))
+    assert all(each == fates[0] for each in fates), fates
+    assert fates[0][0] == "saved"
+    if overlap == "wait":
+        assert fates[0] == ["saved"] * SAVES
+    if overlap == "latest":
+        assert fates[0][-1] == "saved"
+
+
+def _slow_fates(overlap: Any) -> list[str]:
+    saver = AsyncSaver("thread", overlap=overlap)
+    dist.barrier()
+    futures = []
+    for number in range(SAVES):
+        futures.append(saver.save(_state(number), storage_writer=SlowWriter(f"slow-{number}")))
+        time.sleep(0.02)
+    errors = [future.exception(timeout=30) for future in futures if isinstance(future, SaveFuture)]
+    saver.close()
+    return ["saved" if error is None else type(error).__name__ for error in errors]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "expected"),
+    [
+        ("wait", ["saved"] * 4),
+        ("skip", ["saved"] + ["SaveSkippedError"] * 3),
+        ("latest", ["saved", "SaveSupersededError", "SaveSupersededError", "saved"]),
+    ],
+)
+def test_fates_while_one_save_runs(ranks: RankPool, overlap: str, expected: list[str]) -> None:
+    assert ranks.run(2, _slow_fates, overlap) == [expected] * 2
+
+
+def _train_beside(kind: str, folder: str) -> float:
+    """Saves while the trainer uses its own group for collectives."""
+    value = torch.ones(1)
+    future = shared_saver(kind).save(_state(1), checkpoint_id=folder)
+    assert isinstance(future, SaveFuture)
+    stop = torch.zeros(1)
+    while not stop.item():
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        stop.fill_(float(future.done()))
+        dist.all_reduce(stop, op=dist.ReduceOp.MIN)
+    future.result()
+    return value.item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_trainers_own_group_is_left_alone(ranks: RankPool, tmp_path: Path, kind: str) -> None:
+    assert ranks.run(2, _train_beside, kind, str(tmp_path)) == [1.0, 1.0]
+
+
+def test_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="'skip'"):
+        AsyncSaver("thread", overlap="sometimes")  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""Asynchronous saving: the state is copied into reused memory, and saved from there in a thread or a process.
+
+What is saved, and how, is the affair of `dcp_core`; this package says when, from which memory and by whom.
+"""
+
+from dcp_async.async_save import async_save, close_savers, shared_saver
+from dcp_async.errors import (
+    MutatedWhileStagedError,
+    SaverClosedError,
+    SaverDeadlineError,
+    SaveSkippedError,
+    SaveSupersededError,
+    StagingLimitError,
+    WorkerError,
+    WorkerLostError,
+)
+from dcp_async.jobs import AsyncSaveResponse, SaveFuture
+from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, WorkerOptions
+from dcp_async.saver import AsyncSaver
+from dcp_async.stagers import DefaultStager, StagingOptions, StateDictStager
+from dcp_core.staging import AsyncStager, BlockingAsyncStager
+
+__all__ = [
+    "AsyncCheckpointerType",
+    "AsyncSaveResponse",
+    "AsyncSaver",
+    "AsyncStager",
+    "BlockingAsyncStager",
+    "DefaultStager",
+    "MutatedWhileStagedError",
+    "Overlap",
+    "SaveFuture",
+    "SaveSkippedError",
+    "SaveSupersededError",
+    "SaverClosedError",
+    "SaverDeadlineError",
+    "SaverOptions",
+    "StagingLimitError",
+    "StagingOptions",
+    "StateDictStager",
+    "WorkerError",
+    "WorkerLostError",
+    "WorkerOptions",
+    "async_save",
+    "close_savers",
+    "shared_saver",
+]

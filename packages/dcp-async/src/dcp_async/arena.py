@@ -1,0 +1,168 @@
+"""One allocation that staged copies lie in, used again for every save and grown rarely; shareable with a process.
+
+Not here: what lies where in it, and the copying.
+
+Source: Linux `memfd_create(2)`: memory with a descriptor but no name, so nothing is left when the last holder ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dcp_async.errors import StagingLimitError
+
+__all__ = ["Arena", "ArenaPool"]
+
+_PAGE_BYTES = mmap.PAGESIZE
+_CUDA_HOST_REGISTER_PORTABLE = 1
+
+
+class Arena:
+    """Memory for the staged copies of one save at a time.
+
+    Args:
+        shared: Make it a memory file, which another process can map through `descriptor`.
+        pinned: Pin it for CUDA, where that is there.
+    """
+
+    def __init__(self, *, shared: bool, pinned: bool) -> None:
+        self.descriptor = os.memfd_create("dcp-staging") if shared else -1
+        self.nbytes = 0
+        self.grown = 0
+        """How often it was allocated."""
+        self._pinned = pinned and torch.cuda.is_available()
+        self._memory: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._unpin: Callable[[], object] | None = None
+        self._user: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        self._close = weakref.finalize(self, os.close, self.descriptor) if shared else None
+
+    @property
+    def address(self) -> int:
+        """Where it begins in this process."""
+        return self._memory.ctypes.data
+
+    def in_use(self) -> bool:
+        """Whether somebody still holds what `view` gave last."""
+        return self._user is not None and self._user() is not None
+
+    def reserve(self, nbytes: int) -> None:
+        """Make it at least so large. What it held is lost if it must grow."""
+        if nbytes <= self.nbytes:
+            return
+        self._let_go()
+        size = _whole_pages(nbytes)
+        if self.descriptor >= 0:
+            os.ftruncate(self.descriptor, size)
+        mapped = mmap.mmap(self.descriptor, size)
+        # Children that the trainer forks (for loading data) must not keep the memory when it ends.
+        mapped.madvise(mmap.MADV_DONTFORK)
+        self._memory = np.frombuffer(mapped, np.uint8)
+        self.nbytes = size
+        self.grown += 1
+        if self._pinned:
+            self._pin()
+
+    def view(self) -> torch.Tensor:
+        """All of it as bytes; it is in use until the last tensor made from this is gone."""
+        own = self._memory[:]
+        self._user = weakref.ref(own)
+        return torch.from_numpy(own)
+
+    def close(self) -> None:
+        """Give the memory back as soon as nobody holds a view of it."""
+        self._let_go()
+        if self._close is not None:
+            self._close()
+
+    def _let_go(self) -> None:
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
+        self._memory = np.zeros(0, np.uint8)
+        self.nbytes = 0
+
+    def _pin(self) -> None:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = self.address
+        if runtime.cudaHostRegister(address, self.nbytes, _CUDA_HOST_REGISTER_PORTABLE) == runtime.cudaError.success:
+            self._unpin = weakref.finalize(self._memory, runtime.cudaHostUnregister, address)
+
+
+class ArenaPool:
+    """The arenas of one saver: as many as saves hold copies at one time, within a limit of bytes.
+
+    Args:
+        shared: See `Arena`.
+        pinned: See `Arena`.
+        max_bytes: What all arenas may take together; None for no limit.
+        until_dropped: What was given back is free only when the last tensor in it is gone, too.
+    """
+
+    def __init__(
+        self, *, shared: bool, pinned: bool, max_bytes: int | None = None, until_dropped: bool = False
+    ) -> None:
+        self._until_dropped = until_dropped
+        self._shared, self._pinned, self._max_bytes = shared, pinned, max_bytes
+        self._free: list[Arena] = []
+        self._taken: list[Arena] = []
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """What all arenas take now."""
+        with self._lock:
+            return sum(arena.nbytes for arena in (*self._free, *self._taken))
+
+    def take(self, nbytes: int) -> Arena:
+        """An arena of at least so many bytes that nobody reads; give it back with `give_back`.
+
+        Raises:
+            StagingLimitError: The limit does not allow it; says what is needed.
+        """
+        with self._lock:
+            idle = sorted(
+                (arena for arena in self._free if not (self._until_dropped and arena.in_use())),
+                key=lambda arena: arena.nbytes,
+            )
+            fitting = [arena for arena in idle if arena.nbytes >= nbytes]
+            arena = fitting[0] if fitting else idle[-1] if idle else Arena(shared=self._shared, pinned=self._pinned)
+            others = sum(each.nbytes for each in (*self._free, *self._taken) if each is not arena)
+            if self._max_bytes is not None and others + max(_whole_pages(nbytes), arena.nbytes) > self._max_bytes:
+                raise StagingLimitError(
+                    f"{nbytes:,} bytes are to be staged, and copies that are still read take {others:,}; "
+                    f"max_staging_bytes={self._max_bytes:,} allows less. Raise it, save fewer bytes at a time, or wait "
+                    "for earlier saves (overlap='wait')"
+                )
+            arena.reserve(nbytes)
+            if arena in self._free:
+                self._free.remove(arena)
+            self._taken.append(arena)
+            return arena
+
+    def give_back(self, arena: Arena) -> None:
+        """The save has ended; what it held may be overwritten."""
+        with self._lock:
+            if arena in self._taken:
+                self._taken.remove(arena)
+                self._free.append(arena)
+
+    def close(self) -> None:
+        """Give back the memory."""
+        with self._lock:
+            for arena in (*self._free, *self._taken):
+                arena.close()
+            self._free.clear()
+            self._taken.clear()
+
+
+def _whole_pages(nbytes: int) -> int:
+    return max(1, -(-nbytes // _PAGE_BYTES)) * _PAGE_BYTES

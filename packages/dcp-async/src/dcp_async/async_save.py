@@ -1,0 +1,122 @@
+"""`async_save`: stock's call, over savers that this process keeps.
+
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.async_save` (signature, results).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import torch.distributed as dist
+
+from dcp_async.jobs import AsyncSaveResponse
+from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions
+from dcp_async.saver import AsyncSaver
+from dcp_core import AsyncStager, Metadata, SavePlanner, StorageWriter
+from dcp_core.protocols import CheckpointId
+
+__all__ = ["async_save", "close_savers", "shared_saver"]
+
+_savers: dict[str, AsyncSaver] = {}
+_lock = threading.Lock()
+
+
+def async_save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: CheckpointId | None = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+    async_stager: AsyncStager | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    overlap: Overlap = "wait",
+) -> Future[Metadata] | AsyncSaveResponse:
+    """Copy a state dict and save the copy in the background, with this process's shared saver of that type.
+
+    For settings, or for more than one saver, make an `AsyncSaver`.
+
+    Args:
+        state_dict: See `AsyncSaver.save`, as for the other arguments.
+        checkpoint_id: Where to save.
+        storage_writer: Used instead of the one that `checkpoint_id` would choose.
+        planner: Decides what is written by whom.
+        process_group: The ranks that save together; None takes all.
+        async_checkpointer_type: In a thread, or in a process of its own.
+        async_stager: Makes the copy.
+        no_dist: Save from this process alone.
+        use_collectives: False lets every rank plan alone.
+        overlap: What becomes of a save that comes while another one runs: `wait`, `skip` or `latest`.
+
+    Returns:
+        A future of the metadata, done when the checkpoint exists; with a stager that gives futures, an
+        `AsyncSaveResponse`. Saves that run when the interpreter ends are completed first.
+
+    Raises:
+        Exception: See `AsyncSaver.save`.
+
+    Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
+    """
+    return shared_saver(async_checkpointer_type).save(
+        state_dict,
+        checkpoint_id=checkpoint_id,
+        storage_writer=storage_writer,
+        planner=planner,
+        process_group=process_group,
+        async_stager=async_stager,
+        no_dist=no_dist,
+        use_collectives=use_collectives,
+        overlap=overlap,
+    )
+
+
+def shared_saver(
+    kind: AsyncCheckpointerType | str = AsyncCheckpointerType.PROCESS, options: SaverOptions | None = None
+) -> AsyncSaver:
+    """The saver that `async_save` uses for a type: to warm it up, to lock, to wait, to close.
+
+    Args:
+        kind: The type, or the name of a saver that a plugin registers.
+        options: For the saver, if this call makes it.
+
+    Raises:
+        ValueError: It has other options already; close it first.
+    """
+    name = kind.value if isinstance(kind, AsyncCheckpointerType) else kind
+    with _lock:
+        saver = _savers.get(name)
+        if saver is None or saver.closed:
+            saver = _savers[name] = AsyncSaver(kind, options=options)
+        elif options is not None and options != saver.options:
+            raise ValueError(f"the {name} saver is in use with other options; call close_savers() first")
+        return saver
+
+
+def close_savers() -> None:
+    """Close the shared savers: see `AsyncSaver.close`. The next `async_save` makes new ones."""
+    with _lock:
+        savers = [*_savers.values()]
+        _savers.clear()
+    for saver in savers:
+        saver.close()
+
+
+def _at_exit() -> None:
+    """Their saves are done by now: threads of Python are waited for before. What failed unasked goes to the log."""
+    for saver in _savers.values():
+        saver.end()
+
+
+def _forget_in_child() -> None:
+    """A forked child has neither the threads nor the worker of its parent."""
+    _savers.clear()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,80 @@
+"""One save in the background, and the future that its caller holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcp_async.links import GroupLink
+from dcp_async.meeting import Ticket
+from dcp_async.staging import Staged
+from dcp_core import Metadata, SavePlanner, StorageWriter
+from dcp_core.protocols import CheckpointId
+
+__all__ = ["AsyncSaveResponse", "SaveFuture", "SaveJob"]
+
+
+class SaveFuture(Future[Metadata]):
+    """What a save will give. Remembers whether anybody asked how it went."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def result(self, timeout: float | None = None) -> Metadata:
+        """The checkpoint's metadata, when it exists; raises what went wrong."""
+        try:
+            return super().result(timeout)
+        finally:
+            self.asked = self.asked or self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What went wrong; None if the checkpoint exists."""
+        found = super().exception(timeout)
+        self.asked = True
+        return found
+
+    def add_done_callback(self, fn: Callable[[Future[Metadata]], object]) -> None:
+        """Call `fn` with this future when the save has ended."""
+        self.asked = True
+        super().add_done_callback(fn)
+
+    def failure(self) -> BaseException | None:
+        """What went wrong with a save that has ended, without counting as asking."""
+        return super().exception()
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncSaveResponse:
+    """Two ends to wait for: values may change again, and the checkpoint exists.
+
+    Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.AsyncSaveResponse`.
+    """
+
+    staging_completion: Future[None]
+    upload_completion: Future[Metadata]
+
+
+@dataclass(slots=True, eq=False)
+class SaveJob:
+    """A save between its call and its end."""
+
+    link: GroupLink
+    ticket: Ticket
+    checkpoint_id: CheckpointId | None
+    storage_writer: StorageWriter | None
+    planner: SavePlanner | None
+    use_collectives: bool
+    future: SaveFuture = field(default_factory=SaveFuture)
+    staged: Staged | None = None
+    staged_state: dict[str, Any] | None = None
+    """What a stager of the caller's own gave, instead of `staged`."""
+    planned: Any = None
+    """What a planner of the caller's own has planned, if the worker is not to plan."""
+    staging: Future[None] = field(default_factory=Future)
+    """Done when values may change again."""
+    may_be_superseded: bool = False
+    done: list[Callable[[], object]] = field(default_factory=list)
+    """Called once the save has ended."""

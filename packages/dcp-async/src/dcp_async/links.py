@@ -1,0 +1,226 @@
+"""How the trainer's part of a saver meets those of the other ranks: numbers of saves, and what becomes of each.
+
+Keys under `dcp-async/<group>/<saver>/`: those of `dcp_core`'s coordinators, `epoch` (raised whenever a worker has
+ended), and of each save `epoch/<sequence>` and `fate/<sequence>`, claimed by the first rank that has to know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+
+from dcp_async.errors import WorkerError
+from dcp_async.meeting import Meeting, Seat, StoreAddress, Ticket, prefixed
+from dcp_async.options import SaverOptions
+from dcp_core.coordination import CollectiveCoordinator, Coordinator
+from dcp_core.store_clones import borrow_store
+from dcp_core.store_wire import KeyValueStore, StoreWire
+
+__all__ = ["CollectiveLink", "GroupLink", "LinkTable", "StoreLink"]
+
+_KEPT_SAVES = 1024
+
+
+class GroupLink:
+    """What a saver needs of one group. This one is for a rank that saves alone."""
+
+    agrees = True
+    """Whether ranks can agree on what becomes of a save without waiting for each other."""
+
+    def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
+        self.seat = seat
+        self.meeting = Meeting(seat, store)
+        """For saves in this process: nobody else uses its connection."""
+        self._drawn = 0
+
+    def draw(self) -> Ticket:
+        """The next save's number. Waits for no rank."""
+        self._drawn += 1
+        return Ticket(self._drawn)
+
+    def decide(self, ticket: Ticket, wish: str) -> str:
+        """What becomes of a save, the same on all ranks: what the first one wished that asked."""
+        del ticket
+        return wish
+
+    def coordinator(self, ticket: Ticket) -> Coordinator:
+        """For a save in this process."""
+        return self.meeting.coordinator(ticket)
+
+    def withdraw(self, ticket: Ticket, error: BaseException) -> None:
+        """Let the other ranks fail in a save that this one does not take part in, because of `error`."""
+        coordinator = self.meeting.coordinator(ticket, watch=False)
+        coordinator.__exit__(type(error), error, error.__traceback__)
+
+    def for_worker(self) -> Seat:
+        """This rank's place for a save in another process.
+
+        Raises:
+            WorkerError: Another process cannot meet the other ranks.
+        """
+        return self.seat
+
+    def worker_ended(self) -> None:
+        """Let all ranks know that this one's worker will be another process."""
+
+
+class StoreLink(GroupLink):
+    """A group whose ranks meet at a store.
+
+    Args:
+        seat: This rank's place.
+        store: For the caller's thread.
+        background: For saves in this process.
+    """
+
+    def __init__(self, seat: Seat, store: KeyValueStore, background: KeyValueStore) -> None:
+        super().__init__(seat, background)
+        self._store = store
+        self._wire = StoreWire(store, "", seat.world_size)
+        self._lock = threading.Lock()
+
+    def draw(self) -> Ticket:
+        """See `GroupLink`."""
+        with self._lock:
+            sequence = StoreWire(self._store, "dcp/", 1).add(f"drawn/{self.seat.rank}")
+            epoch = int(self._wire.claim(f"epoch/{sequence}", str(self._wire.count("epoch"))))
+            if self.seat.rank == 0 and sequence > _KEPT_SAVES:  # no rank is so far behind
+                self._wire.delete([f"{name}/{sequence - _KEPT_SAVES}" for name in ("epoch", "fate")])
+        return Ticket(sequence, epoch)
+
+    def decide(self, ticket: Ticket, wish: str) -> str:
+        """See `GroupLink`."""
+        with self._lock:
+            return self._wire.claim(f"fate/{ticket.sequence}", wish)
+
+    def withdraw(self, ticket: Ticket, error: BaseException) -> None:
+        """See `GroupLink`. Over the caller's connection: the other one may be in use."""
+        with self._lock:
+            coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
+            coordinator.__exit__(type(error), error, error.__traceback__)
+
+    def for_worker(self) -> Seat:
+        """See `GroupLink`."""
+        if self.seat.address is None:
+            raise WorkerError(
+                "the process group's store is no TCP store, so that a process saver cannot reach it; use the thread "
+                "saver, or initialise the group with env:// or tcp://"
+            )
+        return self.seat
+
+    def worker_ended(self) -> None:
+        """See `GroupLink`."""
+        with self._lock:
+            self._wire.add("epoch")
+
+
+class CollectiveLink(GroupLink):
+    """A group without a usable store: a gloo group of its own, so that the trainer's collectives are left alone.
+
+    Args:
+        seat: This rank's place.
+        group: The trainer's group.
+    """
+
+    agrees = False
+
+    def __init__(self, seat: Seat, group: dist.ProcessGroup) -> None:
+        super().__init__(seat)
+        backend = dist.get_backend(group)
+        members = dist.get_process_group_ranks(group)
+        # A fake group's other ranks do not exist.
+        self._group = (
+            group if backend == "fake" else dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        )
+        self._coordinators: dict[Ticket, CollectiveCoordinator] = {}
+
+    def draw(self) -> Ticket:
+        """See `GroupLink`."""
+        made = CollectiveCoordinator(self._group, timeout_seconds=self.seat.timeout_seconds)
+        ticket = Ticket(made.sequence)
+        self._coordinators[ticket] = made
+        return ticket
+
+    def coordinator(self, ticket: Ticket) -> Coordinator:
+        """See `GroupLink`."""
+        return self._coordinators.pop(ticket)
+
+    def withdraw(self, ticket: Ticket, error: BaseException) -> None:
+        """See `GroupLink`."""
+        coordinator = self._coordinators.pop(ticket, None)
+        if coordinator is not None:
+            coordinator.__exit__(type(error), error, error.__traceback__)
+
+    def for_worker(self) -> Seat:
+        """See `GroupLink`."""
+        raise WorkerError(
+            "the process group has no store that a process saver can reach; use the thread saver, or initialise the "
+            "group with env:// or tcp://"
+        )
+
+
+class LinkTable:
+    """The links of one saver, by group."""
+
+    def __init__(self, options: SaverOptions) -> None:
+        self._options = options
+        self._alone: GroupLink | None = None
+        self._links: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupLink] = weakref.WeakKeyDictionary()
+
+    def of(self, group: dist.ProcessGroup | None, *, no_dist: bool) -> GroupLink:
+        """The link of a group; None is the default one. Made at the first call, by every rank of the group.
+
+        Raises:
+            ValueError: This process is not in the group.
+            CoordinatorLostError: The group's store is gone.
+        """
+        initialized = dist.is_available() and dist.is_initialized()
+        job_size = dist.get_world_size() if initialized else 1
+        if not no_dist and initialized:
+            found = dist.group.WORLD if group is None else group
+            rank = dist.get_rank(found)
+            if found is None or rank < 0:
+                raise ValueError("this process is not a rank of the process group: only its own ranks may save with it")
+            if dist.get_world_size(found) > 1:
+                if found not in self._links:
+                    self._links[found] = self._make(found, rank, job_size)
+                return self._links[found]
+        if self._alone is None or self._alone.seat.job_size != job_size:
+            self._alone = GroupLink(self._seat("alone", 0, 1, job_size, None))
+        return self._alone
+
+    def all(self) -> list[GroupLink]:
+        """Every link."""
+        return [*self._links.values()]
+
+    def _make(self, group: dist.ProcessGroup, rank: int, job_size: int) -> GroupLink:
+        members = dist.get_process_group_ranks(group)
+        # Disjoint groups may have one name.
+        digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
+        key = f"{group.group_name}-{digest}"
+        stores = [borrow_store(group) for _ in range(2)]
+        bases = [_innermost(each[0]) for each in stores if each is not None]
+        if len(bases) < 2 or dist.get_backend(group) == "fake":
+            return CollectiveLink(self._seat(key, rank, len(members), job_size, None), group)
+        # Savers of one group, one after the other or side by side, are kept apart: ranks make them in the same order.
+        number = StoreWire(bases[0], f"dcp-async/{key}/savers/", 1).add(str(rank))
+        prefix = f"dcp-async/{key}/{number}"
+        address = StoreAddress(bases[0].host, bases[0].port, prefix) if hasattr(bases[0], "port") else None
+        seat = self._seat(key, rank, len(members), job_size, address)
+        caller, background = (prefixed(prefix, base) for base in bases)
+        return StoreLink(seat, caller, background)
+
+    def _seat(self, key: str, rank: int, world_size: int, job_size: int, address: StoreAddress | None) -> Seat:
+        options = self._options
+        hosts_store = job_size > 1 and dist.get_rank() == 0
+        return Seat(key, rank, world_size, job_size, hosts_store, address, options.timeout_seconds, options.peers)
+
+
+def _innermost(store: Any) -> Any:
+    while (below := getattr(store, "underlying_store", None)) is not None:
+        store = below
+    return store

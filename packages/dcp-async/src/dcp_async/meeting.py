@@ -1,0 +1,124 @@
+"""A rank's place among the savers of its group, and the coordinators that it gets there; in the trainer or a worker.
+
+Not here: which saves there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from dcp_core import PeerOptions
+from dcp_core.coordination import Coordinator, LocalCoordinator, StoreCoordinator
+from dcp_core.peers import Peers
+from dcp_core.store_wire import KeyValueStore, guard_store
+
+__all__ = ["Meeting", "Seat", "StoreAddress", "Ticket", "prefixed"]
+
+_CONNECT_TIMEOUT = timedelta(seconds=30)
+
+
+def prefixed(prefix: str, store: Any) -> KeyValueStore:
+    """A store under a prefix."""
+    made: Any = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+    return cast("KeyValueStore", made)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where a process connects to meet the other ranks: a TCP store, and the prefix of the keys there."""
+
+    host: str
+    port: int
+    prefix: str
+
+    def connect(self) -> KeyValueStore:
+        """A connection of one's own. Raises CoordinatorLostError if nobody is there."""
+        with guard_store("(connecting)"):
+            base = dist.TCPStore(  # type: ignore[attr-defined]
+                self.host, self.port, None, False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False
+            )
+        return prefixed(self.prefix, base)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A rank's place in a group. Travels to a worker once for each group."""
+
+    key: str
+    """Tells the group from others of this process."""
+    rank: int
+    world_size: int
+    job_size: int
+    hosts_store: bool
+    address: StoreAddress | None
+    """None for a rank that saves alone."""
+    timeout_seconds: float
+    peers: PeerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One save's number in its group, drawn in the thread that started it, and how often workers had ended by then."""
+
+    sequence: int
+    epoch: int = 0
+
+
+class Meeting:
+    """Coordinators for one save after the other.
+
+    Args:
+        seat: This rank's place.
+        store: The store under the savers' prefix; nobody else uses this connection. None to connect to the address.
+    """
+
+    def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
+        self.seat = seat
+        if store is None and seat.address is not None:
+            store = seat.address.connect()
+        self.store = store
+        self._epoch = -1
+        self._peers: Peers | None = None
+
+    def coordinator(self, ticket: Ticket, *, watch: bool = True) -> Coordinator:
+        """The coordinator of one save; waits for no rank.
+
+        Args:
+            ticket: Of the save.
+            watch: Watch the other ranks' savers, and let them watch this process.
+        """
+        seat = self.seat
+        if self.store is None:
+            return LocalCoordinator()
+        if watch:
+            self._renew_peers(ticket)
+        return StoreCoordinator(
+            self.store,
+            seat.rank,
+            seat.world_size,
+            sequence=ticket.sequence,
+            timeout_seconds=seat.timeout_seconds,
+            hosts_store=seat.hosts_store,
+            peers=self._peers if watch else None,
+        )
+
+    def close(self) -> None:
+        """Let go of the other ranks."""
+        if self._peers is not None:
+            self._peers.close()
+            self._peers = None
+
+    def _renew_peers(self, ticket: Ticket) -> None:
+        """Who watches whom: found anew by all ranks together when one of their workers is another process."""
+        if self._peers is not None and self._epoch == ticket.epoch:
+            return
+        self.close()
+        seat, store = self.seat, self.store
+        if store is not None:
+            # Under numbers of their own: those of `dcp_core`'s operations are positive.
+            self._peers = Peers(store, -1 - ticket.epoch, seat.rank, seat.world_size, 0, options=seat.peers)
+            self._epoch = ticket.epoch

@@ -1,0 +1,178 @@
+"""What the trainer and its worker say to each other, and how it crosses their socket. Imports no torch.
+
+Both are one program of one user, so that messages are pickled. A message that carries a descriptor is followed by one
+byte with it (SCM_RIGHTS).
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "Beat",
+    "Failed",
+    "Forget",
+    "Hello",
+    "Logged",
+    "NewArena",
+    "NewGroup",
+    "NewStructure",
+    "Ready",
+    "Save",
+    "Saved",
+    "Told",
+    "Warned",
+    "read_message",
+    "send_message",
+]
+
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The trainer's first message: how to work. `options` is a `WorkerOptions`."""
+
+    sys_path: tuple[str, ...]
+    options: Any
+    log_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewArena:
+    """Map so many bytes of the descriptor that follows, in place of what had that number before."""
+
+    number: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewGroup:
+    """A rank's place in a group, a `meeting.Seat`."""
+
+    seat: Any
+
+
+@dataclass(frozen=True, slots=True)
+class NewStructure:
+    """A `staging.Structure`."""
+
+    structure: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A structure that is not saved any more."""
+
+    identifier: str
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save. What is None is as in the save of that structure before."""
+
+    number: int
+    structure: str
+    arena: int
+    group: str
+    ticket: Any
+    checkpoint_id: Any
+    use_collectives: bool
+    objects: dict[int, Any] = field(default_factory=dict)
+    """Those that have changed, by their place among the structure's objects."""
+    means: bytes | None = None
+    """Pickled `(storage writer, planner, plan)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has imported what it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The worker lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A `CheckpointEvent` of a save."""
+
+    event: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A line for the log."""
+
+    logger: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A warning; `category` is pickled."""
+
+    category: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A save went well. The metadata is in storage under `save_id`, or comes as `metadata`."""
+
+    number: int
+    save_id: str | None
+    metadata: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A save, or the start (number 0), failed: a `dcp_core.outcomes.Failure`."""
+
+    number: int
+    failure: Any
+
+
+def send_message(connection: socket.socket, message: object, descriptor: int | None = None) -> int:
+    """Send one message whole, and the descriptor that it carries; how many bytes that were."""
+    data = pickle.dumps(message, protocol=5)
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+    if descriptor is not None:
+        socket.send_fds(connection, [b"f"], [descriptor])
+    return _LENGTH.size + len(data)
+
+
+def read_message(connection: socket.socket) -> Any:
+    """Receive one message whole; the descriptor of a `NewArena` comes as a pair with it.
+
+    Raises:
+        EOFError: The other side has ended.
+        TimeoutError: The connection has a timeout, and nothing came.
+    """
+    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
+    message = pickle.loads(_read(connection, length))
+    if not isinstance(message, NewArena):
+        return message
+    data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    if not data or not descriptors:
+        raise EOFError
+    return message, descriptors[0]
+
+
+def _read(connection: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        try:
+            part = connection.recv(min(length - len(data), 1 << 20))
+        except ConnectionError as error:
+            raise EOFError from error
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)

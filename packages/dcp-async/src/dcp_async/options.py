@@ -1,0 +1,91 @@
+"""Settings of savers, as records: what may wait for what, and what a saver may take of the machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, get_args
+
+from dcp_core import PeerOptions
+from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS
+
+__all__ = ["AsyncCheckpointerType", "Overlap", "SaverOptions", "WorkerOptions", "check_overlap"]
+
+Overlap = Literal["wait", "skip", "latest"]
+"""What a save does that comes while another one runs: `wait` for its end, be left out (`skip`), or replace the one that
+waits for its turn (`latest`)."""
+
+
+class AsyncCheckpointerType(Enum):
+    """Where the saving happens: in a thread of this process, or in a process of its own."""
+
+    THREAD = "thread"
+    PROCESS = "process"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """The process of a process saver: what it may take of the machine, and when it counts as dead.
+
+    Attributes:
+        nice: Added to this process's niceness, so that the trainer goes first where they share a core.
+        ionice: Class and level of disk access (`("best-effort", 7)`, `("idle", 0)`); None leaves it.
+        torch_threads: Threads that torch may use in one operation.
+        cpu_affinity: The cores that it may run on; None leaves it.
+        process_group: Give it a gloo group of all savers over the trainer's store, for storage writers that use
+            collectives.
+        start_seconds: How long it may take to start.
+        silence_seconds: After how long without a sign of life it is ended.
+    """
+
+    nice: int = 10
+    ionice: tuple[Literal["best-effort", "idle"], int] | None = None
+    torch_threads: int = 1
+    cpu_affinity: tuple[int, ...] | None = None
+    process_group: bool = False
+    start_seconds: float = 120.0
+    silence_seconds: float = 60.0
+
+
+def _copy_threads() -> int:
+    return max(1, min(4, len(os.sched_getaffinity(0))))
+
+
+@dataclass(frozen=True, slots=True)
+class SaverOptions:
+    """How a saver stages and saves.
+
+    Attributes:
+        max_staging_bytes: Memory that staged copies of this rank may take, all together; None for no limit.
+        copy_threads: Threads that copy tensors of host memory while `save` waits.
+        pin_memory: Pin staging memory where CUDA is there.
+        mutation_guard: Compare samples of each copy with its source when copying is done: see `mutations`.
+        save_seconds: How long one save may take, in the background; a worker that takes longer is ended.
+        close_seconds: How long `close` waits for saves that run.
+        timeout_seconds: How long a rank waits for the others in one phase; see `dcp_core.save`.
+        peers: How savers of different ranks watch each other; see `dcp_core.save`.
+        worker: For a process saver.
+    """
+
+    max_staging_bytes: int | None = None
+    copy_threads: int = field(default_factory=_copy_threads)
+    pin_memory: bool = True
+    mutation_guard: bool = True
+    save_seconds: float = 3600.0
+    close_seconds: float = 600.0
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    peers: PeerOptions = field(default_factory=PeerOptions)
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+
+    def __post_init__(self) -> None:
+        if self.copy_threads < 1:
+            raise ValueError(f"copy_threads={self.copy_threads} must be at least 1")
+        if self.max_staging_bytes is not None and self.max_staging_bytes < 1:
+            raise ValueError(f"max_staging_bytes={self.max_staging_bytes} must be at least 1, or None for no limit")
+
+
+def check_overlap(overlap: str) -> None:
+    """Raise ValueError for a policy that does not exist."""
+    if overlap not in get_args(Overlap):
+        raise ValueError(f"overlap={overlap!r} is not known; choose one of {', '.join(map(repr, get_args(Overlap)))}")

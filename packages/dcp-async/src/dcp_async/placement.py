@@ -1,0 +1,108 @@
+"""Where the copies of tensors lie in an arena: memory that several tensors share is copied once, and only what is used.
+
+Works on addresses alone. Not here: the copying, and what the tensors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Placement", "Sources", "place", "sources_of"]
+
+I64 = npt.NDArray[np.int64]
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sources:
+    """The memory that each of some tensors covers, from its first element to its last."""
+
+    devices: I64
+    """A number for each device; 0 is host memory."""
+    addresses: I64
+    extents: I64
+    """In bytes; 0 for empty tensors."""
+    element_bytes: I64
+    """Of all elements; less than the extent where there are gaps, more where elements share memory."""
+
+    def same_as(self, other: Sources) -> bool:
+        """Whether these are the same places."""
+        mine = (self.devices, self.addresses, self.extents, self.element_bytes)
+        return all(map(np.array_equal, mine, (other.devices, other.addresses, other.extents, other.element_bytes)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Where copies lie; offsets in bytes from the arena's begin."""
+
+    offsets: I64
+    """Of each tensor's first element."""
+    compact: npt.NDArray[np.bool_]
+    """Whether a tensor is copied without the gaps between its elements, so that its copy is contiguous."""
+    nbytes: int
+    pieces: tuple[I64, I64, I64]
+    """Source address, offset and length of each stretch of host memory that is copied as it is."""
+    by_tensor: I64
+    """Rows of the tensors that are copied one by one: those on devices, and compact ones."""
+
+    def key(self) -> bytes:
+        """Equal for placements in which every copy lies where it lies in the other."""
+        return self.offsets.tobytes() + self.compact.tobytes()
+
+
+def sources_of(tensors: Sequence[torch.Tensor]) -> Sources:
+    """What memory these tensors cover."""
+    numbers: dict[torch.device, int] = {}
+    devices = [0 if tensor.is_cpu else 1 + numbers.setdefault(tensor.device, len(numbers)) for tensor in tensors]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    element_bytes = [tensor.nbytes for tensor in tensors]
+    extents = [
+        nbytes if tensor.is_contiguous() else _extent(tensor)
+        for tensor, nbytes in zip(tensors, element_bytes, strict=True)
+    ]
+    return Sources(*(np.array(each, np.int64) for each in (devices, addresses, extents, element_bytes)))
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.dtype.itemsize
+
+
+def place(sources: Sources) -> Placement:
+    """Lay out copies: overlapping extents stay together, so that views stay views; each stretch is aligned."""
+    used = np.flatnonzero(sources.extents)
+    order = used[np.lexsort((sources.addresses[used], sources.devices[used]))]
+    starts, extents, devices = sources.addresses[order], sources.extents[order], sources.devices[order]
+    begins = _begins(devices, starts, starts + extents)
+    stretch, first = np.cumsum(begins) - 1, np.flatnonzero(begins)
+    within = starts - starts[first][stretch]
+    lengths = np.zeros(len(first), np.int64)
+    np.maximum.at(lengths, stretch, within + extents)
+    alone = np.bincount(stretch, minlength=len(first)) == 1
+    # What covers less than its extent is copied without its gaps, unless others lie in them.
+    gaps = alone[stretch] & (sources.element_bytes[order] < extents)
+    lengths[stretch[gaps]] = sources.element_bytes[order][gaps]
+    base = np.concatenate([[0], np.cumsum(-(-lengths // _ALIGNMENT) * _ALIGNMENT)]).astype(np.int64)
+    offsets, compact = np.zeros(len(sources.addresses), np.int64), np.zeros(len(sources.addresses), bool)
+    offsets[order] = base[:-1][stretch] + within
+    compact[order] = gaps
+    whole = (devices[first] == 0) & ~gaps[first]
+    pieces = (starts[first][whole], base[:-1][whole], lengths[whole])
+    return Placement(offsets, compact, int(base[-1]), pieces, np.sort(order[gaps | (devices != 0)]))
+
+
+def _begins(devices: I64, starts: I64, stops: I64) -> npt.NDArray[np.bool_]:
+    """Of extents in order, which one begins a stretch: nothing before it on its device reaches it."""
+    begins = np.ones(len(starts), bool)
+    for device in np.unique(devices):
+        rows = np.flatnonzero(devices == device)
+        begins[rows[1:]] = starts[rows[1:]] >= np.maximum.accumulate(stops[rows])[:-1]
+    return begins

@@ -1,0 +1,14 @@
+"""Registers the savers of this package. Imports nothing heavy."""
+
+from dcp_core.hookspecs import hookimpl
+
+__all__ = ["dcp_register_savers"]
+
+
+@hookimpl
+def dcp_register_savers() -> dict[str, str]:
+    """Savers by the values of `AsyncCheckpointerType`."""
+    return {
+        "thread": "dcp_async.thread_saver:ThreadBackend",
+        "process": "dcp_async.process_saver:ProcessBackend",
+    }

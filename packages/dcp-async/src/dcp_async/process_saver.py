@@ -1,0 +1,235 @@
+"""The process saver: saves in a process of its own, out of memory that it shares with the trainer.
+
+The structure of a state goes to that process once; a save of it is an identifier and the scalars that have changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcp_async.arena import Arena
+from dcp_async.errors import SaverDeadlineError, WorkerError, WorkerLostError
+from dcp_async.jobs import SaveJob
+from dcp_async.links import GroupLink
+from dcp_async.meeting import Seat
+from dcp_async.messages import Failed, Forget, NewArena, NewGroup, NewStructure, Save, Saved
+from dcp_async.options import SaverOptions
+from dcp_async.staged_planner import pickled
+from dcp_async.staging import Staged
+from dcp_async.worker_process import WorkerProcess
+from dcp_core import CoordinatorLostError, Metadata
+from dcp_core.metadata import DeferredMetadata
+from dcp_core.outcomes import Failure, decode
+from dcp_core.storage_choice import resolve_writer
+
+__all__ = ["ProcessBackend"]
+
+_KEPT_STRUCTURES = 16
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What the worker knows of one structure."""
+
+    objects: list[Any] = field(default_factory=list)
+    means: bytes = b""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What one worker has been told; a new worker knows nothing."""
+
+    arenas: dict[Arena, tuple[int, int]] = field(default_factory=dict)
+    """Their numbers and sizes."""
+    groups: dict[str, Seat] = field(default_factory=dict)
+    structures: OrderedDict[str, _Sent] = field(default_factory=OrderedDict)
+
+
+class ProcessBackend:
+    """Carries out saves in a worker, which it starts when it is first needed, and again when it has ended.
+
+    Args:
+        options: Of the saver.
+    """
+
+    shares_memory = True
+
+    def __init__(self, options: SaverOptions) -> None:
+        self._options = options
+        self._worker: WorkerProcess | None = None
+        self._known = _Known()
+        self._links: dict[str, GroupLink] = {}
+        self._saves = 0
+        self._owner = os.getpid()
+
+    @property
+    def worker(self) -> WorkerProcess | None:
+        """The process, if there is one."""
+        return self._worker
+
+    def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
+        """Start the process and tell it of the group, and of a state's structure if one is given.
+
+        Raises:
+            WorkerError: It cannot be started, or cannot meet the other ranks.
+        """
+        seat = link.for_worker()
+        worker = self._running(link)
+        self._tell_group(worker, seat)
+        if staged is not None:
+            self._tell_structure(worker, staged)
+            self._tell_arena(worker, staged.arena)
+
+    def run(self, job: SaveJob) -> Metadata:
+        """Carry out one save.
+
+        Raises:
+            WorkerError: The worker cannot be started, or given what it needs.
+            WorkerLostError: The worker ended while it saved.
+            SaverDeadlineError: It took longer than `save_seconds`.
+            Exception: What went wrong in the worker.
+        """
+        try:
+            means = _means(job)
+            seat = job.link.for_worker()
+            worker = self._running(job.link)
+            self._tell_group(worker, seat)
+            request = self._request(worker, job, seat, means)
+        except BaseException as error:
+            job.link.withdraw(job.ticket, error)
+            raise
+        answer = self._ask(worker, request, job)
+        if isinstance(answer, Saved):
+            return _metadata(job, answer)
+        raise _raised(answer.failure)
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker is not None and self._owner == os.getpid():
+            self._worker.close()
+        self._worker = None
+
+    def _ask(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved | Failed:
+        deadline = time.monotonic() + self._options.save_seconds
+        try:
+            worker.send(request)
+            answer = worker.read(deadline)
+        except (WorkerLostError, SaverDeadlineError) as error:
+            raise type(error)(f"rank {job.link.seat.rank}, save to {_place(job)}: {error}") from error
+        if not isinstance(answer, Saved | Failed) or answer.number != request.number:
+            worker.kill()
+            raise WorkerError(f"the saver's process answered another request than {request.number}; it was ended")
+        return answer
+
+    def _running(self, link: GroupLink) -> WorkerProcess:
+        self._links[link.seat.key] = link
+        if self._worker is not None and not self._worker.alive:
+            self._worker.close()
+            self._worker = None
+        if self._worker is None:
+            self._known = _Known()
+            worker = WorkerProcess(self._options.worker, self._worker_ended)
+            worker.wait_ready()
+            self._worker = worker
+        return self._worker
+
+    def _worker_ended(self) -> None:
+        """In a thread: let the other ranks look for a new worker in their next save, not in this one."""
+        for link in list(self._links.values()):
+            with contextlib.suppress(CoordinatorLostError):  # the group may have ended since
+                link.worker_ended()
+
+    def _tell_group(self, worker: WorkerProcess, seat: Seat) -> None:
+        if self._known.groups.get(seat.key) != seat:
+            worker.send(NewGroup(seat))
+            self._known.groups[seat.key] = seat
+
+    def _request(self, worker: WorkerProcess, job: SaveJob, seat: Seat, means: bytes) -> Save:
+        staged = job.staged
+        if staged is None:
+            raise WorkerError("nothing was staged in memory that the saver's process can read")
+        sent = self._tell_structure(worker, staged)
+        changed = _changed(sent.objects, staged.objects)
+        new_means = None if means == sent.means else means
+        sent.objects, sent.means = staged.objects, means
+        self._saves += 1
+        return Save(
+            self._saves,
+            staged.structure.identifier,
+            self._tell_arena(worker, staged.arena),
+            seat.key,
+            job.ticket,
+            job.checkpoint_id,
+            job.use_collectives,
+            changed,
+            new_means,
+        )
+
+    def _tell_arena(self, worker: WorkerProcess, arena: Arena) -> int:
+        known = self._known.arenas
+        number, nbytes = known.get(arena, (len(known), -1))
+        if nbytes != arena.nbytes:
+            worker.send(NewArena(number, arena.nbytes), arena.descriptor)
+            known[arena] = number, arena.nbytes
+        return number
+
+    def _tell_structure(self, worker: WorkerProcess, staged: Staged) -> _Sent:
+        known, identifier = self._known.structures, staged.structure.identifier
+        if identifier not in known:
+            worker.send(NewStructure(staged.structure))
+            known[identifier] = _Sent()
+        known.move_to_end(identifier)
+        while len(known) > _KEPT_STRUCTURES:
+            worker.send(Forget(known.popitem(last=False)[0]))
+        return known[identifier]
+
+
+def _means(job: SaveJob) -> bytes:
+    """Storage writer, planner and plan for the worker."""
+    what = (
+        "the storage writer or the planner" if job.storage_writer is not None or job.planner is not None else "the plan"
+    )
+    return pickled(what, (job.storage_writer, job.planner, job.planned))
+
+
+def _changed(before: list[Any], now: list[Any]) -> dict[int, Any]:
+    """The objects that the worker does not know yet, by their place."""
+    if len(before) != len(now):
+        return dict(enumerate(now))
+    pairs = enumerate(zip(before, now, strict=True))
+    return {number: new for number, (old, new) in pairs if type(old) is not type(new) or old != new}
+
+
+def _place(job: SaveJob) -> str:
+    place = job.checkpoint_id if job.checkpoint_id is not None else getattr(job.storage_writer, "checkpoint_id", None)
+    return "its storage" if place is None else os.fspath(place)
+
+
+def _metadata(job: SaveJob, saved: Saved) -> Metadata:
+    """The checkpoint's metadata, read when somebody looks at it."""
+    if saved.metadata is not None:
+        data = saved.metadata
+        return DeferredMetadata(lambda: Metadata(**decode(data)))
+    writer, place, save_id = job.storage_writer, job.checkpoint_id, saved.save_id
+
+    def read() -> Metadata:
+        copied = None if writer is None else decode(pickled("the storage writer", writer))
+        found: Metadata = resolve_writer(copied, place).published_metadata(save_id)  # type: ignore[attr-defined]
+        return found
+
+    return DeferredMetadata(read)
+
+
+def _raised(failure: Failure) -> BaseException:
+    """What was raised in the worker, with its traceback as the cause."""
+    error = failure.revive()
+    told = WorkerError(f"in the saver's process:\n{failure.text}")
+    if error is None:
+        return told
+    error.__cause__ = told
+    return error

@@ -1,0 +1,176 @@
+"""One save after the other, in a thread: who may begin, who waits, who is left out, and what nobody asked about.
+
+Not here: what a save does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent import futures
+
+from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSkippedError, SaveSupersededError
+from dcp_async.jobs import SaveJob
+from dcp_async.options import Overlap
+from dcp_core import Metadata
+
+__all__ = ["SaveQueue"]
+
+GO, SKIP, SUPERSEDED = "go", "skip", "superseded"
+
+
+class SaveQueue:
+    """Runs saves of one process in the order in which they came, one at a time.
+
+    Args:
+        run: Carries out a save.
+        name: Of the thread.
+    """
+
+    def __init__(self, run: Callable[[SaveJob], Metadata], name: str) -> None:
+        self._run = run
+        # Its threads are joined, and what waits in it is done, before the interpreter ends.
+        self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._changed = threading.Condition()
+        self._running: SaveJob | None = None
+        self._waiting: SaveJob | None = None
+        self._failed: list[SaveJob] = []
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save runs or waits."""
+        return self._running is not None or self._waiting is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more saves are taken."""
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raise SaverClosedError if no more saves are taken."""
+        if self._closed:
+            raise SaverClosedError("the saver is closed: make another one, or close it after the last save")
+
+    def raise_unasked(self) -> None:
+        """Raise the error of an earlier save that nobody has asked about."""
+        with self._changed:
+            failed, self._failed = self._failed, []
+        for job in failed:
+            error = job.future.failure()
+            if error is not None and not job.future.asked:
+                job.future.asked = True
+                raise error
+
+    def admit(self, job: SaveJob, overlap: Overlap) -> bool:
+        """Whether a save may be staged; False if it is left out. Waits where the policy says so.
+
+        Ranks: all ranks of the job's group get the same answer.
+        """
+        if overlap == "wait" or not job.link.agrees:
+            self._wait(lambda: not self.busy)
+            return True
+        if overlap == "skip":
+            return self._admit_unless_busy(job)
+        self._supersede()
+        return True
+
+    def put(self, job: SaveJob) -> None:
+        """Run a save when its turn has come."""
+        with self._changed:
+            self.check_open()
+            self._waiting = job
+        self._thread.submit(self._take, job)
+
+    def drain(self, seconds: float) -> None:
+        """Return when no save runs or waits.
+
+        Raises:
+            SaverDeadlineError: That takes longer.
+        """
+        if not self._wait(lambda: not self.busy, seconds):
+            running = self._running or self._waiting
+            where = "" if running is None else f" to {running.checkpoint_id!s}"
+            raise SaverDeadlineError(
+                f"the save{where} was still running after {seconds:g} s; the checkpoint does not exist yet. Allow more "
+                "time with close_seconds, or look for what holds the storage up"
+            )
+
+    def close(self) -> None:
+        """Take no more saves. Does not wait."""
+        self._closed = True
+        self._thread.shutdown(wait=False)
+
+    def _admit_unless_busy(self, job: SaveJob) -> bool:
+        with self._changed:
+            fate = job.link.decide(job.ticket, SKIP if self.busy else GO)
+        if fate == GO:  # of a save that is over on another rank, the end is near here, too
+            self._wait(lambda: not self.busy)
+            return True
+        self._leave_out(job, SaveSkippedError(f"the save to {job.checkpoint_id!s} was skipped: {self._what_runs()}"))
+        return False
+
+    def _supersede(self) -> None:
+        """Take the place of the save that waits, unless another rank has begun it."""
+        with self._changed:
+            waiting = self._waiting
+        if waiting is not None:
+            futures.wait([waiting.staging])
+        with self._changed:
+            if (
+                waiting is not None
+                and waiting is self._waiting
+                and waiting.link.decide(waiting.ticket, SUPERSEDED) == SUPERSEDED
+            ):
+                self._waiting = None
+                self._leave_out(waiting, _superseded(waiting))
+        self._wait(lambda: self._waiting is None)
+
+    def _leave_out(self, job: SaveJob, error: Exception) -> None:
+        job.future.asked = True
+        job.future.set_exception(error)
+        if not job.staging.done():
+            job.staging.set_result(None)
+        for done in job.done:
+            done()
+
+    def _what_runs(self) -> str:
+        running = self._running or self._waiting
+        return "an earlier one is running" if running is None else f"the one to {running.checkpoint_id!s} is running"
+
+    def _wait(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(ready, seconds)
+
+    def _take(self, job: SaveJob) -> None:
+        with self._changed:
+            if self._waiting is not job:  # superseded
+                return
+            if job.may_be_superseded and job.link.decide(job.ticket, GO) != GO:
+                self._waiting = None
+                self._leave_out(job, _superseded(job))
+                self._changed.notify_all()
+                return
+            self._waiting, self._running = None, job
+            self._changed.notify_all()
+        try:
+            result, error = self._run(job), None
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, the caller hears of it
+            result, error = None, raised
+        for done in job.done:
+            done()
+        with self._changed:
+            self._running = None
+            if error is not None:
+                self._failed.append(job)
+            self._changed.notify_all()
+        if error is not None:
+            job.future.set_exception(error)
+        elif result is not None:
+            job.future.set_result(result)
+
+
+def _superseded(job: SaveJob) -> SaveSupersededError:
+    return SaveSupersededError(
+        f"the save to {job.checkpoint_id!s} was left out: a later one came before it could begin"
+    )

@@ -1,0 +1,340 @@
+"""`AsyncSaver`: saves in the background, from a copy, one after the other.
+
+What carries a save out (a thread, a process) is a `Backend`, found by hook; how copies are made is `staging`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch.distributed as dist
+
+from dcp_async.arena import ArenaPool
+from dcp_async.copying import Copier, on_this_stream
+from dcp_async.jobs import AsyncSaveResponse, SaveFuture, SaveJob
+from dcp_async.links import GroupLink, LinkTable
+from dcp_async.mutations import MutationGuard
+from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, check_overlap
+from dcp_async.queue import SaveQueue
+from dcp_async.staged_planner import plan_here
+from dcp_async.stagers import DefaultStager, is_plain_blocking
+from dcp_async.staging import Staged, Stager
+from dcp_core import AsyncStager, DefaultSavePlanner, Metadata, SavePlanner, StorageWriter, plugins
+from dcp_core.per_rank import with_rank_values
+from dcp_core.protocols import CheckpointId, is_stateful
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AsyncSaver", "Backend"]
+
+
+class Backend(Protocol):
+    """What carries out saves: made by a factory that a plugin registers under a name, called with `SaverOptions`."""
+
+    shares_memory: bool
+    """Whether copies must lie in memory that another process can map."""
+
+    def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
+        """Be ready for the first save of a group, of a state of that structure if one is given."""
+        ...
+
+    def run(self, job: SaveJob) -> Metadata:
+        """Carry out one save; called in one thread, for one save at a time."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class AsyncSaver:
+    """Saves in the background; a context manager that waits for all saves when it ends.
+
+    Args:
+        kind: `AsyncCheckpointerType.PROCESS`, `THREAD`, or the name of a saver that a plugin registers.
+        overlap: What a save does that comes while another one runs: `wait`, `skip` or `latest`.
+        options: See `SaverOptions`.
+
+    Saves of one saver run in the order in which they were started. Several groups, models and checkpoint ids may take
+    turns on one saver; ranks that are in several groups must start their saves in the same order.
+    """
+
+    def __init__(
+        self,
+        kind: AsyncCheckpointerType | str = AsyncCheckpointerType.PROCESS,
+        *,
+        overlap: Overlap = "wait",
+        options: SaverOptions | None = None,
+    ) -> None:
+        check_overlap(overlap)
+        self.options = options or SaverOptions()
+        self._overlap: Overlap = overlap
+        name = kind.value if isinstance(kind, AsyncCheckpointerType) else kind
+        self._backend: Backend = plugins.saver(name)(self.options)
+        self._links = LinkTable(self.options)
+        self._pool = ArenaPool(
+            shared=self._backend.shares_memory,
+            pinned=self.options.pin_memory,
+            max_bytes=self.options.max_staging_bytes,
+        )
+        guard = MutationGuard() if self.options.mutation_guard else None
+        self._stager = Stager(self._pool, Copier(self.options.copy_threads), guard)
+        self._queue = SaveQueue(self._run, f"dcp-{name}-saver")
+        self._staging_thread: ThreadPoolExecutor | None = None
+        self._values = threading.RLock()
+        self._entry = threading.Lock()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more saves."""
+        return self._queue.closed
+
+    @property
+    def staging_bytes(self) -> int:
+        """Memory that copies take now, those in reserve included."""
+        return self._pool.nbytes
+
+    @property
+    def backend(self) -> Backend:
+        """What carries out the saves."""
+        return self._backend
+
+    def warm_up(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        state_dict: dict[str, Any] | None = None,
+        no_dist: bool = False,
+    ) -> None:
+        """Make ready for the first save: starts what takes time to start, and returns when that is done.
+
+        Args:
+            process_group: The ranks that will save together; None takes all.
+            state_dict: What will be saved: memory for its copy is made, and its structure told, now.
+            no_dist: See `save`.
+
+        Raises:
+            WorkerError: The process cannot be started.
+            SaverClosedError: The saver is closed.
+            Exception: What is wrong with the state.
+
+        Ranks: every rank of the group; waits for none, but for this rank's own earlier saves.
+        """
+        with self._entry:
+            self._queue.check_open()
+            link = self._links.of(process_group, no_dist=no_dist)
+            self._queue.drain(self.options.save_seconds)
+            if state_dict is None:
+                self._backend.warm_up(link, None)
+                return
+            staged = self._stager.stage(_values(state_dict, link))
+            try:
+                self._backend.warm_up(link, staged)
+            finally:
+                self._pool.give_back(staged.arena)
+
+    def save(
+        self,
+        state_dict: dict[str, Any],
+        *,
+        checkpoint_id: CheckpointId | None = None,
+        storage_writer: StorageWriter | None = None,
+        planner: SavePlanner | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        async_stager: AsyncStager | None = None,
+        no_dist: bool = False,
+        use_collectives: bool = True,
+        overlap: Overlap | None = None,
+    ) -> Future[Metadata] | AsyncSaveResponse:
+        """Copy a state dict and save the copy in the background.
+
+        Args:
+            state_dict: As for `dcp_core.save`. With the stager that is used if none is given, values may change as
+                soon as this returns.
+            checkpoint_id: Where to save.
+            storage_writer: Used instead of the one that `checkpoint_id` would choose. A process saver gets a copy.
+            planner: See `dcp_core.save`. A process saver gets a copy, unless it is a `DefaultSavePlanner`'s subclass
+                or another kind, whose methods that touch values run here.
+            process_group: The ranks that save together; None takes all.
+            async_stager: Makes the copy. One that gives a future lets this return before the copy is complete.
+            no_dist: Save from this process alone.
+            use_collectives: See `dcp_core.save`.
+            overlap: Instead of the saver's own policy.
+
+        Returns:
+            A future of the metadata, done when the checkpoint exists; with a stager that gives futures, an
+            `AsyncSaveResponse` that has one more for the copy.
+
+        Raises:
+            Exception: What went wrong with the copy; or with an earlier save whose future nobody asked. Other ranks
+                get it from their futures.
+            SaverClosedError: The saver is closed.
+
+        Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
+        """
+        policy = self._overlap if overlap is None else overlap
+        check_overlap(policy)
+        with self._entry:
+            self._queue.check_open()
+            link = self._links.of(process_group, no_dist=no_dist)
+            job = SaveJob(link, link.draw(), checkpoint_id, storage_writer, planner, use_collectives)
+            job.may_be_superseded = policy == "latest" and link.agrees
+            try:
+                self._queue.raise_unasked()
+                if not self._queue.admit(job, policy):
+                    return job.future
+                self._queue.raise_unasked()
+                answer = self._stage(job, state_dict, async_stager)
+            except BaseException as error:
+                link.withdraw(job.ticket, error)
+                raise
+            self._queue.put(job)
+            return answer
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Values may change inside: waits until no copy is being made, and none begins before the end.
+
+        For stagers that give futures; with others every copy is complete before `save` returns.
+        """
+        with self._values:
+            yield
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Return when every save has ended, however it ended. Raises SaverDeadlineError after so many seconds."""
+        self._queue.drain(self.options.save_seconds if seconds is None else seconds)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Wait for all saves, end what runs in the background, and raise what nobody has asked about.
+
+        Args:
+            seconds: How long to wait; None takes `SaverOptions.close_seconds`.
+
+        Raises:
+            SaverDeadlineError: A save takes longer; it is given up, and its checkpoint does not exist.
+            Exception: An earlier save failed, and nobody asked its future.
+        """
+        self._queue.close()
+        try:
+            self._queue.drain(self.options.close_seconds if seconds is None else seconds)
+        finally:
+            self.end()
+        self._queue.raise_unasked()
+
+    def end(self) -> None:
+        """End what runs in the background, without waiting for saves; their checkpoints do not come to exist."""
+        self._queue.close()
+        self._backend.close()
+        self._stager.copier.close()
+        self._pool.close()
+        if self._staging_thread is not None:
+            self._staging_thread.shutdown(wait=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(Exception):  # the error that is under way matters more
+            self.close()
+
+    def _stage(
+        self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
+    ) -> SaveFuture | AsyncSaveResponse:
+        values = _values(state_dict, job.link)
+        chosen = stager if stager is not None else _stager_of(job.storage_writer)
+        if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):
+            with self._values:
+                self._copy(job, values)
+            job.staging.set_result(None)
+            return job.future
+        if isinstance(chosen, DefaultStager):
+            return self._copy_later(job, values)
+        staged = chosen.stage(values)
+        if isinstance(staged, Future):
+            staged.add_done_callback(lambda done: _take_staged(job, done))
+            return AsyncSaveResponse(job.staging, job.future)
+        job.staged_state = staged
+        if chosen.should_synchronize_after_execute:
+            chosen.synchronize_staging()
+        job.staging.set_result(None)
+        return job.future
+
+    def _copy_for_worker(self, job: SaveJob, values: dict[str, Any]) -> None:
+        nested = bool(getattr(job.planner, "flatten_state_dict", True))
+        job.staged = staged = self._stager.stage(values, nested=nested)
+        job.done.append(lambda: self._pool.give_back(staged.arena))
+
+    def _copy(self, job: SaveJob, values: dict[str, Any]) -> None:
+        """The copy that the backend saves; one with DTensors and all, if a planner of the caller's own is to see it."""
+        if job.planner is None or type(job.planner) is DefaultSavePlanner:
+            self._copy_for_worker(job, values)
+            return
+        job.staged_state, arena = self._stager.stage_as_it_is(values)
+        job.done.append(lambda: self._pool.give_back(arena))
+
+    def _plan_and_copy(self, job: SaveJob) -> None:
+        """For a backend in another process: what a stager of the caller's own has made, or what its planner wants."""
+        values, job.staged_state = job.staged_state or {}, None
+        if job.planner is not None and type(job.planner) is not DefaultSavePlanner:
+            coordinates = job.link.seat.rank == 0
+            job.planned, values = plan_here(job.planner, values, is_coordinator=coordinates)
+        self._copy_for_worker(job, values)
+
+    def _copy_later(self, job: SaveJob, values: dict[str, Any]) -> AsyncSaveResponse:
+        if self._staging_thread is None:
+            self._staging_thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
+        begun = threading.Event()
+
+        def copy() -> None:
+            with self._values:
+                begun.set()
+                try:
+                    self._copy(job, values)
+                except BaseException as error:  # noqa: BLE001 - both futures tell
+                    job.staging.set_exception(error)
+                else:
+                    job.staging.set_result(None)
+
+        self._staging_thread.submit(on_this_stream(copy))
+        begun.wait()  # from now on `lock` waits for the copy
+        return AsyncSaveResponse(job.staging, job.future)
+
+    def _run(self, job: SaveJob) -> Metadata:
+        """In the queue's thread: the copy is complete, or the other ranks hear why not; then the save."""
+        try:
+            job.staging.result()
+            if job.staged is None and self._backend.shares_memory:
+                self._plan_and_copy(job)
+        except BaseException as error:
+            job.link.withdraw(job.ticket, error)
+            raise
+        return self._backend.run(job)
+
+
+def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
+    """This rank's values, in place of what stands for them."""
+    values = {key: value.state_dict() if is_stateful(value) else value for key, value in state_dict.items()}
+    ranked: dict[str, Any] = with_rank_values(values, link.seat.rank)
+    return ranked
+
+
+def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
+    """The stager that a storage writer is, as in stock; None for one that only copies, which we do in other memory."""
+    return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None
+
+
+def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
+    error = done.exception()
+    if error is not None:
+        job.staging.set_exception(error)
+        return
+    job.staged_state = done.result()
+    job.staging.set_result(None)

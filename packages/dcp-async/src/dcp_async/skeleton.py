@@ -1,0 +1,215 @@
+"""The structure of a state dict apart from its values: compared with that of the last save, and filled with copies.
+
+A skeleton is made of tuples alone, so that two of them compare fast and one travels to another process:
+`("d", keys, nodes)` a mapping, `("l", nodes)` a list, `("t", dtype, shape, stride, requires_grad)` a tensor,
+`("s", …)` what a rank holds of a sharded one, `("o",)` an object. Tensors and objects are those of `Contents`, in the
+order of the skeleton.
+
+Not here: where copies lie.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dcp_core.metadata import TensorProperties
+from dcp_core.objects import DumpedObject, dump_object
+from dcp_core.shards import LocalShard, LocalTensor, local_tensor
+from dcp_core.values import is_plain
+
+__all__ = ["Contents", "Skeleton", "TensorByValue", "fill", "look_through"]
+
+Skeleton: TypeAlias = tuple[Any, ...]
+
+_SCALARS = {int, float, complex, bool, str, bytes, type(None)}
+_KEPT_FORMS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class TensorByValue:
+    """A tensor whose values are not the bytes of its memory (a quantized one), as `torch.save` writes it."""
+
+    data: bytes
+
+
+@dataclass(slots=True)
+class Contents:
+    """A state dict taken apart."""
+
+    skeleton: Skeleton = ()
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    """The local memories as they are: on any device, of any strides."""
+    names: list[str] = field(default_factory=list)
+    """Of the tensors."""
+    objects: list[Any] = field(default_factory=list)
+    """Scalars as they are; everything else as the bytes that it has in a checkpoint, so that it cannot change."""
+
+
+def look_through(
+    state_dict: Mapping[Any, Any], *, nested: bool = True, forms: dict[Hashable, Any] | None = None
+) -> Contents:
+    """Take a state dict apart; tensors are not copied, objects are.
+
+    Args:
+        state_dict: Nested containers, tensors of every kind, objects.
+        nested: False takes each value at the top that is no tensor as one object.
+        forms: Kept by the caller from save to save: what is known of sharded tensors.
+
+    Raises:
+        UnsupportedValueError: A value cannot be saved; names its FQN and why.
+    """
+    walk = _Walk(nested=nested, forms={} if forms is None else forms)
+    walk.contents.skeleton = walk.mapping(state_dict, "", top=True)
+    return walk.contents
+
+
+class _Walk:
+    """One pass over a state dict."""
+
+    def __init__(self, *, nested: bool, forms: dict[Hashable, Any]) -> None:
+        self.contents = Contents()
+        self._nested = nested
+        self._forms = forms
+
+    def mapping(self, value: Mapping[Any, Any], prefix: str, *, top: bool = False) -> Skeleton:
+        keys = tuple(value)
+        node = self._node if top or self._nested else self._object
+        nodes = tuple([node(item, f"{prefix}{key}") for key, item in value.items()])
+        kinds = set(map(type, keys))
+        # 1, 1.0 and True are equal, but not one name.
+        return ("d", keys, nodes) if kinds <= {str} else ("d", keys, nodes, tuple(map(type, keys)))
+
+    def _node(self, value: Any, name: str) -> Skeleton:
+        if is_plain(value) and not value.is_quantized:
+            return self._tensor(value, name)
+        if isinstance(value, torch.Tensor) or hasattr(value, "__create_chunk_list__"):
+            return self._special(value, name)
+        if self._nested and isinstance(value, Mapping):
+            return self.mapping(value, f"{name}.")
+        if self._nested and isinstance(value, list) and _holds_entry(value):
+            return ("l", tuple([self._node(item, f"{name}.{at}") for at, item in enumerate(value)]))
+        return self._object(value, name)
+
+    def _tensor(self, value: torch.Tensor, name: str) -> Skeleton:
+        self._keep(value, name)
+        return ("t", value.dtype, value.shape, value.stride(), value.requires_grad)
+
+    def _keep(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        self.contents.tensors.append(tensor)
+        self.contents.names.append(name)
+        return tensor
+
+    def _special(self, value: Any, name: str) -> Skeleton:
+        if isinstance(value, DTensor):
+            return self._dtensor(value, name)
+        held = local_tensor(name, value)
+        if held is None:
+            return self._object(value, name)
+        if held.whole and value.is_quantized:
+            buffer = io.BytesIO()
+            torch.save(value.detach().cpu(), buffer)
+            self.contents.objects.append(TensorByValue(buffer.getvalue()))
+            return ("o",)
+        return self._shards(held, name)
+
+    def _dtensor(self, value: DTensor, name: str) -> Skeleton:
+        """Boxes of DTensors are computed once for each form, as thousands have the same."""
+        local = value._local_tensor  # noqa: SLF001 - to_local() builds an autograd node
+        local = local.wait() if hasattr(local, "wait") else local
+        if not is_plain(local):
+            held = local_tensor(name, value)
+            return self._object(value, name) if held is None else self._shards(held, name)
+        form = (value._spec, local.shape, local.dtype, value.requires_grad)  # noqa: SLF001
+        known = self._forms.get(form)
+        if known is None:
+            held = local_tensor(name, value)
+            if held is None or len(held.shards) != 1 or held.shards[0].sizes != local.shape:
+                return self._object(value, name) if held is None else self._shards(held, name)
+            if len(self._forms) >= _KEPT_FORMS:
+                self._forms.clear()
+            known = self._forms[form] = (_facts(held), held.shards[0].offsets)
+        facts, offsets = known
+        tensor = self._keep(local, name)
+        return ("s", facts, ((offsets, tensor.shape, tensor.dtype, tensor.stride()),))
+
+    def _shards(self, held: LocalTensor, name: str) -> Skeleton:
+        boxes = []
+        for shard in held.shards:
+            tensor = self._keep(shard.get(), name)
+            boxes.append((shard.offsets, tensor.shape, tensor.dtype, tensor.stride()))
+        return ("s", _facts(held), tuple(boxes))
+
+    def _object(self, value: Any, name: str) -> Skeleton:
+        kept = value if type(value) in _SCALARS else DumpedObject(dump_object(value, key=name))
+        self.contents.objects.append(kept)
+        return ("o",)
+
+
+def _facts(held: LocalTensor) -> tuple[Any, ...]:
+    properties = held.properties
+    return held.size, held.whole, properties.dtype, properties.requires_grad, properties.pin_memory
+
+
+def _holds_entry(values: list[Any]) -> bool:
+    """Whether a list is entered: as `dcp_core.flatten` has it."""
+    return any(
+        isinstance(value, Mapping | torch.Tensor)
+        or hasattr(value, "__create_chunk_list__")
+        or (isinstance(value, list) and _holds_entry(value))
+        for value in values
+    )
+
+
+def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[Any]) -> dict[Any, Any]:
+    """The state dict that a skeleton describes; sharded tensors are `LocalTensor`s.
+
+    Args:
+        skeleton: Of a whole state dict.
+        tensors: In its order, each as the skeleton describes it (strides may differ).
+        objects: In its order.
+    """
+    makers: dict[str, Callable[[Skeleton], Any]] = {}
+
+    def mapping(node: Skeleton) -> dict[Any, Any]:
+        return {key: make(below) for key, below in zip(node[1], node[2], strict=True)}
+
+    def tensor(node: Skeleton) -> torch.Tensor:
+        found = next(tensors)
+        return found.requires_grad_() if node[4] else found
+
+    def thing(_: Skeleton) -> Any:
+        found = next(objects)
+        if isinstance(found, TensorByValue):
+            return torch.load(io.BytesIO(found.data), weights_only=True)
+        return found
+
+    def make(node: Skeleton) -> Any:
+        return makers[node[0]](node)
+
+    makers.update(
+        d=mapping,
+        l=lambda node: [make(below) for below in node[1]],
+        t=tensor,
+        s=lambda node: _local(node, tensors),
+        o=thing,
+    )
+    return mapping(skeleton)
+
+
+def _local(node: Skeleton, tensors: Iterator[torch.Tensor]) -> LocalTensor:
+    _, (size, whole, dtype, requires_grad, pin_memory), boxes = node
+    properties = TensorProperties(dtype=dtype, requires_grad=requires_grad, pin_memory=pin_memory)
+    shards = tuple(LocalShard(offsets, sizes, _given(next(tensors))) for offsets, sizes, _, _ in boxes)
+    return LocalTensor(size, properties, whole, shards)
+
+
+def _given(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: tensor

@@ -1,0 +1,141 @@
+"""Saving in a worker what a planner of the caller's own has planned in the trainer.
+
+What touches values (`set_up_planner`, `create_local_plan`, `resolve_data`) runs in the trainer, on the staged copy;
+what touches plans alone (`create_global_plan`, `finish_plan`) runs in the worker, on a copy of the planner.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import pickle
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dcp_async.errors import WorkerError
+from dcp_core import MetadataIndex, SavePlan, SavePlanner, StorageMeta, WriteItem
+from dcp_core.objects import DumpedObject
+from dcp_core.shards import box_view
+
+__all__ = ["PlannedElsewhere", "StagedPlanner", "pickled", "plan_here"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedElsewhere:
+    """What a planner planned in the trainer: a local plan, and which staged value is whose."""
+
+    plan: SavePlan
+    names: dict[MetadataIndex, str]
+
+
+def plan_here(
+    planner: SavePlanner, state_dict: dict[str, Any], *, is_coordinator: bool
+) -> tuple[PlannedElsewhere, dict[str, Any]]:
+    """The local plan of a planner, and the value of each item as a flat state dict to stage.
+
+    Raises:
+        Exception: What the planner raises.
+    """
+    if "storage_meta" in inspect.signature(planner.set_up_planner).parameters:
+        planner.set_up_planner(state_dict=state_dict, storage_meta=None, is_coordinator=is_coordinator)
+    else:
+        planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
+    plan = planner.create_local_plan()
+    names: dict[MetadataIndex, str] = {}
+    values: dict[str, Any] = {}
+    for number, item in enumerate(plan.items):
+        value = planner.resolve_data(item)
+        names[item.index] = name = str(number)
+        values[name] = DumpedObject(value.getvalue()) if isinstance(value, io.BytesIO) else value
+    return PlannedElsewhere(plan, names), values
+
+
+class StagedPlanner(SavePlanner):
+    """Stands for a planner whose local plan and values are there already.
+
+    Args:
+        planner: A copy of it, without values.
+        planned: What it planned.
+        values: By the names that `planned` has for them.
+    """
+
+    def __init__(self, planner: SavePlanner, planned: PlannedElsewhere, values: Mapping[str, Any]) -> None:
+        self.stands_for = planner
+        self._planned = planned
+        self._values = values
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Nothing: the original has been set up."""
+
+    def create_local_plan(self) -> SavePlan:
+        """The original's."""
+        return self._planned.plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Any]:
+        """As the original."""
+        return self.stands_for.create_global_plan(all_plans)
+
+    def plan_key(self) -> Hashable | None:
+        """As the original; None if it has none."""
+        find = getattr(self.stands_for, "plan_key", lambda: None)
+        key: Hashable | None = find()
+        return key
+
+    def adopt_global_plan(self, plans: list[SavePlan], metadata: Any) -> None:
+        """As the original, if it wants to know."""
+        adopt = getattr(self.stands_for, "adopt_global_plan", None)
+        if adopt is not None:
+            adopt(plans, metadata)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """As the original."""
+        return self.stands_for.finish_plan(new_plan)
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """The staged value of an item, or the part of it that this rank writes."""
+        name = self._planned.names.get(write_item.index)
+        planned = write_item.tensor_data
+        if name is not None:
+            value = self._values[name]
+            if isinstance(value, DumpedObject):
+                return io.BytesIO(value.data)
+            if planned is None or tuple(value.shape) == tuple(planned.chunk.sizes):
+                found: torch.Tensor = value
+                return found
+        if planned is None:
+            raise WorkerError(
+                f"{write_item.index.fqn!r} was not in the plan that the trainer made; use the thread saver"
+            )
+        return self._part(write_item, planned.chunk.offsets, planned.chunk.sizes)
+
+    def _part(self, item: WriteItem, offsets: torch.Size, sizes: torch.Size) -> torch.Tensor:
+        """A part of a box that is shared by several ranks."""
+        for one in self._planned.plan.items:
+            data = one.tensor_data
+            if one.index.fqn != item.index.fqn or data is None:
+                continue
+            within = [begin - start for begin, start in zip(offsets, data.chunk.offsets, strict=True)]
+            if all(at >= 0 and at + n <= all_ for at, n, all_ in zip(within, sizes, data.chunk.sizes, strict=True)):
+                value: torch.Tensor = self._values[self._planned.names[one.index]]
+                return box_view(value, within, sizes)
+        raise WorkerError(f"{item.index.fqn!r}: no staged value holds the box at {tuple(offsets)} of {tuple(sizes)}")
+
+
+def pickled(what: str, value: object) -> bytes:
+    """A value for the worker.
+
+    Raises:
+        WorkerError: It cannot be pickled; says what to do.
+    """
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as error:
+        raise WorkerError(
+            f"{what} cannot be given to the saver's process: {type(error).__name__}: {error}. Make it picklable (a "
+            "class of an importable module, no open files or locks), or use the thread saver"
+        ) from error

@@ -1,0 +1,121 @@
+"""Stagers under stock's names, for callers who stage themselves or choose how `async_save` does.
+
+Source: torch 2.13 `torch.distributed.checkpoint.{staging,_state_dict_stager}` (names and meanings).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from dcp_async.arena import ArenaPool
+from dcp_async.copying import Copier, on_this_stream
+from dcp_async.options import SaverOptions
+from dcp_async.staging import Stager
+from dcp_core import BlockingAsyncStager
+
+__all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_blocking"]
+
+
+@dataclass
+class StagingOptions:
+    """How `DefaultStager` copies. What needs CUDA has no effect without it.
+
+    Attributes:
+        use_pinned_memory: Copy into pinned memory.
+        use_shared_memory: Copy into memory that another process can map.
+        use_async_staging: Let `stage` return a future, and copy in a thread.
+        use_non_blocking_copy: Copy from CUDA devices on streams of their own. They always are; for stock's callers.
+    """
+
+    use_pinned_memory: bool = True
+    use_shared_memory: bool = True
+    use_async_staging: bool = True
+    use_non_blocking_copy: bool = True
+
+
+class DefaultStager:
+    """Copies state dicts into memory that it uses again once nobody holds a tensor of an earlier copy.
+
+    Storages that tensors share are copied once, and views stay views. Given to a saver, the saver copies into its own
+    memory, and only `use_async_staging` counts.
+
+    Args:
+        config: See `StagingOptions`.
+    """
+
+    _synchronize_after_execute: bool = False
+
+    def __init__(self, config: StagingOptions | None = None) -> None:
+        self.config = config or StagingOptions()
+        pinned, shared = self.config.use_pinned_memory, self.config.use_shared_memory
+        pool = ArenaPool(shared=shared, pinned=pinned, until_dropped=True)
+        self._stager = Stager(pool, Copier(SaverOptions().copy_threads))
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[dict[str, Any]] | None = None
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """False: what `stage` returns says when the copy is complete."""
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any] | Future[dict[str, Any]]:
+        """A copy in host memory, complete on return; a future of it with `use_async_staging`.
+
+        Containers and objects are deep copies. Values may change again once the copy is complete.
+        """
+        del kwargs  # stock's take none either
+        if not self.config.use_async_staging:
+            return self._copy(state_dict)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
+        self._last = self._thread.submit(on_this_stream(lambda: self._copy(state_dict)))
+        return self._last
+
+    def synchronize_staging(self) -> None:
+        """Wait until the last `stage` is done."""
+        if self._last is not None:
+            self._last.exception()
+
+    def close(self) -> None:
+        """Wait for what is being copied, and give the memory back as soon as nobody holds it."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+        self._stager.copier.close()
+        self._stager.pool.close()
+
+    def _copy(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        staged, arena = self._stager.stage_as_it_is(state_dict)
+        self._stager.pool.give_back(arena)  # free once the copies are gone
+        return staged
+
+
+class StateDictStager:
+    """Copies state dicts at once; `DefaultStager` without a thread.
+
+    Args:
+        pin_memory: Copy into pinned memory, where CUDA is there.
+        share_memory: Copy into memory that another process can map.
+        pin_memory_min_bytes: No effect: all copies lie in one allocation.
+    """
+
+    def __init__(self, pin_memory: bool = False, share_memory: bool = False, pin_memory_min_bytes: int = 5) -> None:
+        del pin_memory_min_bytes
+        self._stager = DefaultStager(StagingOptions(pin_memory, share_memory, use_async_staging=False))
+
+    def stage(self, state_dict: Any, non_blocking: bool = False) -> Any:
+        """A copy in host memory, complete on return whatever `non_blocking` says."""
+        del non_blocking
+        return self._stager.stage(state_dict)
+
+    def close(self) -> None:
+        """Give the memory back as soon as nobody holds it."""
+        self._stager.close()
+
+
+def is_plain_blocking(stager: object) -> bool:
+    """Whether a stager only copies, as `BlockingAsyncStager` does by default."""
+    if not isinstance(stager, BlockingAsyncStager) or type(stager).stage is not BlockingAsyncStager.stage:
+        return False
+    return not (stager.cache_staged_state_dict or stager.type_check)

@@ -1,0 +1,170 @@
+"""Staging of one save: a state dict is taken apart, and its tensors are copied into an arena.
+
+What is known of the structure is kept, so that the next save of the same one costs little more than the copy.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from dcp_async.arena import Arena, ArenaPool
+from dcp_async.copying import Copier, arena_view
+from dcp_async.mutations import MutationGuard
+from dcp_async.placement import Placement, Sources, place, sources_of
+from dcp_async.skeleton import Contents, Skeleton, fill, look_through
+from dcp_async.tree_copy import copy_tree
+
+__all__ = ["Staged", "Stager", "Structure", "leaves_of", "staged_tensors"]
+
+_KEPT_STRUCTURES = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Structure:
+    """All of a staged state dict but its values."""
+
+    identifier: str
+    skeleton: Skeleton
+    offsets: tuple[int, ...]
+    """Of each tensor, in bytes within the arena."""
+    compact: tuple[bool, ...]
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Staged:
+    """The copy of one state dict."""
+
+    structure: Structure
+    arena: Arena
+    objects: list[Any]
+
+    def state_dict(self) -> dict[Any, Any]:
+        """The copy as a state dict whose tensors lie in the arena."""
+        tensors = iter(staged_tensors(self.structure, self.arena.view()))
+        return fill(self.structure.skeleton, tensors, iter(self.objects))
+
+
+def staged_tensors(structure: Structure, memory: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors of a structure, as they lie in `memory`."""
+    described = zip(leaves_of(structure.skeleton), structure.offsets, structure.compact, strict=True)
+    return [
+        arena_view(memory, offset, dtype, shape, torch.empty(shape, device="meta").stride() if compact else stride)
+        for (dtype, shape, stride), offset, compact in described
+    ]
+
+
+def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
+    """Dtype, shape and strides of every memory that a skeleton describes, in its order."""
+    kind = node[0]
+    if kind == "t":
+        yield node[1], node[2], node[3]
+    elif kind == "s":
+        for _, shape, dtype, stride in node[2]:
+            yield dtype, shape, stride
+    elif kind in "dl":
+        for below in node[-1] if kind == "l" else node[2]:
+            yield from leaves_of(below)
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A structure, and where the tensors were when it was staged last."""
+
+    structure: Structure
+    sources: Sources
+    placement: Placement
+
+
+@dataclass(slots=True)
+class Stager:
+    """Stages state dicts into a pool of arenas.
+
+    Args:
+        pool: Where the memory comes from.
+        copier: Copies.
+        guard: Samples what is copied; None for no guard.
+    """
+
+    pool: ArenaPool
+    copier: Copier
+    guard: MutationGuard | None = None
+    _known: list[_Known] = field(default_factory=list)
+    _forms: dict[Hashable, Any] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stage(self, state_dict: Mapping[Any, Any], *, nested: bool = True) -> Staged:
+        """Copy a state dict; complete on return.
+
+        Args:
+            state_dict: Any.
+            nested: See `look_through`.
+
+        Raises:
+            UnsupportedValueError: A value cannot be saved.
+            StagingLimitError: The copy would take more memory than allowed.
+            MutatedWhileStagedError: A tensor changed meanwhile.
+        """
+        with self._lock:
+            return self._copy(look_through(state_dict, nested=nested, forms=self._forms))
+
+    def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
+        """A copy with containers, DTensors and objects as they are, its tensors in the arena. Raises like `stage`."""
+        arenas: list[Arena] = []
+
+        def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            nodes = tuple([("t", each.dtype, each.shape, each.stride(), False) for each in tensors])
+            names = [f"tensor {number}" for number in range(len(tensors))]
+            staged = self._copy(Contents(("l", nodes), [*tensors], names))
+            arenas.append(staged.arena)
+            return staged_tensors(staged.structure, staged.arena.view())
+
+        with self._lock:
+            try:
+                return copy_tree(state_dict, copy_tensors), arenas[0]
+            except BaseException:
+                for arena in arenas:
+                    self.pool.give_back(arena)
+                raise
+
+    def _copy(self, contents: Contents) -> Staged:
+        known = self._find(contents)
+        arena = self.pool.take(known.placement.nbytes)
+        try:
+            memory = arena.view()
+            samples = None if self.guard is None else self.guard.sample(contents, known.placement)
+            self.copier.copy(known.placement, contents.tensors, memory)
+            if samples is not None:
+                samples.check(memory)
+        except BaseException:
+            self.pool.give_back(arena)
+            raise
+        return Staged(known.structure, arena, contents.objects)
+
+    def _find(self, contents: Contents) -> _Known:
+        sources = sources_of(contents.tensors)
+        known = next((each for each in self._known if each.structure.skeleton == contents.skeleton), None)
+        if known is not None and known.sources.same_as(sources):
+            self._known.remove(known)
+        else:
+            known = self._adopt(contents, sources, place(sources))
+        self._known.append(known)
+        del self._known[:-_KEPT_STRUCTURES]
+        return known
+
+    def _adopt(self, contents: Contents, sources: Sources, placement: Placement) -> _Known:
+        """What is known of a structure whose tensors have moved, or that is new."""
+        for each in self._known:
+            if each.structure.skeleton == contents.skeleton and each.placement.key() == placement.key():
+                self._known.remove(each)
+                return _Known(each.structure, sources, placement)
+        offsets, compact = placement.offsets.tolist(), np.asarray(placement.compact).tolist()
+        structure = Structure(secrets.token_hex(8), contents.skeleton, tuple(offsets), tuple(compact), placement.nbytes)
+        return _Known(structure, sources, placement)

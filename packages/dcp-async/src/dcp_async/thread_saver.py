@@ -1,0 +1,46 @@
+"""The thread saver: saves in a thread of the trainer's process. For small jobs: it shares the trainer's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dcp_async.jobs import SaveJob
+from dcp_async.links import GroupLink
+from dcp_async.options import SaverOptions
+from dcp_async.staging import Staged
+from dcp_core import Metadata
+from dcp_core.saving import save_with
+
+__all__ = ["ThreadBackend"]
+
+
+class ThreadBackend:
+    """Carries out saves where it is called.
+
+    Args:
+        options: Of the saver; nothing of it concerns this one.
+    """
+
+    shares_memory = False
+
+    def __init__(self, options: SaverOptions) -> None:
+        del options
+
+    def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
+        """Nothing takes time to start."""
+
+    def run(self, job: SaveJob) -> Metadata:
+        """Save the copy over the coordinator of its ticket, which no collective of the trainer meets."""
+        state: dict[str, Any] = (job.staged.state_dict() if job.staged is not None else job.staged_state) or {}
+        return save_with(
+            job.link.coordinator(job.ticket),
+            state,
+            checkpoint_id=job.checkpoint_id,
+            storage_writer=job.storage_writer,
+            planner=job.planner,
+            use_collectives=job.use_collectives,
+            group=job.link.seat.key,
+        )
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,129 @@
+"""The process of a process saver: `python -m dcp_async.worker FD PARENT_PID`.
+
+It imports what it needs while the trainer goes on, saves what it is told to from memory that it shares with the
+trainer, and ends as soon as the trainer ends, however that happens. It opens no port.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from dcp_async.messages import Beat, Failed, Hello, Ready, read_message, send_message
+
+__all__ = ["main"]
+
+_BEAT_SECONDS = 1.0
+
+
+class Trainer:
+    """The trainer as its worker sees it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def send(self, message: object) -> None:
+        """Send a message; ends the process if the trainer is gone."""
+        with self._lock:
+            try:
+                send_message(self._connection, message)
+            except OSError:
+                os._exit(1)
+
+    def listen(self, parent: int) -> None:
+        """Queue what the trainer sends, and end the process when the trainer has ended.
+
+        A process that the trainer has forked may hold its end of the socket: its own end is watched, too.
+        """
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        poller.register(_watch(parent), select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poller.poll()]
+            if self._connection.fileno() not in ready:
+                os._exit(1)
+            try:
+                self.messages.put(read_message(self._connection))
+            except (EOFError, OSError):
+                os._exit(0)
+
+    def beat(self) -> None:
+        """Show that this process lives, for ever."""
+        pause = threading.Event()
+        while True:
+            self.send(Beat())
+            pause.wait(_BEAT_SECONDS)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the trainer at the other end of a socket.
+
+    Args:
+        arguments: The socket's descriptor, and the trainer's process id.
+    """
+    descriptor, parent = map(int, arguments)
+    # Both are for the trainer, which may want a last save before it ends; this process ends with it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    trainer = Trainer(socket.socket(fileno=descriptor))
+    threading.Thread(target=trainer.listen, args=(parent,), daemon=True).start()
+    hello = trainer.messages.get()
+    threading.Thread(target=trainer.beat, daemon=True).start()
+    try:
+        _settle(hello)
+        from dcp_async.worker_saves import WorkerSaves  # noqa: PLC0415 - imports torch, after the first sign of life
+
+        saves = WorkerSaves(trainer.send, hello)
+    except BaseException as error:  # noqa: BLE001 - the trainer raises it
+        _report(trainer, error)
+        os._exit(1)
+    trainer.send(Ready())
+    while True:
+        saves.handle(trainer.messages.get())
+
+
+def _report(trainer: Trainer, error: BaseException) -> None:
+    from dcp_core.outcomes import failure_of  # noqa: PLC0415
+
+    trainer.send(Failed(0, failure_of(0, error)))
+
+
+def _watch(parent: int) -> int:
+    """A descriptor that is readable once the trainer has ended."""
+    try:
+        watched = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != parent:
+        os._exit(1)
+    return watched
+
+
+def _settle(hello: Hello) -> None:
+    """Take the place in the machine that the trainer wants this process to have."""
+    sys.path[:] = [*hello.sys_path]
+    options = hello.options
+    os.environ["OMP_NUM_THREADS"] = str(options.torch_threads)
+    os.nice(options.nice)
+    if options.cpu_affinity is not None:
+        os.sched_setaffinity(0, options.cpu_affinity)
+    if options.ionice is not None:
+        import psutil  # noqa: PLC0415
+
+        kind, level = options.ionice
+        best_effort = kind == "best-effort"
+        name = psutil.IOPRIO_CLASS_BE if best_effort else psutil.IOPRIO_CLASS_IDLE
+        psutil.Process().ionice(name, level if best_effort else None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

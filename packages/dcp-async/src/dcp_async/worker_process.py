@@ -1,0 +1,188 @@
+"""The worker's process as the trainer sees it: started, talked to, watched, ended.
+
+Not here: what a save consists of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from dcp_async.errors import SaverDeadlineError, WorkerError, WorkerLostError
+from dcp_async.messages import Beat, Failed, Hello, Logged, Ready, Told, Warned, read_message, send_message
+from dcp_async.options import WorkerOptions
+from dcp_core import plugins
+from dcp_core.logs import LOGGER_NAME
+
+__all__ = ["WorkerProcess"]
+
+_TERM_SECONDS = 5.0
+_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+class WorkerProcess:
+    """One running worker.
+
+    Args:
+        options: How it is to work.
+        on_end: Called, in a thread of its own, when the process has ended by itself.
+    """
+
+    def __init__(self, options: WorkerOptions, on_end: Callable[[], object]) -> None:
+        self._options = options
+        ours, theirs = socket.socketpair()
+        self._connection = ours
+        self.bytes_sent = 0
+        self._closing = False
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-m", "dcp_async.worker", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1"},
+            )
+        _open.add(ours)
+        self._on_end = on_end
+        threading.Thread(target=self._watch, name="dcp-worker-watch", daemon=True).start()
+        level = logging.getLogger(LOGGER_NAME).getEffectiveLevel()
+        self.send(Hello(tuple(_search_path()), options, level))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def wait_ready(self) -> None:
+        """Return once it has imported what it needs.
+
+        Raises:
+            WorkerError: It could not start.
+        """
+        try:
+            # No sign of life meanwhile: importing torch holds the interpreter.
+            answer = self.read(time.monotonic() + self._options.start_seconds, starts=True)
+        except (WorkerLostError, SaverDeadlineError) as error:
+            self.close()
+            raise WorkerError(f"the saver's process could not be started: {error}") from error
+        if isinstance(answer, Failed):
+            self.close()
+            raise WorkerError(f"the saver's process could not be started:\n{answer.failure.text}")
+        if not isinstance(answer, Ready):
+            raise WorkerError(f"the saver's process said {type(answer).__name__} when it should be ready")
+
+    def send(self, message: object, descriptor: int | None = None) -> None:
+        """Send a message. Raises WorkerLostError if the process has ended."""
+        try:
+            self.bytes_sent += send_message(self._connection, message, descriptor)
+        except OSError as error:
+            raise WorkerLostError(self._how_it_ended()) from error
+
+    def read(self, deadline: float, *, starts: bool = False) -> Any:
+        """The next answer; what the worker tells of its work in between is passed on.
+
+        Raises:
+            WorkerLostError: The process ended, or gave no sign of life for too long (it is ended then).
+            SaverDeadlineError: `time.monotonic()` reached the deadline; the process is ended.
+        """
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.kill()
+                raise SaverDeadlineError(
+                    "the saver's process took longer than it may (start_seconds, save_seconds), and was ended"
+                )
+            self._connection.settimeout(left if starts else min(left, self._options.silence_seconds))
+            try:
+                message = read_message(self._connection)
+            except TimeoutError as error:
+                if time.monotonic() >= deadline:
+                    continue
+                self.kill()
+                raise WorkerLostError(
+                    f"the saver's process {self.pid} gave no sign of life for {self._options.silence_seconds:g} s, and "
+                    "was ended; the next save starts another one"
+                ) from error
+            except EOFError as error:
+                raise WorkerLostError(self._how_it_ended()) from error
+            finally:
+                self._connection.settimeout(None)
+            if not _pass_on(message):
+                return message
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it: it ends by itself when nobody talks to it any more."""
+        self._closing = True
+        self._connection.close()
+        try:
+            self._process.wait(_TERM_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _watch(self) -> None:
+        self._process.wait()
+        if not self._closing:
+            self._on_end()
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(_TERM_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return f"the saver's process {self.pid} closed its connection, and was ended"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        hint = " (the kernel's log says whether it ran out of memory)" if code == -signal.SIGKILL else ""
+        return f"the saver's process {self.pid} {how}{hint}; this save is lost, the next one starts another process"
+
+
+def _search_path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path]
+
+
+def _pass_on(message: object) -> bool:
+    """Whether a message was no answer: it is done with then."""
+    if isinstance(message, Told):
+        plugins.emit(message.event)
+    elif isinstance(message, Logged):
+        logger = logging.getLogger(message.logger)
+        if logger.isEnabledFor(message.level):
+            logger.handle(logger.makeRecord(message.logger, message.level, "", 0, message.text, (), None))
+    elif isinstance(message, Warned):
+        try:
+            warnings.warn(message.text, pickle.loads(message.category), stacklevel=2)
+        except Warning:  # made an error by a filter: what is saved is saved
+            logging.getLogger(LOGGER_NAME).warning("%s", message.text)
+    else:
+        return isinstance(message, Beat)
+    return True
+
+
+def _let_go_in_child() -> None:
+    """A forked child must not keep connections open that tell workers that the trainer lives."""
+    for connection in list(_open):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,187 @@
+"""What a worker knows from save to save, and how it carries one out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dcp_async.meeting import Meeting, Ticket, prefixed
+from dcp_async.messages import (
+    Failed,
+    Forget,
+    Hello,
+    Logged,
+    NewArena,
+    NewGroup,
+    NewStructure,
+    Save,
+    Saved,
+    Told,
+    Warned,
+)
+from dcp_async.skeleton import fill
+from dcp_async.staged_planner import PlannedElsewhere, StagedPlanner
+from dcp_async.staging import Structure, staged_tensors
+from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
+from dcp_core.job_size import assume_job_size
+from dcp_core.outcomes import encode, failure_of
+from dcp_core.saving import save_with
+from dcp_core.storage_choice import resolve_writer
+
+__all__ = ["WorkerSaves"]
+
+Send = Callable[[object], None]
+
+
+@dataclass(slots=True)
+class _Known:
+    """One structure, and what came with its last save."""
+
+    structure: Structure
+    objects: dict[int, Any] = field(default_factory=dict)
+    means: bytes = b""
+    arena: int = -1
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    """In that arena."""
+
+
+class WorkerSaves:
+    """Carries out saves.
+
+    Args:
+        send: Tells the trainer.
+        hello: The trainer's first message.
+    """
+
+    def __init__(self, send: Send, hello: Hello) -> None:
+        self._send = send
+        self._options = hello.options
+        self._arenas: dict[int, torch.Tensor] = {}
+        self._structures: dict[str, _Known] = {}
+        self._meetings: dict[str, Meeting] = {}
+        self._process_group: tuple[str, int] | None = None
+        torch.set_num_threads(hello.options.torch_threads)
+        # What most saves need is looked for and imported now, not by the first one.
+        with contextlib.suppress(DcpError):
+            plugins.storage_for("file").load_writer()
+        _forward(send, hello.log_level)
+
+    def handle(self, message: Any) -> None:
+        """Do what a message asks."""
+        if isinstance(message, tuple):
+            self._map(*message)
+        elif isinstance(message, NewStructure):
+            self._structures[message.structure.identifier] = _Known(message.structure)
+        elif isinstance(message, Forget):
+            self._structures.pop(message.identifier, None)
+        elif isinstance(message, NewGroup):
+            self._meetings[message.seat.key] = Meeting(message.seat)
+        else:
+            self._reply_to(message)
+
+    def _map(self, arena: NewArena, descriptor: int) -> None:
+        # All pages at once: they have been written to, and one fault for each would take longer.
+        mapped = mmap.mmap(
+            descriptor, arena.nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ | mmap.PROT_WRITE
+        )
+        os.close(descriptor)
+        self._arenas[arena.number] = torch.from_numpy(np.frombuffer(mapped, np.uint8))
+        for known in self._structures.values():
+            if known.arena == arena.number:
+                known.arena, known.tensors = -1, []
+
+    def _reply_to(self, save: Save) -> None:
+        try:
+            self._send(self._save(save))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller hears of it
+            rank = self._meetings[save.group].seat.rank if save.group in self._meetings else 0
+            self._send(Failed(save.number, failure_of(rank, error)))
+
+    def _save(self, save: Save) -> Saved:
+        meeting = self._meetings[save.group]
+        with assume_job_size(meeting.seat.job_size):
+            coordinator = meeting.coordinator(save.ticket)
+            try:
+                if self._options.process_group:
+                    self._join_process_group(meeting, save.ticket)
+                state, writer, planner = self._what(save)
+            except BaseException as error:
+                coordinator.__exit__(type(error), error, error.__traceback__)
+                raise
+            metadata = save_with(
+                coordinator,
+                state,
+                checkpoint_id=save.checkpoint_id,
+                storage_writer=writer,
+                planner=planner,
+                use_collectives=save.use_collectives,
+                group=save.group,
+            )
+        meta = writer.storage_meta()
+        if hasattr(writer, "published_metadata") and meta is not None and meta.save_id is not None:
+            return Saved(save.number, meta.save_id, None)
+        return Saved(save.number, None, encode(dict(vars(metadata))))
+
+    def _what(self, save: Save) -> tuple[dict[Any, Any], StorageWriter, SavePlanner | None]:
+        """The state dict in shared memory, and by what means it is saved."""
+        known = self._structures[save.structure]
+        known.objects.update(save.objects)
+        if save.means is not None:
+            known.means = save.means
+        if known.arena != save.arena:
+            known.arena, known.tensors = save.arena, staged_tensors(known.structure, self._arenas[save.arena])
+        objects = (known.objects[number] for number in range(len(known.objects)))
+        state = fill(known.structure.skeleton, iter(known.tensors), objects)
+        writer, planner, plan = pickle.loads(known.means)
+        if isinstance(plan, PlannedElsewhere):
+            planner, state = StagedPlanner(planner, plan, state), {}
+        if writer is None:
+            writer = resolve_writer(None, save.checkpoint_id)
+        return state, writer, planner
+
+    def _join_process_group(self, meeting: Meeting, ticket: Ticket) -> None:
+        """A gloo group of all workers; a new one when one of them is another process."""
+        seat, wanted = meeting.seat, (meeting.seat.key, ticket.epoch)
+        if seat.address is None or self._process_group == wanted:
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        store: Any = prefixed(f"process-group/{ticket.epoch}", seat.address.connect())
+        timeout = timedelta(seconds=seat.timeout_seconds)
+        dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
+        self._process_group = wanted
+
+
+class _LogHandler(logging.Handler):
+    def __init__(self, send: Send, level: int) -> None:
+        super().__init__(level)
+        self._tell = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(Logged(record.name, record.levelno, record.getMessage()))
+
+
+def _forward(send: Send, log_level: int) -> None:
+    """Let the trainer see what this process logs, warns of and observes."""
+    plugins.divert_events(lambda event: send(Told(event)))
+    root = logging.getLogger()
+    root.setLevel(log_level)
+    root.addHandler(_LogHandler(send, log_level))
+
+    def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        send(Warned(pickle.dumps(category), str(message)))
+
+    warnings.simplefilter("always")
+    warnings.showwarning = show

@@ -1,0 +1,189 @@
+"""The call itself: what comes back, which saver serves it, what is raised where."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+
+from dcp_async import (
+    AsyncCheckpointerType,
+    AsyncSaver,
+    AsyncSaveResponse,
+    DefaultStager,
+    SaverClosedError,
+    SaverDeadlineError,
+    SaverOptions,
+    SaveSkippedError,
+    StagingLimitError,
+    WorkerError,
+    WorkerOptions,
+    async_save,
+    close_savers,
+    shared_saver,
+)
+from dcp_core import BlockingAsyncStager, load
+from dcp_core.errors import PluginNotFoundError
+from dcp_core.testing.memory import FOLDERS, MemoryReader, MemoryWriter
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_savers()
+    FOLDERS.clear()
+
+
+class GatedWriter(MemoryWriter):
+    """Writes when it is allowed to."""
+
+    gate = threading.Event()
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        self.gate.wait(20)
+        return super().write_data(plan, planner)
+
+
+def _loaded(folder: str) -> float:
+    found = {"w": torch.zeros(4)}
+    load(found, storage_reader=MemoryReader(folder))
+    return found["w"][0].item()
+
+
+def test_a_thread_by_default_and_a_future_of_metadata() -> None:
+    weight = torch.ones(4)
+    future = async_save({"w": weight}, storage_writer=MemoryWriter("a"))
+    weight.zero_()
+    assert isinstance(future, Future)
+    assert list(future.result().state_dict_metadata) == ["w"]
+    assert _loaded("a") == 1.0
+    assert shared_saver(AsyncCheckpointerType.THREAD) is shared_saver("thread")
+
+
+def test_a_stager_that_gives_futures_gives_a_response() -> None:
+    answer = async_save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"), async_stager=DefaultStager())
+    assert isinstance(answer, AsyncSaveResponse)
+    assert answer.staging_completion.result() is None
+    assert list(answer.upload_completion.result().state_dict_metadata) == ["w"]
+
+
+def test_stagers_of_the_callers_own_are_used() -> None:
+    class Doubling(BlockingAsyncStager):
+        def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+            return {key: value * 2 for key, value in state_dict.items()}
+
+    async_save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"), async_stager=Doubling()).result()  # type: ignore[union-attr]
+    assert _loaded("a") == 2.0
+
+
+def test_a_stager_that_fails_later_fails_both_futures() -> None:
+    class Late:
+        should_synchronize_after_execute = False
+        _synchronize_after_execute = False
+
+        def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
+            failed: Future[dict[str, Any]] = Future()
+            failed.set_exception(OSError("no memory left"))
+            return failed
+
+        def synchronize_staging(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    answer = async_save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"), async_stager=Late())
+    assert isinstance(answer, AsyncSaveResponse)
+    for future in (answer.staging_completion, answer.upload_completion):
+        with pytest.raises(OSError, match="no memory left"):
+            future.result(timeout=10)
+
+
+def test_overlap_is_chosen_by_call() -> None:
+    GatedWriter.gate.clear()
+    first = async_save({"w": torch.ones(4)}, storage_writer=GatedWriter("a"))
+    second = async_save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b"), overlap="skip")
+    with pytest.raises(SaveSkippedError, match="was skipped"):
+        second.result()  # type: ignore[union-attr]
+    GatedWriter.gate.set()
+    first.result()  # type: ignore[union-attr]
+    assert not FOLDERS["b"]
+
+
+def test_a_copy_is_not_overwritten_while_it_is_read() -> None:
+    GatedWriter.gate.clear()
+    weight = torch.ones(4)
+    with AsyncSaver("thread", overlap="latest") as saver:
+        saver.save({"w": weight}, storage_writer=GatedWriter("a"))
+        weight.fill_(2)
+        saver.save({"w": weight}, storage_writer=MemoryWriter("b"))
+        GatedWriter.gate.set()
+    assert (_loaded("a"), _loaded("b")) == (1.0, 2.0)
+
+
+def test_the_limit_for_copies_is_hard() -> None:
+    with AsyncSaver("thread", options=SaverOptions(max_staging_bytes=1 << 16)) as saver:
+        with pytest.raises(StagingLimitError, match="max_staging_bytes=65,536"):
+            saver.save({"w": torch.ones(1 << 15)}, storage_writer=MemoryWriter("a"))
+        saver.save({"w": torch.ones(1 << 14)}, storage_writer=MemoryWriter("a")).result()  # type: ignore[union-attr]
+        assert saver.staging_bytes == 1 << 16
+
+
+def test_close_drains_with_a_deadline_and_refuses_more() -> None:
+    GatedWriter.gate.clear()
+    saver = AsyncSaver("thread")
+    saver.save({"w": torch.ones(4)}, storage_writer=GatedWriter("a"))
+    with pytest.raises(SaverDeadlineError, match=r"save to .* was still running"):
+        saver.close(0.05)
+    with pytest.raises(SaverClosedError):
+        saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b"))
+    GatedWriter.gate.set()
+
+
+def test_errors_reach_the_future_or_the_next_save() -> None:
+    class Failing(MemoryWriter):
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            raise OSError("disk gone")
+
+    asked = async_save({"w": torch.ones(4)}, storage_writer=Failing("a"))
+    with pytest.raises(OSError, match="disk gone"):
+        asked.result()  # type: ignore[union-attr]
+    async_save({"w": torch.ones(4)}, storage_writer=Failing("a"))
+    with pytest.raises(OSError, match="disk gone"):
+        async_save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b"))
+    async_save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b")).result()  # type: ignore[union-attr]
+
+
+def test_settings_of_a_shared_saver_do_not_change() -> None:
+    saver = shared_saver("thread", SaverOptions(copy_threads=1))
+    assert shared_saver("thread") is saver
+    with pytest.raises(ValueError, match="close_savers"):
+        shared_saver("thread", SaverOptions(copy_threads=2))
+
+
+def test_unknown_savers_are_named() -> None:
+    with pytest.raises(PluginNotFoundError, match="'fiber'"):
+        AsyncSaver("fiber")
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    options = SaverOptions(worker=WorkerOptions(cpu_affinity=(4095,)))
+    with AsyncSaver("process", options=options) as saver:
+        with pytest.raises(WorkerError, match="could not be started"):
+            saver.warm_up()
+        failed = saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"))
+        assert isinstance(failed.exception(), WorkerError)  # type: ignore[union-attr]
+
+
+def test_warm_up_makes_the_memory_and_saves_nothing() -> None:
+    state = {"w": torch.ones(1 << 14), "step": 0}
+    with AsyncSaver("thread") as saver:
+        saver.warm_up(state_dict=state)
+        assert saver.staging_bytes == 1 << 16
+        assert not FOLDERS
+        saver.save(state, storage_writer=MemoryWriter("a")).result()  # type: ignore[union-attr]
+        assert saver.staging_bytes == 1 << 16
+    with pytest.raises(SaverClosedError):
+        saver.warm_up()

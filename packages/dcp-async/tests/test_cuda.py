@@ -1,0 +1,53 @@
+"""Staging from CUDA devices: pinned memory, streams beside the one that computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dcp_async import AsyncSaver, DefaultStager, StagingOptions
+from dcp_async.arena import Arena
+from dcp_core import load
+from dcp_core.testing.memory import MemoryReader, MemoryWriter
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_arenas_are_pinned(shared: bool) -> None:
+    arena = Arena(shared=shared, pinned=True)
+    arena.reserve(1 << 20)
+    assert arena.view().is_pinned()
+    arena.close()
+
+
+def test_values_at_the_call_while_the_device_computes() -> None:
+    """The copy waits for what the current stream holds before it, and what follows does not wait for the copy."""
+    weight = torch.zeros(1 << 24, device="cuda")
+    other = torch.randn(2048, 2048, device="cuda")
+    with AsyncSaver("thread") as saver:
+        for step in range(1, 4):
+            for _ in range(50):
+                other = torch.tanh(other @ other)
+            weight.add_(1)
+            future = saver.save({"w": weight, "column": weight[::2], "step": step}, storage_writer=MemoryWriter("cuda"))
+            weight.add_(100)
+            future.result()  # type: ignore[union-attr]
+            weight.sub_(100)
+            found = {"w": torch.zeros(1 << 24), "column": torch.zeros(1 << 23), "step": 0}
+            load(found, storage_reader=MemoryReader("cuda"))
+            assert found["step"] == step
+            assert (found["w"] == step).all()  # type: ignore[attr-defined]
+            assert (found["column"] == step).all()  # type: ignore[attr-defined]
+
+
+def test_staging_beside_computing() -> None:
+    weight = torch.ones(1 << 22, device="cuda")
+    stager = DefaultStager(StagingOptions())
+    staged = stager.stage({"w": weight, "view": weight[10:20]})
+    assert not isinstance(staged, dict)
+    found = staged.result()
+    assert found["w"].is_pinned()
+    assert found["view"].data_ptr() == found["w"].data_ptr() + 40
+    del found, staged
+    stager.close()

@@ -1,0 +1,62 @@
+"""Where copies lie: judged by copying and comparing, for tensors that overlap in any way."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_async.arena import ArenaPool
+from dcp_async.copying import Copier
+from dcp_async.placement import place, sources_of
+from dcp_async.staging import Stager
+
+
+@st.composite
+def views(draw: st.DrawFn) -> list[torch.Tensor]:
+    """Views of a few buffers: slices, columns, transposed, expanded, empty."""
+    buffers = [torch.randperm(60).float(), torch.randperm(600).float().reshape(20, 30)]
+    found = []
+    for _ in range(draw(st.integers(0, 8))):
+        base = buffers[draw(st.integers(0, 1))]
+        for dim in range(base.dim()):
+            start = draw(st.integers(0, base.size(dim)))
+            base = base.narrow(dim, start, draw(st.integers(0, base.size(dim) - start)))
+        if base.dim() == 2 and draw(st.booleans()):
+            base = base.t()
+        if base.dim() == 2 and base.size(1) and draw(st.booleans()):
+            base = base[:, 0]
+        if draw(st.booleans()):
+            base = base.unsqueeze(0).expand(2, *base.shape)
+        found.append(base)
+    return found
+
+
+@given(views())
+def test_copies_equal_their_sources_and_overlap_alike(tensors: list[torch.Tensor]) -> None:
+    stager = Stager(ArenaPool(shared=False, pinned=False), Copier(1))
+    copied = stager.stage({str(number): tensor for number, tensor in enumerate(tensors)}).state_dict()
+    for number, tensor in enumerate(tensors):
+        assert torch.equal(copied[str(number)], tensor)
+    placement = place(sources_of(tensors))
+    for at, one in enumerate(tensors):
+        for other_at, other in enumerate(tensors[:at]):
+            if one.numel() and other.numel() and one.data_ptr() <= other.data_ptr() and not placement.compact[at]:
+                inside = other.data_ptr() - one.data_ptr()
+                extent = sum((size - 1) * stride for size, stride in zip(one.shape, one.stride(), strict=True)) * 4 + 4
+                if inside < extent:
+                    assert placement.offsets[other_at] - placement.offsets[at] == inside
+
+
+def test_only_what_is_used_of_a_large_buffer_is_copied() -> None:
+    buffer = torch.zeros(1000, 1000)
+    assert place(sources_of([buffer[5, :10]])).nbytes == 64
+    assert place(sources_of([buffer[:, 5]])).nbytes == 4032  # a column, without what lies between
+    assert place(sources_of([buffer[0], buffer[0], buffer[0, 2:5]])).nbytes == 4032
+    assert place(sources_of([torch.zeros(1).expand(10_000)])).nbytes == 64
+
+
+def test_tensors_side_by_side_are_not_one() -> None:
+    buffer = torch.zeros(64)
+    placement = place(sources_of([buffer[:10], buffer[10:20]]))
+    assert placement.nbytes == 128
