@@ -135,6 +135,14 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def screenshots(session: nox.Session) -> None:
+    """Make the pictures of the command for the docs, from real runs."""
+    python = shared(session)
+    install(session, python, "demo", DEMO_TOOLS)
+    session.run(python, "-m", "integration_tests.screenshots", env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
 def build(session: nox.Session) -> None:
     """Wheels of every package, installed together into a fresh environment, and imported."""
     python = shared(session)

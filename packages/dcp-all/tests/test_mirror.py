@@ -26,25 +26,6 @@ SOURCES = sorted(Path(dcp_all.__file__).parent.glob("*.py"))
 
 # The part that brings the names → module ("" is the package itself) → names that we lack until then.
 LATER: dict[str, dict[str, set[str]]] = {
-    "formats": {
-        "": {
-            "HuggingFaceStorageReader",
-            "HuggingFaceStorageWriter",
-            "QuantizedHuggingFaceStorageReader",
-            "format_utils",
-            "hf_storage",
-            "quantized_hf_storage",
-        },
-        "_consolidate_hf_safetensors": {"consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"},
-        "format_utils": {
-            "BroadcastingTorchSaveReader",
-            "DynamicMetaLoadPlanner",
-            "dcp_to_torch_save",
-            "torch_save_to_dcp",
-        },
-        "hf_storage": {"HuggingFaceStorageReader", "HuggingFaceStorageWriter"},
-        "quantized_hf_storage": {"QuantizedHuggingFaceStorageReader"},
-    },
     "replication": {"_pg_transport": {"PGTransport"}},
     # What users of stock do not call: helpers that are public by name only, and what old versions needed.
     "never": {

@@ -8,12 +8,15 @@ from dcp_all import (
     api,
     default_planner,
     filesystem,
+    format_utils,
+    hf_storage,
     logger,
     logging_handlers,
     metadata,
     optimizer,
     planner,
     planner_helpers,
+    quantized_hf_storage,
     resharding,
     staging,
     state_dict,
@@ -68,8 +71,15 @@ from dcp_core import (
     save,
     save_state_dict,
 )
+from dcp_format import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+    QuantizedHuggingFaceStorageReader,
+    convert,
+)
 from dcp_fs import FileSystemReader, FileSystemWriter
 from dcp_fsspec import FsspecReader, FsspecWriter
+from dcp_inspect import run as run_command
 from dcp_io import SaveInProgressError, StorageError, open_store, verify_checkpoint
 from dcp_manager import (
     CheckpointManager,
@@ -111,6 +121,8 @@ __all__ = [
     "KeepEvery",
     "KeepFor",
     "KeepLast",
+    "HuggingFaceStorageReader",
+    "HuggingFaceStorageWriter",
     "LoadMismatchError",
     "LoadPlan",
     "LoadPlanner",
@@ -123,6 +135,7 @@ __all__ = [
     "PeerLostError",
     "PeerOptions",
     "PerRank",
+    "QuantizedHuggingFaceStorageReader",
     "RandomState",
     "ReadItem",
     "SaveInProgressError",
@@ -145,9 +158,12 @@ __all__ = [
     "api",
     "app_state",
     "async_save",
+    "convert",
     "default_planner",
     "filesystem",
     "find_checkpoints",
+    "format_utils",
+    "hf_storage",
     "latest_valid",
     "load",
     "load_keys",
@@ -161,7 +177,9 @@ __all__ = [
     "planner",
     "planner_helpers",
     "plugins",
+    "quantized_hf_storage",
     "resharding",
+    "run_command",
     "save",
     "save_state_dict",
     "staging",

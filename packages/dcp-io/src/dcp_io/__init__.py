@@ -4,6 +4,7 @@ No tensors and no torch here. A new kind of storage implements `Store`; `StoreBa
 """
 
 from dcp_io.backend import StoreBackend
+from dcp_io.coverage import coverage_problems
 from dcp_io.crc import RunningCrc, combine, crc32, running_crcs
 from dcp_io.current import Current, read_current
 from dcp_io.errors import (
@@ -27,6 +28,7 @@ from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_nam
 from dcp_io.verify import Problem, VerifyReport, verify_checkpoint
 from dcp_io.write_engine import DATA_SUFFIX, Layout, write_items
 from dcp_io.zip_check import ZipRecord, is_zip, verify_zip, zip_records
+from dcp_io.zip_file import ZipFileWriter
 from dcp_io.zip_payload import Frame, tensor_frame
 
 __all__ = [
@@ -54,12 +56,14 @@ __all__ = [
     "StoreNotFoundError",
     "Verify",
     "VerifyReport",
+    "ZipFileWriter",
     "ZipRecord",
     "align_to_blocks",
     "check_files",
     "check_name",
     "clear_dead_saves",
     "combine",
+    "coverage_problems",
     "crc32",
     "find_checkpoints",
     "is_gone",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dcp_manifest.columns import CheckpointIndex, IntKey, ItemColumns, ManifestInfo, PathElement, TensorFlags
+from dcp_manifest.consistency import check_index
 from dcp_manifest.discover import (
     DATA_SUFFIX,
     METADATA_NAME,
@@ -65,6 +66,7 @@ __all__ = [
     "block_bytes",
     "border_count",
     "border_counts",
+    "check_index",
     "choose_index",
     "decode",
     "encode",

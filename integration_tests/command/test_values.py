@@ -1,0 +1,164 @@
+"""The commands that look at values: on checkpoints of ours and of stock, torch.save files and safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dcp_all import FileSystemWriter, run_command, save
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def state(change: float = 0.0) -> dict[str, Any]:
+    torch.manual_seed(0)
+    weight = torch.randn(40, 6)
+    weight[3, 2] += change
+    return {
+        "model": {"weight": weight, "bias": torch.arange(6, dtype=torch.bfloat16), "tied": weight},
+        "count": torch.arange(5),
+        "step": 7 + (change > 0),
+    }
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Path]:
+    save(state(), storage_writer=FileSystemWriter(tmp_path / "a"))
+    save(state(0.5), storage_writer=FileSystemWriter(tmp_path / "b"))
+    torch.save(state(), tmp_path / "a.pt")
+    tensors = {"model.weight": state()["model"]["weight"], "count": torch.arange(5)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    return {path.name: path for path in tmp_path.iterdir()}
+
+
+def dcp(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = run_command([str(each) for each in arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.mark.parametrize("name", ["a", "a.pt", "a.safetensors"])
+def test_show_and_cat_of_every_format(capsys: Any, places: dict[str, Path], name: str) -> None:
+    code, out, err = dcp(capsys, "show", places[name], "--json")
+    assert (code, err) == (0, "")
+    assert {"model.weight", "count"} <= {row["name"] for row in json.loads(out)["values"]}
+    code, out, _ = dcp(capsys, "cat", places[name], "count[1:4]", "--json")
+    assert (code, json.loads(out)["values"]) == (0, [1, 2, 3])
+    code, out, _ = dcp(capsys, "cat", places[name], "model.weight[3, 2:4]", "--json")
+    assert json.loads(out)["values"] == state()["model"]["weight"][3, 2:4].tolist()
+
+
+def test_cat(capsys: Any, places: dict[str, Path]) -> None:
+    a = places["a"]
+    assert dcp(capsys, "cat", a, "step")[1] == "7\n"
+    assert dcp(capsys, "cat", a, "count")[1] == "count: int64 (5,)\n([0, 1, 2, 3, 4])\n"
+    assert json.loads(dcp(capsys, "cat", a, "model.tied[-1]", "--json")[1])["values"] == (
+        state()["model"]["weight"][-1].tolist()
+    )
+    assert json.loads(dcp(capsys, "cat", a, "model.bias[::2]", "--json")[1])["values"] == [0.0, 2.0, 4.0]
+    assert json.loads(dcp(capsys, "cat", a, "model.weight[..., 0]", "--json")[1])["shape"] == [40]
+    for wrong in ("count[9]", "count[a]", "count[::-1]", "count[0, 0]"):
+        assert dcp(capsys, "cat", a, wrong)[0] in (2, 3)
+    code, _, err = dcp(capsys, "cat", a, "model.wieght")
+    assert code == 3
+    assert "near it: model.weight" in err
+
+
+def test_statistics(capsys: Any, places: dict[str, Path]) -> None:
+    code, out, _ = dcp(capsys, "show", places["a"], "model.weight", "--stats", "--json")
+    stats = json.loads(out)["values"][0]["stats"]
+    weight = state()["model"]["weight"].double()
+    assert code == 0
+    assert stats["min"] == weight.min()
+    assert stats["max"] == weight.max()
+    assert stats["mean"] == pytest.approx(weight.mean().item())
+    assert stats["std"] == pytest.approx(weight.std(correction=0).item())
+    assert stats["nonfinite"] == 0
+
+
+def test_diff(capsys: Any, places: dict[str, Path]) -> None:
+    assert dcp(capsys, "diff", places["a"], places["a.pt"]) == (0, "equal: 5 values\n", "")
+    code, out, _ = dcp(capsys, "diff", places["a"], places["b"], "--json")
+    report = json.loads(out)
+    found = {each["name"]: each for each in report["differences"]}
+    assert (code, report["equal"], set(found)) == (1, False, {"model.weight", "model.tied", "step"})
+    assert found["model.weight"]["different"] == 1
+    assert found["model.weight"]["max_abs"] == pytest.approx(0.5, abs=1e-6)
+    assert (found["step"]["a"], found["step"]["b"]) == ("7", "8")
+    assert dcp(capsys, "diff", places["a"], places["b"], "--keys-only")[0] == 0
+    assert "step" in dcp(capsys, "diff", places["a"], places["b"], "--atol", 1)[1]
+    code, out, _ = dcp(capsys, "diff", places["a"], places["a.safetensors"])
+    assert code == 1
+    assert out.count("only in A") == 3
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "different"),
+    [
+        ([1.0, float("nan")], [1.0, float("nan")], 0),
+        ([1.0, float("nan")], [1.0, 2.0], 1),
+        ([float("inf"), 1.0], [float("inf"), 1.0], 0),
+        ([float("inf"), 1.0], [1.0, 1.0], 1),
+        ([2**62, 1], [2**62 + 1, 1], 1),
+        ([0.0, -0.0], [-0.0, 0.0], 0),
+    ],
+)
+def test_diff_of_special_values(capsys: Any, tmp_path: Path, a: list[Any], b: list[Any], different: int) -> None:
+    for name, values in (("a", a), ("b", b)):
+        save_file({"w": torch.tensor(values)}, tmp_path / f"{name}.safetensors")
+    _, out, _ = dcp(capsys, "diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--json")
+    found = json.loads(out.replace("Infinity", "1e999"))["differences"]
+    assert sum(each["different"] for each in found) == different
+
+
+def test_convert(capsys: Any, places: dict[str, Path], tmp_path: Path) -> None:
+    code, out, err = dcp(capsys, "convert", places["a"], tmp_path / "out.safetensors")
+    assert (code, out) == (4, "")
+    assert "'step' is none" in err
+    options = ("--objects", "skip", "--dtype", "float16", "--rename", "model=net", "--exclude", "*.tied")
+    code, out, _ = dcp(capsys, "convert", places["a"], tmp_path / "out.safetensors", *options, "--json")
+    assert code == 0
+    assert json.loads(out)["tensors"] == 3
+    loaded = load_file(tmp_path / "out.safetensors")
+    assert {name: each.dtype for name, each in loaded.items()} == {
+        "net.weight": torch.float16,
+        "net.bias": torch.float16,
+        "count": torch.int64,
+    }
+    assert dcp(capsys, "convert", places["a"], tmp_path / "out.safetensors", "--objects", "skip")[0] == 7
+    assert dcp(capsys, "convert", places["a"], tmp_path / "x", "--dtype", "int8")[0] == 2
+    assert dcp(capsys, "convert", places["a"], tmp_path / "x.hf", "--shard-size", "many")[0] == 2
+    assert dcp(capsys, "convert", tmp_path / "nothing", tmp_path / "x")[0] == 3
+    assert dcp(capsys, "convert", places["a.pt"], tmp_path / "x", "--layout", "raw")[0] == 0
+    assert dcp(capsys, "diff", places["a"], tmp_path / "x")[0] == 0
+
+
+@pytest.mark.interop
+def test_checkpoints_of_stock(capsys: Any, tmp_path: Path) -> None:
+    place = GOLDEN / "stock" / "torch-2.13.0"
+    assert dcp(capsys, "verify", place)[0] == 0
+    code, out, _ = dcp(capsys, "show", place, "--json")
+    assert code == 0
+    assert json.loads(out)["writer"] is None
+    assert dcp(capsys, "convert", place, tmp_path / "a.pt")[0] == 0
+    assert dcp(capsys, "diff", place, tmp_path / "a.pt")[0] == 0
+    assert dcp(capsys, "plan", place, "--world", 2)[0] == 0
+
+
+def test_damaged_values(capsys: Any, places: dict[str, Path]) -> None:
+    (data,) = places["a"].glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    assert dcp(capsys, "verify", places["a"])[0] == 1
+    codes = {dcp(capsys, *each)[0] for each in (("diff", places["a"], places["a.pt"]),)}
+    assert codes <= {0, 1, 4}
+    (places["a.pt"]).write_text("not an archive")
+    code, _, err = dcp(capsys, "show", places["a.pt"])
+    assert code == 5
+    assert "of no known format" in err

@@ -1,0 +1,179 @@
+"""`BroadcastingTorchSaveReader`: one rank reads a `torch.save` file, the others receive their parts from it.
+
+Source: torch 2.13 `torch.distributed.checkpoint.format_utils.BroadcastingTorchSaveReader` (name, call sequence).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcp_core import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageReader
+from dcp_core.errors import CheckpointException, CorruptCheckpointError, DcpError
+from dcp_core.flatten import flatten
+from dcp_format.torch_save_read import map_torch_save
+
+__all__ = ["BroadcastingTorchSaveReader"]
+
+_BROADCAST_BYTES = 32 << 20
+Forms = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+class BroadcastingTorchSaveReader(StorageReader):
+    """Loads tensors from a file that only the coordinator needs to see; use it with `DynamicMetaLoadPlanner`.
+
+    The file is mapped, and sent in pieces: no rank holds more of it than a piece and its own tensors.
+
+    Args:
+        checkpoint_id: The file.
+        coordinator_rank: The rank that reads it.
+
+    Ranks: every rank of the default group, with the same names in their templates.
+    """
+
+    def __init__(self, checkpoint_id: str | os.PathLike[str] | None = None, coordinator_rank: int = 0) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.coordinator_rank = coordinator_rank
+        self.is_coordinator = False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a new load, from another file if one is given."""
+        if checkpoint_id is not None:
+            self.checkpoint_id = checkpoint_id
+
+    def read_metadata(self) -> Metadata:
+        """Nothing: the planner takes its metadata from the template."""
+        return Metadata({})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
+        """Take the rank's part.
+
+        Raises:
+            DcpError: There is no file to read.
+        """
+        del metadata, is_coordinator
+        self.is_coordinator = _rank() == self.coordinator_rank
+        if self.checkpoint_id is None:
+            raise DcpError("no file was named: pass checkpoint_id to the reader or to load")
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return global_plan
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        """Receive every tensor of the template, one after another.
+
+        Raises:
+            CheckpointException: A rank cannot take part; raised on every rank, before anything is sent.
+        """
+        items: dict[str, list[ReadItem]] = defaultdict(list)
+        for item in plan.items:
+            items[item.storage_index.fqn].append(item)
+        tensors: Mapping[str, torch.Tensor] = {}
+        error: BaseException | None = None
+        try:
+            tensors = self._tensors() if self.is_coordinator else {}
+        except Exception as caught:  # noqa: BLE001 - raised on every rank
+            error = caught
+        forms: Forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        names, forms = self._agree(sorted(items), forms, error)
+        for name in names:
+            self._receive(*forms[name], tensors.get(name), items.get(name, []), planner)
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of the file, over a mapping of it."""
+        state, _ = map_torch_save(self.checkpoint_id or "")
+        if not isinstance(state, Mapping):
+            raise CorruptCheckpointError("the file holds no state dict", file=str(self.checkpoint_id))
+        values = flatten(state).values
+        return {name: value.detach() for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+    def _agree(self, wanted: list[str], forms: Forms, error: BaseException | None) -> tuple[list[str], Forms]:
+        """Names to send, in one order for all; raises on every rank what is wrong on any."""
+        mine: dict[str, Any] = {"wanted": wanted, "forms": forms, "error": None if error is None else repr(error)}
+        told = _gathered(mine)
+        failed = {
+            rank: (error if rank == _rank() else None, each["error"]) for rank, each in enumerate(told) if each["error"]
+        }
+        if failed:
+            raise CheckpointException("the file cannot be read", failed)
+        forms = told[self.coordinator_rank if len(told) > 1 else 0]["forms"]
+        names = sorted({name for each in told for name in each["wanted"]})
+        missing = [name for name in names if name not in forms]
+        if missing:
+            texts = dict.fromkeys(range(len(told)), (None, f"not in the file: {missing[:8]}"))
+            raise CheckpointException(f"{len(missing)} names of the template are not in {self.checkpoint_id}", texts)
+        return names, forms
+
+    def _receive(
+        self,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        source: torch.Tensor | None,
+        items: list[ReadItem],
+        planner: LoadPlanner,
+    ) -> None:
+        """Pass a tensor on, rows at a time; every rank copies what it wants."""
+        targets = [(item, planner.resolve_tensor(item).detach()) for item in items]
+        rows = shape[0] if shape else 1
+        row_bytes = max(1, torch.Size(shape[1:]).numel() * dtype.itemsize)
+        step = max(1, _BROADCAST_BYTES // row_bytes)
+        for start in range(0, rows, step):
+            length = min(step, rows - start)
+            piece = torch.empty((length, *shape[1:]) if shape else (), dtype=dtype)
+            if source is not None:
+                piece.copy_(source.narrow(0, start, length) if shape else source)
+            if _world_size() > 1 and piece.numel():
+                dist.broadcast(piece.view(-1).view(torch.uint8), src=self.coordinator_rank)
+            for item, target in targets:
+                _copy(piece, start, item, target)
+        for item, target in targets:
+            planner.commit_tensor(item, target)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a file."""
+        return os.path.isfile(checkpoint_id)
+
+
+def _copy(piece: torch.Tensor, start: int, item: ReadItem, target: torch.Tensor) -> None:
+    """Copy what an item wants of the rows from `start` on."""
+    if not piece.dim():
+        target.copy_(piece)
+        return
+    first = max(start, item.storage_offsets[0])
+    last = min(start + piece.size(0), item.storage_offsets[0] + item.lengths[0])
+    if first >= last:
+        return
+    part = piece.narrow(0, first - start, last - first)
+    for dim in range(1, piece.dim()):
+        part = part.narrow(dim, item.storage_offsets[dim], item.lengths[dim])
+    target.narrow(0, first - item.storage_offsets[0], last - first).copy_(part)
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if _world_size() > 1 else 0
+
+
+def _gathered(value: Any) -> list[Any]:
+    if _world_size() == 1:
+        return [value]
+    told: list[Any] = [None] * _world_size()
+    dist.all_gather_object(told, value)
+    return told

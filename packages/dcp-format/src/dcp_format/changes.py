@@ -1,0 +1,124 @@
+"""What a conversion changes on the way: which values, under which names, in which dtype."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from dcp_core.errors import DuplicateKeyError, MissingKeyError
+from dcp_core.key_map import KeyMap
+from dcp_core.payloads import tensor_bytes
+from dcp_format.content import Content, TensorEntry
+from dcp_manifest.requests import PiecewiseData
+
+__all__ = ["cast_tensors", "rename_values", "select_values"]
+
+V = TypeVar("V")
+
+
+def select_values(content: Content, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Content:
+    """The values whose names match one of `include` (all if there is none) and none of `exclude`, as shell patterns.
+
+    Raises:
+        MissingKeyError: A pattern of `include` matches nothing.
+    """
+    names = [*content.tensors, *content.objects, *content.aliases]
+    for pattern in include:
+        if not fnmatch.filter(names, pattern):
+            raise MissingKeyError(f"no value in {content.url} matches {pattern!r}; `dcp show` lists the names")
+    wanted = {
+        name
+        for name in names
+        if (not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include))
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+    }
+    tensors = {name: entry for name, entry in content.tensors.items() if name in wanted}
+    aliases = {name: target for name, target in content.aliases.items() if name in wanted}
+    for alias, target in [*aliases.items()]:
+        if target not in tensors:  # the first of its names that stays becomes the tensor
+            tensors[alias] = replace(content.tensors[target], name=alias)
+            aliases = {name: alias if to == target else to for name, to in aliases.items() if name != alias}
+    objects = {name: read for name, read in content.objects.items() if name in wanted}
+    paths = content.paths
+    if paths is not None and len(wanted) < len(names):
+        paths = {name: path for name, path in paths.items() if name in wanted}
+    return replace(content, tensors=tensors, objects=objects, aliases=aliases, paths=paths)
+
+
+def rename_values(
+    content: Content, rename: Mapping[str, str] | None = None, patterns: Sequence[tuple[str, str]] = ()
+) -> Content:
+    """The values under other names, which are flat where they changed.
+
+    Args:
+        content: What to rename.
+        rename: Name, or path of names, in the source → in the result.
+        patterns: (regular expression, replacement) pairs for names that `rename` does not mention.
+
+    Raises:
+        DuplicateKeyError: Two values would have one name.
+        MissingKeyError: `rename` mentions a name that is not there.
+        ValueError: A pattern is no regular expression.
+    """
+    names = KeyMap(rename, patterns)
+    if not names:
+        return content
+    unused = names.unused([*content.tensors, *content.objects, *content.aliases])
+    if unused:
+        raise MissingKeyError(f"{content.url} has no value {unused[0]!r} to rename; `dcp show` lists the names")
+    taken: dict[str, str] = {}
+
+    def renamed(table: Mapping[str, V]) -> dict[str, V]:
+        found = {}
+        for name, value in table.items():
+            new = names.stored(name)
+            if new in taken:
+                raise DuplicateKeyError(f"{taken[new]!r} and {name!r} would both be named {new!r}")
+            taken[new] = name
+            found[new] = value
+        return found
+
+    tensors = {name: replace(entry, name=name) for name, entry in renamed(content.tensors).items()}
+    paths = content.paths
+    if paths is not None:
+        paths = {name: path for name, path in paths.items() if names.stored(name) == name}
+    return replace(
+        content,
+        tensors=tensors,
+        objects=renamed(content.objects),
+        aliases={name: names.stored(target) for name, target in renamed(content.aliases).items()},
+        paths=paths,
+    )
+
+
+def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
+    """The content with floating-point tensors in another dtype; integers and booleans stay."""
+    name = str(dtype).removeprefix("torch.")
+    tensors = {}
+    for key, entry in content.tensors.items():
+        old: torch.dtype = getattr(torch, entry.dtype)
+        if old.is_floating_point and old is not dtype:
+            entry = TensorEntry(key, name, entry.shape, _Cast(entry.data, old, dtype), entry.requires_grad)
+        tensors[key] = entry
+    return replace(content, tensors=tensors)
+
+
+class _Cast:
+    """Bytes of elements of one dtype as those of another."""
+
+    def __init__(self, data: PiecewiseData, old: torch.dtype, new: torch.dtype) -> None:
+        self._data = data
+        self._old = old
+        self._new = new
+        self.nbytes = data.nbytes // old.itemsize * new.itemsize
+
+    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
+        """The converted pieces; those of the source hold whole elements."""
+        share = max(1, self._new.itemsize // self._old.itemsize)
+        for piece in self._data.pieces(max(1, max_bytes // (1 + share))):
+            values = torch.frombuffer(piece, dtype=torch.uint8).view(self._old)
+            yield tensor_bytes(values.to(self._new))

@@ -1,0 +1,175 @@
+"""A whole tensor's bytes in row-major order, made from its stored chunks piece by piece.
+
+Chunks that hold whole rows come one after another; of others, boxes of rows are put together in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_core.errors import CorruptCheckpointError
+from dcp_format.stored_chunks import ChunkReader, StoredChunk
+from dcp_io import crc32
+from dcp_manifest import ITEM_BYTES, block_bytes, border_count
+
+__all__ = ["ChunkPieces"]
+
+# What is read at once: long enough for the storage, short enough for the processor's cache.
+_PIECE_BYTES = 4 << 20
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+Step = tuple[StoredChunk, int, int]
+
+
+class ChunkPieces:
+    """The values of a tensor; satisfies `dcp_manifest.PiecewiseData`.
+
+    Args:
+        reader: Reads the chunks.
+        dtype: Of the tensor, torch's name.
+        shape: Of the tensor, elements.
+        chunks: Boxes that cover it exactly.
+    """
+
+    __slots__ = ("_item_bytes", "_reader", "_shape", "chunks", "nbytes")
+
+    def __init__(self, reader: ChunkReader, dtype: str, shape: tuple[int, ...], chunks: Sequence[StoredChunk]) -> None:
+        if dtype not in ITEM_BYTES:
+            name = chunks[0].name if chunks else None
+            raise CorruptCheckpointError(f"the dtype {dtype!r} is not known to this version", key=name)
+        self._reader = reader
+        self._item_bytes = ITEM_BYTES[dtype]
+        self._shape = shape
+        self.chunks = tuple(chunk for chunk in chunks if math.prod(chunk.sizes))
+        self.nbytes: int = math.prod(shape) * self._item_bytes
+
+    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
+        """The bytes in order; a piece stays as it is until the next one is asked for.
+
+        Args:
+            max_bytes: Memory for the buffer; one row of a chunk or one CRC block is held at least.
+        """
+        if not self.nbytes:
+            return iter(())
+        rows = all(chunk.sizes[1:] == self._shape[1:] and not any(chunk.offsets[1:]) for chunk in self.chunks)
+        return self._by_chunks(max_bytes) if rows else self._by_boxes(max_bytes)
+
+    def rows(self, start: int, stop: int) -> memoryview:
+        """The bytes of rows [start, stop) of the first dimension; no others are read, but for their CRC blocks."""
+        offsets = (start, *(0,) * (len(self._shape) - 1))
+        sizes = (stop - start, *self._shape[1:])
+        slab = np.empty((*sizes, self._item_bytes), np.uint8)
+        if slab.size:
+            for chunk in self.chunks:
+                self._fill(slab, offsets, sizes, chunk)
+        return slab.reshape(-1).data
+
+    def _by_chunks(self, max_bytes: int) -> Iterator[memoryview]:
+        """One chunk after another; the next piece is read while the caller is busy with this one."""
+        steps = self._steps(max_bytes // 2)
+        buffers = [memoryview(bytearray()), memoryview(bytearray())]
+
+        def read(number: int, chunk: StoredChunk, start: int, size: int) -> memoryview:
+            if len(buffers[number % 2]) < size:
+                buffers[number % 2] = np.empty(size, np.uint8).data
+            piece = buffers[number % 2][:size]
+            self._reader.read(chunk, start, piece)
+            return piece
+
+        check = _WholeCheck()
+        step = next(steps)
+        if step[2] == self.nbytes:  # a single piece
+            piece = read(0, *step)
+            check.update(self._reader, step, piece)
+            yield piece
+            return
+        coming = self._reader.submit(read, 0, *step)
+        for number, following in enumerate(steps, 1):
+            piece, done, step = coming.result(), step, following
+            coming = self._reader.submit(read, number, *following)
+            check.update(self._reader, done, piece)
+            yield piece
+        piece = coming.result()
+        check.update(self._reader, step, piece)
+        yield piece
+
+    def _steps(self, max_bytes: int) -> Iterator[Step]:
+        """Chunks in order, each in pieces that end at borders of its CRC blocks."""
+        for chunk in sorted(self.chunks, key=lambda chunk: chunk.offsets):
+            encoded = chunk.item.blocks
+            block = block_bytes(chunk.nbytes) if encoded is None else encoded.block_bytes
+            size = max(min(max_bytes, _PIECE_BYTES) // block, 1) * block
+            for start in range(0, chunk.nbytes, size):
+                yield chunk, start, min(size, chunk.nbytes - start)
+
+    def _by_boxes(self, max_bytes: int) -> Iterator[memoryview]:
+        for offsets, sizes in boxes_of(self._shape, max(1, max_bytes // 2 // self._item_bytes)):
+            slab = np.empty((*sizes, self._item_bytes), np.uint8)
+            for chunk in self.chunks:
+                self._fill(slab, offsets, sizes, chunk)
+            yield slab.reshape(-1).data
+
+    def _fill(
+        self, slab: npt.NDArray[np.uint8], offsets: tuple[int, ...], sizes: tuple[int, ...], chunk: StoredChunk
+    ) -> None:
+        """Copy what a chunk has of the box that `slab` is."""
+        first = tuple(map(max, offsets, chunk.offsets))
+        last = tuple(
+            min(offset + size, at + have)
+            for offset, size, at, have in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True)
+        )
+        if any(start >= stop for start, stop in zip(first, last, strict=True)):
+            return
+        inside = tuple(start - at for start, at in zip(first, chunk.offsets, strict=True))
+        lengths = tuple(stop - start for start, stop in zip(first, last, strict=True))
+        # A box of `boxes_of` takes all of every dimension behind the one it is cut along: one run of the chunk's bytes.
+        strides = [math.prod(chunk.sizes[dim + 1 :]) for dim in range(len(chunk.sizes))]
+        start = sum(at * stride for at, stride in zip(inside, strides, strict=True)) * self._item_bytes
+        part = np.empty(math.prod(lengths) * self._item_bytes, np.uint8)
+        self._reader.read(chunk, start, part.data)
+        place = tuple(
+            slice(at - offset, at - offset + n) for at, offset, n in zip(first, offsets, lengths, strict=True)
+        )
+        slab[place] = part.reshape(*lengths, self._item_bytes)
+
+
+def boxes_of(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
+    """Boxes of at most `limit` elements that are a row-major array one after another, none of its sizes 0."""
+    for dim in range(len(shape)):
+        inner = math.prod(shape[dim + 1 :])
+        if inner <= limit or dim == len(shape) - 1:
+            step = max(1, limit // inner)
+            for outer in np.ndindex(*shape[:dim]):
+                for start in range(0, shape[dim], step):
+                    behind = shape[dim + 1 :]
+                    offsets = (*map(int, outer), start, *(0,) * len(behind))
+                    yield offsets, (*(1,) * dim, min(step, shape[dim] - start), *behind)
+            return
+    yield (), ()
+
+
+class _WholeCheck:
+    """Checks chunks that have one CRC for many blocks while they pass by: no part of them could be checked alone."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, reader: ChunkReader, step: Step, piece: memoryview) -> None:
+        """Take the next bytes of a chunk. Raises CorruptCheckpointError if all of it is there and damaged."""
+        chunk, start, size = step
+        item = reader.item(chunk)
+        if item is None or item.crc32 is None or item.running_crcs is not None or item.blocks is not None:
+            return
+        if not border_count(item.stored_bytes):
+            return
+        self._value = crc32(piece, self._value if start else 0)
+        if start + size == chunk.nbytes and self._value != item.crc32:
+            raise CorruptCheckpointError(
+                "the stored bytes do not match their CRC; restore the file from a copy",
+                file=chunk.item.file,
+                key=chunk.name,
+                offset=chunk.item.offset,
+            )

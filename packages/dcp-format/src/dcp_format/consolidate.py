@@ -1,0 +1,163 @@
+"""Safetensors that ranks wrote in parts → plain files that any library opens, without any part whole in memory.
+
+Bytes are copied as they are, so every dtype and 0-dimensional tensors come out as they went in.
+
+Source: torch 2.13 `torch.distributed.checkpoint._consolidate_hf_safetensors` (names, parameters, who does which file).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from dcp_core.errors import CheckpointException, MissingKeyError
+from dcp_format.content import TensorEntry
+from dcp_format.new_file import new_file
+from dcp_format.safetensors_index import INDEX_NAME, SUFFIX, open_safetensors
+from dcp_format.safetensors_write import index_json, write_tensor_file
+from dcp_format.stored import stored_content
+from dcp_io import LocalStore
+
+__all__ = ["consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"]
+
+_INFLIGHT_BYTES = 16 << 20
+
+
+def consolidate_safetensors_files(
+    input_dir: str, output_dir: str, fqn_to_index_mapping: dict[str, int], num_threads: int = 1
+) -> None:
+    """Write the tensors of `input_dir` whole into `output_dir`, with the index that Hugging Face libraries read.
+
+    Args:
+        input_dir: A folder of `.safetensors` files, each with boxes of tensors.
+        output_dir: Another folder; made if missing.
+        fqn_to_index_mapping: Tensor → number of its file, from 1 on; those that are not in it go to the first.
+        num_threads: Files that are written at the same time.
+
+    Raises:
+        CheckpointNotFoundError, CorruptCheckpointError: A file is missing or damaged, or parts of a tensor are missing.
+        MissingKeyError: The mapping names a tensor that is not there.
+
+    Ranks: one; not collective.
+    """
+    plan = _Plan.of(input_dir, output_dir, fqn_to_index_mapping)
+    plan.write(plan.numbers, num_threads)
+    plan.write_index()
+
+
+def consolidate_safetensors_files_on_every_rank(
+    input_dir: str,
+    output_dir: str,
+    fqn_to_index_mapping: dict[str, int],
+    num_threads: int = 1,
+    process_group: Any = None,
+) -> None:
+    """As `consolidate_safetensors_files`, the files shared among the ranks: file n goes to rank n modulo their number.
+
+    Raises:
+        CheckpointException: It failed on some rank; raised on every rank.
+
+    Ranks: every rank of the group; collective, over object collectives.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        consolidate_safetensors_files(input_dir, output_dir, fqn_to_index_mapping, num_threads)
+        return
+    rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    plan, error = None, None
+    try:
+        plan = _Plan.of(input_dir, output_dir, fqn_to_index_mapping)
+        plan.write([number for number in plan.numbers if (number - 1) % world_size == rank], num_threads)
+    except Exception as caught:  # noqa: BLE001 - raised on every rank
+        error = caught
+    _raise_together(error, process_group)
+    try:
+        if rank == 0 and plan is not None:
+            plan.write_index()
+    except Exception as caught:  # noqa: BLE001 - raised on every rank
+        error = caught
+    _raise_together(error, process_group)
+
+
+def _raise_together(error: Exception | None, group: Any) -> None:
+    told: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, None if error is None else f"{type(error).__name__}: {error}", group=group)
+    failures = {rank: (error if rank == dist.get_rank(group) else None, text) for rank, text in enumerate(told) if text}
+    if failures:
+        raise CheckpointException("consolidating safetensors files", failures) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Which tensor goes into which file."""
+
+    folder: Path
+    entries: Mapping[str, Sequence[TensorEntry]]
+    """By name of the file."""
+
+    @classmethod
+    def of(cls, input_dir: str, output_dir: str, mapping: Mapping[str, int]) -> _Plan:
+        """Read the headers, and share the tensors out."""
+        source = open_safetensors(input_dir)
+        if Path(input_dir).resolve() == Path(output_dir).resolve():
+            raise ValueError(f"{input_dir} cannot be consolidated into itself: choose another folder")
+        content = stored_content(source.store, source.index)
+        unknown = sorted(set(mapping) - content.tensors.keys() - content.aliases.keys())
+        if unknown:
+            raise MissingKeyError(f"fqn_to_index_mapping names {unknown[:4]}, which are not in {input_dir}")
+        entries = {**content.tensors}
+        for alias, target in content.aliases.items():
+            original = content.tensors[target]
+            entries[alias] = TensorEntry(alias, original.dtype, original.shape, original.data)
+        count = max(mapping.values(), default=1)
+        names = {n: f"model-{n:05d}-of-{count:05d}{SUFFIX}" for n in range(1, count + 1)}
+        files: dict[str, list[TensorEntry]] = {name: [] for name in names.values()}
+        for name, entry in entries.items():
+            files[names[mapping.get(name, 1)]].append(entry)
+        return cls(Path(output_dir), files)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the files, from 1 on."""
+        return [*range(1, len(self.entries) + 1)]
+
+    def write(self, numbers: Sequence[int], threads: int) -> None:
+        """Write some of the files, several at a time; the first error of any is raised."""
+        if threads < 1:
+            raise ValueError(f"num_threads={threads} must be at least 1")
+        names = [*self.entries]
+        queue = iter([names[number - 1] for number in numbers])
+        errors: list[BaseException] = []
+        lock = threading.Lock()
+
+        def work() -> None:
+            while not errors:
+                with lock:
+                    name = next(queue, None)
+                if name is None:
+                    return
+                try:
+                    with new_file(self.folder / name, overwrite=True) as sink:
+                        inflight = _INFLIGHT_BYTES // threads
+                        write_tensor_file(sink, self.entries[name], {"format": "pt"}, max_inflight_bytes=inflight)
+                except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
+                    errors.append(error)
+
+        workers = [
+            threading.Thread(target=work, name=f"dcp-consolidate-{n}") for n in range(min(threads, len(numbers)))
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        if errors:
+            raise errors[0]
+
+    def write_index(self) -> None:
+        """Write the folder's index: what is not named in it does not belong to the model."""
+        sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in self.entries.items()}
+        LocalStore(self.folder).publish(INDEX_NAME, index_json(sizes))

@@ -1,0 +1,74 @@
+"""What a conversion carries from one format to another: names, tensors as streams of bytes, objects, nesting.
+
+Nothing here reads or writes a format. A converter gives a `Content` and takes one; see `converters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from dcp_core.errors import UnsupportedValueError
+from dcp_manifest import PathElement
+from dcp_manifest.requests import PiecewiseData
+
+__all__ = ["Content", "TensorEntry", "refuse_objects"]
+
+Path = tuple[PathElement, ...]
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: its form, and its values as row-major little-endian bytes that are read when asked for.
+
+    `dtype` is the name of torch's dtype without `torch.`; sizes are in elements.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: PiecewiseData
+    requires_grad: bool = False
+
+
+@dataclass(slots=True)
+class Content:
+    """All that a checkpoint or file holds. Only forms and names are in memory; `close` releases the files.
+
+    Args:
+        url: Where it is, for messages.
+        tensors: By name, in the order of the source.
+        objects: Name → what gives the value as `torch.save` stores it.
+        aliases: Another name of a tensor → the name in `tensors`.
+        paths: Name → place in the nested state dict; None for a flat one.
+        close: Releases what is open.
+    """
+
+    url: str
+    tensors: dict[str, TensorEntry]
+    objects: dict[str, Callable[[], bytes]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, Path] | None = None
+    close: Callable[[], None] = lambda: None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, those with several names once."""
+        return sum(entry.data.nbytes for entry in self.tensors.values())
+
+
+def refuse_objects(names: Iterable[str], where: str) -> None:
+    """Raise if there are values that are no tensors, for a format that cannot hold them.
+
+    Raises:
+        UnsupportedValueError: Names the keys and what to do.
+    """
+    found = sorted(names)
+    if found:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise UnsupportedValueError(
+            f"{where} holds tensors only, and {', '.join(map(repr, found[:_SHOWN]))}{more} "
+            f"{'are none' if len(found) > 1 else 'is none'}: put them beside with objects='beside' "
+            "(`--objects beside`), or leave them out"
+        )

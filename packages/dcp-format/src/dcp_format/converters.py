@@ -1,0 +1,101 @@
+"""The formats that can be converted between: a contract, and finding them by name or by content.
+
+A package adds one with the hook `dcp_register_converters`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from dcp_core import plugins
+from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
+from dcp_format.content import Content
+
+__all__ = ["Converter", "WriteOptions", "converter_for", "detect", "format_of_name"]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What may be chosen about what is written; a format takes what it knows.
+
+    Args:
+        max_inflight_bytes: Memory for pieces of tensors.
+        overwrite: Whether what is at the destination may be replaced.
+        shard_bytes: Size that one file may have, where a format has several.
+        objects: `refuse`, `beside` or `skip`, where a format holds tensors only.
+        layout: Of a checkpoint's data files.
+        compression: Of a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of `FileSystemWriter`.
+        tick: Is told of bytes that were done.
+    """
+
+    max_inflight_bytes: int = 16 << 20
+    overwrite: bool = False
+    shard_bytes: int = 5_000_000_000
+    objects: str = "refuse"
+    layout: str = "torch"
+    compression: Any = None
+    tick: Any = field(default=lambda _: None)
+
+
+class Converter(Protocol):
+    """One format."""
+
+    def detect(self, path: str | os.PathLike[str]) -> bool:
+        """Whether what is at `path` is of this format, judged by content. Never raises for other formats."""
+        ...
+
+    def suits(self, path: str | os.PathLike[str]) -> bool:
+        """Whether the name of a new file or folder asks for this format."""
+        ...
+
+    def read(self, path: str | os.PathLike[str]) -> Content:
+        """What is there; values are read when they are asked for."""
+        ...
+
+    def write(self, content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
+        """Write it, all or nothing."""
+        ...
+
+
+def converter_for(name: str) -> Converter:
+    """The converter of a format by name.
+
+    Raises:
+        PluginNotFoundError: No installed package offers it; names those that are there.
+    """
+    made = plugins.converter(name)
+    found: Converter = made() if isinstance(made, type) else made
+    return found
+
+
+def detect(path: str | os.PathLike[str]) -> str:
+    """The name of the format of what is at `path`.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing.
+        UnsupportedFormatError: No installed converter knows it.
+    """
+    if not Path(path).exists():
+        raise CheckpointNotFoundError(f"there is nothing at {os.fspath(path)}: check the path")
+    names = plugins.names("converters")
+    for name in names:
+        if converter_for(name).detect(path):
+            return name
+    raise UnsupportedFormatError(
+        f"{os.fspath(path)} is of no known format ({', '.join(names) or 'none installed'}): it is no checkpoint "
+        "folder, safetensors or torch.save file"
+    )
+
+
+def format_of_name(path: str | os.PathLike[str]) -> str:
+    """The format that the name of a new file or folder asks for. Raises UnsupportedFormatError."""
+    suited = [name for name in plugins.names("converters") if converter_for(name).suits(path)]
+    if len(suited) == 1:
+        return suited[0]
+    raise UnsupportedFormatError(
+        f"the name {os.fspath(path)} does not tell the format to write: say which one "
+        f"({', '.join(plugins.names('converters'))})"
+    )

@@ -1,0 +1,53 @@
+"""Quantised blocks and their scales → floating-point values. Arithmetic only; who reads what is in `quantized_reader`.
+
+Source: OCP Microscaling Formats (MX) 1.0, sections 5.3.3 (E2M1 elements) and 5.4.1 (E8M0 scales); torch 2.13
+`torch.distributed.checkpoint.quantized_hf_storage` (order of the two numbers in a byte).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["dequantize_blocks", "dequantize_mxfp4"]
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_SCALE_BIAS = 127
+
+
+def dequantize_blocks(
+    values: torch.Tensor, scales: torch.Tensor, block_size: int, offsets: Sequence[int]
+) -> torch.Tensor:
+    """A box of a matrix whose square blocks share a scale.
+
+    Args:
+        values: The box, any floating-point or integer dtype.
+        scales: Of the blocks that the box touches, one per block.
+        block_size: Side of a block.
+        offsets: Where the box begins within its first block.
+
+    Returns:
+        float32 values, of the box's sizes.
+    """
+    wide = scales.to(torch.float32)
+    for dim, (offset, length) in enumerate(zip(offsets, values.shape, strict=True)):
+        wide = wide.repeat_interleave(block_size, dim).narrow(dim, offset, length)
+    return values.to(torch.float32) * wide
+
+
+def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """4-bit numbers, two in a byte (the low half first), each block with a power of two as its scale.
+
+    Args:
+        blocks: uint8, of sizes (…, groups, bytes of a block).
+        scales: uint8 exponents with a bias of 127, of sizes (…, groups).
+
+    Returns:
+        float32 values, of sizes (…, groups × bytes × 2).
+    """
+    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32)
+    pairs = torch.stack((blocks & 0x0F, blocks >> 4), dim=-1)
+    exponents = scales.to(torch.int32) - _SCALE_BIAS
+    values = torch.ldexp(table[pairs.to(torch.int64)], exponents[..., None, None])
+    return values.reshape(*blocks.shape[:-2], blocks.shape[-2] * blocks.shape[-1] * 2)

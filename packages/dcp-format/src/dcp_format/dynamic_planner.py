@@ -1,0 +1,46 @@
+"""`DynamicMetaLoadPlanner`: takes the metadata from the template, for sources that have none of their own.
+
+Source: torch 2.13 `torch.distributed.checkpoint.format_utils.DynamicMetaLoadPlanner`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dcp_core import ChunkStorageMetadata, DefaultLoadPlanner, Metadata, TensorProperties, TensorStorageMetadata
+from dcp_core.errors import UnsupportedValueError
+from dcp_core.flatten import flatten
+
+__all__ = ["DynamicMetaLoadPlanner"]
+
+
+class DynamicMetaLoadPlanner(DefaultLoadPlanner):
+    """Loads every tensor of the template whole, on the word of the template about dtypes and sizes."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Take the template; `metadata` is not looked at.
+
+        Raises:
+            UnsupportedValueError: The template holds something else than tensors.
+        """
+        del metadata
+        values = flatten(state_dict).values if self.flatten_state_dict else state_dict
+        others = sorted(name for name, value in values.items() if not isinstance(value, torch.Tensor))
+        if others:
+            raise UnsupportedValueError(
+                f"only tensors are loaded this way, and {others[:8]} are none: take them out of the template, or "
+                "convert the file with torch_save_to_dcp and load the checkpoint"
+            )
+        entries = {name: _entry(value) for name, value in values.items()}
+        super().set_up_planner(state_dict, Metadata(dict(entries)), is_coordinator)
+
+
+def _entry(tensor: torch.Tensor) -> TensorStorageMetadata:
+    """One chunk that is all of the tensor; a DTensor's sizes are those of the whole."""
+    size = tensor.size()
+    chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+    return TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), size, [chunk])

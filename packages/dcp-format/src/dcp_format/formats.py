@@ -1,0 +1,114 @@
+"""The converters of this package: checkpoint folders, torch.save files, safetensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dcp_format.checkpoint import is_checkpoint, open_checkpoint, write_checkpoint
+from dcp_format.content import Content
+from dcp_format.converters import WriteOptions
+from dcp_format.safetensors_index import INDEX_NAME, SUFFIX, open_safetensors
+from dcp_format.safetensors_write import write_safetensors
+from dcp_format.stored import stored_content
+from dcp_format.torch_save_read import is_torch_save, open_torch_save
+from dcp_format.torch_save_write import write_torch_save
+
+__all__ = ["CheckpointConverter", "SafetensorsConverter", "TorchSaveConverter"]
+
+Place = str | os.PathLike[str]
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+class CheckpointConverter:
+    """Folders with a `.metadata`."""
+
+    def detect(self, path: Place) -> bool:
+        """Whether there is an index."""
+        return is_checkpoint(path)
+
+    def suits(self, path: Place) -> bool:
+        """Names without a suffix of another format."""
+        return Path(path).suffix not in (*_TORCH_SUFFIXES, SUFFIX) and not str(path).endswith((".hf", ".hf/"))
+
+    def read(self, path: Place) -> Content:
+        """The newest checkpoint in the folder."""
+        return open_checkpoint(path)
+
+    def write(self, content: Content, path: Place, options: WriteOptions) -> None:
+        """A checkpoint, published in one step."""
+        write_checkpoint(
+            content,
+            path,
+            max_inflight_bytes=options.max_inflight_bytes,
+            overwrite=options.overwrite,
+            layout="raw" if options.layout == "raw" else "torch",
+            compression=options.compression,
+            tick=options.tick,
+        )
+
+
+class TorchSaveConverter:
+    """Files of `torch.save`."""
+
+    def detect(self, path: Place) -> bool:
+        """Whether it is a file that begins as an archive."""
+        return is_torch_save(path)
+
+    def suits(self, path: Place) -> bool:
+        """`.pt`, `.pth`, `.bin`, `.ckpt`."""
+        return Path(path).suffix in _TORCH_SUFFIXES
+
+    def read(self, path: Place) -> Content:
+        """The state dict in the file."""
+        return open_torch_save(path)
+
+    def write(self, content: Content, path: Place, options: WriteOptions) -> None:
+        """One file, published in one step."""
+        write_torch_save(
+            content,
+            path,
+            max_inflight_bytes=options.max_inflight_bytes,
+            overwrite=options.overwrite,
+            tick=options.tick,
+        )
+
+
+class SafetensorsConverter:
+    """A safetensors file, or a Hugging Face folder."""
+
+    def detect(self, path: Place) -> bool:
+        """Whether it is such a file, or a folder with one and without a checkpoint's index."""
+        place = Path(path)
+        if place.is_dir():
+            has_files = (place / INDEX_NAME).exists() or any(place.glob(f"*{SUFFIX}"))
+            return has_files and not is_checkpoint(place)
+        return place.is_file() and (place.suffix == SUFFIX or place.name == INDEX_NAME or _begins_as_one(place))
+
+    def suits(self, path: Place) -> bool:
+        """`.safetensors` for a file, `.hf` for a folder."""
+        return Path(path).suffix in (SUFFIX, ".hf")
+
+    def read(self, path: Place) -> Content:
+        """All tensors."""
+        folder = open_safetensors(path)
+        return stored_content(folder.store, folder.index)
+
+    def write(self, content: Content, path: Place, options: WriteOptions) -> None:
+        """A file, or a folder with shards and their index."""
+        write_safetensors(
+            content,
+            path,
+            shard_bytes=options.shard_bytes,
+            max_inflight_bytes=options.max_inflight_bytes,
+            overwrite=options.overwrite,
+            objects=options.objects,
+            tick=options.tick,
+        )
+
+
+def _begins_as_one(path: Path) -> bool:
+    """A length that fits the file, and the beginning of JSON."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    return len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size

@@ -1,0 +1,144 @@
+"""Files of one rank's part of a save as safetensors: their names, and writing one of them.
+
+Source: torch 2.13 `torch.distributed.checkpoint.{hf_storage,_hf_utils}` (names of files, `DCP_SHARDING_INFO`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dcp_core import SavePlanner, WriteItem, WriteResult
+from dcp_core.errors import DcpError, UnsupportedValueError
+from dcp_core.payloads import tensor_payload
+from dcp_format.new_file import WriteBack
+from dcp_format.safetensors_header import build_header
+from dcp_format.safetensors_index import ALIASES, SHAPES, SHARDING, SUFFIX
+from dcp_io import TEMPORARY_SUFFIX, Store
+from dcp_manifest import Framing, Payload
+
+__all__ = ["OneFile", "Placement", "names_of_files", "sharded_files", "write_part"]
+
+_PIECE_BYTES = 4 << 20
+Groups = Sequence[Mapping[int, Collection[object]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What the coordinator tells a rank: its files' names by their numbers; travels as `SavePlan.storage_data`."""
+
+    tag: str
+    files: Mapping[int, str]
+
+    def temporary(self, name: str) -> str:
+        """The name of a file until all files are there."""
+        return f".{name}.{self.tag}{TEMPORARY_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneFile:
+    """A file to write: its items, whether they are parts of tensors, and which of its tensors are one."""
+
+    name: str
+    temporary: str
+    items: Sequence[WriteItem]
+    sharded: bool
+    ties: Mapping[str, str]
+
+
+def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
+    """Names of whole files: those of the mapping, or consecutive ones where ranks share a number."""
+    pairs = [(number, rank) for rank, numbers in enumerate(groups) for number in numbers]
+    if len({number for number, _ in pairs}) == len(pairs):
+        names = {(number, rank): f"model-{number:05d}-of-{highest:05d}{SUFFIX}" for number, rank in pairs}
+    else:
+        pairs.sort()
+        count = len(pairs)
+        names = {pair: f"model-{n:05d}-of-{count:05d}{SUFFIX}" for n, pair in enumerate(pairs, 1)}
+    return [{number: names[number, rank] for number in numbers} for rank, numbers in enumerate(groups)]
+
+
+def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
+    """Names of ranks' own files; ranks are counted from 1 on, without those that write nothing."""
+    writing = [rank for rank, numbers in enumerate(groups) if numbers]
+    return [
+        {n: f"shard-{writing.index(rank) + 1:05d}-model-{n:05d}-of-{highest:05d}{SUFFIX}" for n in numbers}
+        for rank, numbers in enumerate(groups)
+    ]
+
+
+def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteResult]:
+    """Write one file under its temporary name, durably; tensors are asked for one after another.
+
+    Raises:
+        UnsupportedValueError: The format cannot hold a tensor's dtype.
+        OSError: The storage refused; nothing of the file is left.
+    """
+    items = sorted(job.items, key=lambda item: -_dtype(item).itemsize)
+    header = build_header([(item.index.fqn, _name(_dtype(item)), _sizes(item)) for item in items], _metadata(job))
+    results = []
+    sink = WriteBack(store.create(job.temporary))
+    try:
+        sink.write([header])
+        for item in items:
+            payload = _payload(item, planner.resolve_data(item))
+            before = sink.tell()
+            value = payload.data
+            for piece in [value] if isinstance(value, (bytes, memoryview)) else value.pieces(_PIECE_BYTES):
+                sink.write([piece])
+            results.append(WriteResult(item.index, sink.tell() - before, (job.name, job.temporary)))
+        sink.close(sync=True)
+    except BaseException:
+        sink.abort()
+        raise
+    return results
+
+
+def _metadata(job: OneFile) -> dict[str, str]:
+    metadata = {"format": "pt"}
+    if job.sharded:
+        metadata["DCP_VERSION"] = "1.0"
+        metadata[SHARDING] = json.dumps({item.index.fqn: {"saved_offsets": _offsets(item)} for item in job.items})
+        metadata[SHAPES] = json.dumps({item.index.fqn: _global_size(item) for item in job.items})
+    if job.ties:
+        metadata[ALIASES] = json.dumps(dict(job.ties))
+    return metadata
+
+
+def _payload(item: WriteItem, data: object) -> Payload:
+    """The bytes of a tensor, which must be what the header says."""
+    if not isinstance(data, torch.Tensor):
+        raise UnsupportedValueError(f"the planner gave bytes for {item.index.fqn!r}; safetensors holds tensors")
+    payload = tensor_payload(item.index.fqn, data)
+    dtype, sizes = _name(_dtype(item)), _sizes(item)
+    if payload.framing is not Framing.RAW or (payload.dtype, payload.sizes) != (dtype, sizes):
+        raise DcpError(
+            f"{item.index.fqn!r} was planned as {dtype} of sizes {sizes} and resolved to {payload.dtype} of sizes "
+            f"{payload.sizes}: safetensors needs to know before"
+        )
+    return payload
+
+
+def _dtype(item: WriteItem) -> torch.dtype:
+    if item.tensor_data is None:
+        raise UnsupportedValueError(f"{item.index.fqn!r} is no tensor, and safetensors holds tensors only")
+    return item.tensor_data.properties.dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _sizes(item: WriteItem) -> tuple[int, ...]:
+    return () if item.tensor_data is None else tuple(item.tensor_data.chunk.sizes)
+
+
+def _offsets(item: WriteItem) -> list[int]:
+    return [] if item.tensor_data is None else [*item.tensor_data.chunk.offsets]
+
+
+def _global_size(item: WriteItem) -> list[int]:
+    return [] if item.tensor_data is None else [*item.tensor_data.size]

@@ -1,0 +1,74 @@
+"""`HuggingFaceStorageReader`: loads from safetensors files onto any sharding, reading only the bytes that are wanted.
+
+Source: torch 2.13 `torch.distributed.checkpoint.hf_storage` (name, parameters, what it accepts).
+"""
+
+from __future__ import annotations
+
+import os
+
+from dcp_core import ByteStorageReader
+from dcp_core.errors import UnsupportedFormatError
+from dcp_format.safetensors_index import open_safetensors
+from dcp_io import LocalStore, StoreBackend
+from dcp_manifest import CheckpointIndex
+
+__all__ = ["HuggingFaceStorageReader", "SafetensorsBackend"]
+
+_INFLIGHT_BYTES = 64 << 20
+
+
+class HuggingFaceStorageReader(ByteStorageReader):
+    """Loads tensors from a safetensors file, a Hugging Face folder, or a folder that ranks wrote together.
+
+    Each rank reads the ranges that its part of the template needs, straight into its memory where that is one run.
+    The format has no checksums: `LoadReport.unverified` lists what was read. A missing file is an error.
+
+    Args:
+        path: A `.safetensors` file, its `….index.json`, or a folder.
+        thread_count: Reader threads.
+
+    Ranks: each reads on its own; headers are read by every rank.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], thread_count: int = 1) -> None:
+        if thread_count < 1:
+            raise ValueError(f"thread_count={thread_count} must be at least 1")
+        self.thread_count = thread_count
+        super().__init__(path)
+
+    @property
+    def path(self) -> str | os.PathLike[str]:
+        """What is read."""
+        return self.checkpoint_id
+
+    def _open(self, checkpoint_id: str | os.PathLike[str]) -> SafetensorsBackend:
+        return SafetensorsBackend(checkpoint_id, threads=self.thread_count)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it names a local place."""
+        return "://" not in os.fspath(checkpoint_id)
+
+
+class SafetensorsBackend(StoreBackend):
+    """Safetensors files as a `ByteBackend` that can be read, not written."""
+
+    def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
+        place = os.fspath(path)
+        is_file = place.endswith((".safetensors", ".json"))
+        self._place = place
+        super().__init__(
+            LocalStore((os.path.dirname(place) or ".") if is_file else place),
+            threads=threads,
+            max_inflight_bytes=_INFLIGHT_BYTES,
+        )
+
+    def read_index(self) -> CheckpointIndex:
+        """What the files hold. Raises like `open_safetensors`."""
+        return open_safetensors(self._place).index
+
+    def begin_save(self, *, overwrite: bool) -> str:
+        """Refuse: `HuggingFaceStorageWriter` writes these files."""
+        del overwrite
+        raise UnsupportedFormatError(f"{self._place}: write safetensors with HuggingFaceStorageWriter")

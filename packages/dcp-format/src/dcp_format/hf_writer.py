@@ -1,0 +1,237 @@
+"""`HuggingFaceStorageWriter`: saves into safetensors files that Hugging Face libraries open.
+
+How a rank's part becomes files is in `hf_files`; making whole files of ranks' parts in `consolidate`.
+
+Source: torch 2.13 `torch.distributed.checkpoint.hf_storage.HuggingFaceStorageWriter` (parameters, names of files).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dcp_core import (
+    BlockingAsyncStager,
+    Metadata,
+    SavePlan,
+    SavePlanner,
+    StorageMeta,
+    StorageWriter,
+    WriteItem,
+    WriteItemType,
+    WriteResult,
+)
+from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
+from dcp_format.consolidate import consolidate_safetensors_files
+from dcp_format.content import refuse_objects
+from dcp_format.hf_files import OneFile, Placement, names_of_files, sharded_files, write_part
+from dcp_format.safetensors_index import INDEX_NAME, SUFFIX
+from dcp_format.safetensors_write import index_json
+from dcp_io import LocalStore
+
+__all__ = ["HuggingFaceStorageWriter"]
+
+_PARTS = "sharded"
+
+
+class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
+    """Saves tensors as safetensors. Files take their names, and the index its place, when every rank has written.
+
+    Values that are no tensors are refused before anything is written. A tensor with several names is written under
+    each of them.
+
+    Args:
+        path: The folder.
+        fqn_to_index_mapping: Tensor → number of its file, from 1 on; without it there is one file.
+        thread_count: Files that a rank writes at the same time.
+        save_distributed: Each rank writes its own part of every tensor into files of its own. Without it every tensor
+            must be whole on the rank that writes it.
+        enable_consolidation: Make whole files of the parts when all are written (by the coordinator; the parts stay in
+            the folder `sharded`). `consolidate_safetensors_files_on_every_rank` shares that work among ranks.
+        thread_count_consolidation: Files that are made whole at the same time.
+
+    Ranks: every rank; the coordinator gives files their names.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        fqn_to_index_mapping: dict[str, int] | None = None,
+        thread_count: int = 1,
+        save_distributed: bool = False,
+        enable_consolidation: bool = False,
+        thread_count_consolidation: int = 1,
+    ) -> None:
+        if enable_consolidation and not save_distributed:
+            raise ValueError("enable_consolidation makes whole files of ranks' parts: it needs save_distributed=True")
+        if thread_count < 1 or thread_count_consolidation < 1:
+            raise ValueError("thread_count and thread_count_consolidation must be at least 1")
+        bad = sorted(name for name, number in (fqn_to_index_mapping or {}).items() if number < 1)
+        if bad:
+            raise ValueError(f"fqn_to_index_mapping: files are numbered from 1 on; {bad[:4]} are not")
+        self.fqn_to_index_mapping = fqn_to_index_mapping
+        self.thread_count = thread_count
+        self.save_distributed = save_distributed
+        self.enable_consolidation = enable_consolidation
+        self.thread_count_consolidation = thread_count_consolidation
+        BlockingAsyncStager.__init__(self)
+        self.reset(path)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a new save, to another folder if one is given."""
+        if checkpoint_id is not None:
+            self.checkpoint_id = checkpoint_id
+        self._rank = 0
+        self._aliases: dict[str, str] = {}
+        self._temporary: list[str] = []
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(self.checkpoint_id)
+
+    @property
+    def metadata_path(self) -> str:
+        """The folder's index."""
+        return str(self.path / INDEX_NAME)
+
+    def _store(self) -> LocalStore:
+        """Where this save's files go."""
+        return LocalStore(self.path / _PARTS if self.enable_consolidation else self.path)
+
+    def storage_meta(self) -> StorageMeta | None:
+        """The folder."""
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take the rank's place. Raises DcpError for a save without a coordinator: nobody could name the files."""
+        del is_coordinator, args
+        self._rank = kwargs.get("rank", 0)
+        if not kwargs.get("use_collectives", True):
+            raise DcpError("safetensors files are named by a coordinator: save with use_collectives=True")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan, whose tensors are not cut further and whose tied values are written under each of their names.
+
+        Raises:
+            UnsupportedValueError: It has values that are no tensors, or parts of tensors without `save_distributed`.
+        """
+        refuse_objects({item.index.fqn for item in plan.items if item.type is WriteItemType.BYTE_IO}, "safetensors")
+        for item in plan.items:
+            data = item.tensor_data
+            if not self.save_distributed and data is not None and data.chunk.sizes != data.size:
+                raise UnsupportedValueError(
+                    f"rank {self._rank} holds a part of {item.index.fqn!r} only: save with save_distributed=True (and "
+                    "enable_consolidation=True for plain files), or gather whole tensors first"
+                )
+        self._aliases = dict(plan.aliases or {})
+        return replace(plan, splittable=False, aliases=None)
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Tell each rank its files.
+
+        Raises:
+            MissingKeyError: `fqn_to_index_mapping` lacks a tensor.
+        """
+        groups: list[dict[int, list[WriteItem]]] = []
+        for plan in plans:
+            numbers: dict[int, list[WriteItem]] = defaultdict(list)
+            for item in plan.items:
+                numbers[self._number(item.index.fqn)].append(item)
+            groups.append(numbers)
+        highest = max((self.fqn_to_index_mapping or {"": 1}).values())
+        make = sharded_files if self.save_distributed else names_of_files
+        tag = secrets.token_hex(4)
+        self._store().make()
+        return [
+            replace(plan, storage_data=Placement(tag, names))
+            for plan, names in zip(plans, make(groups, highest), strict=True)
+        ]
+
+    def _number(self, fqn: str) -> int:
+        if self.fqn_to_index_mapping is None:
+            return 1
+        if fqn not in self.fqn_to_index_mapping:
+            raise MissingKeyError(f"fqn_to_index_mapping does not say which file {fqn!r} goes to")
+        return self.fqn_to_index_mapping[fqn]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """Write this rank's files, durably, under temporary names."""
+        placement = plan.storage_data
+        if not isinstance(placement, Placement):
+            raise DcpError(f"rank {self._rank}: the plan lost its storage data; a planner's finish_plan must keep it")
+        files: dict[str, list[WriteItem]] = defaultdict(list)
+        seen: set[tuple[str, str]] = set()
+        for item in plan.items:
+            name = placement.files[self._number(item.index.fqn)]
+            part = 1
+            while (name, item.index.fqn) in seen:  # another box of the same tensor: a file has one of each name
+                part += 1
+                name = f"{placement.files[self._number(item.index.fqn)].removesuffix(SUFFIX)}-part-{part}{SUFFIX}"
+            seen.add((name, item.index.fqn))
+            files[name].append(item)
+        store = self._store()
+        jobs = [
+            OneFile(name, placement.temporary(name), items, self.save_distributed, self._ties(items))
+            for name, items in files.items()
+        ]
+        self._temporary = [job.temporary for job in jobs]
+        with ThreadPoolExecutor(self.thread_count, thread_name_prefix="dcp-hf") as pool:
+            written = [*pool.map(lambda job: write_part(store, job, planner), jobs)]
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result([result for results in written for result in results])
+        return done
+
+    def _ties(self, items: list[WriteItem]) -> Mapping[str, str]:
+        names = {item.index.fqn for item in items}
+        return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Give the files their names, remove those of an older save, and write the index or the whole files."""
+        store = self._store()
+        folder = Path(store.path)
+        files: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        temporary: dict[str, str] = {}
+        for rank_results in results:
+            for result in rank_results:
+                name, temporary_name = result.storage_data
+                temporary[name] = temporary_name
+                files[name].append((result.index.fqn, result.size_in_bytes))
+        LocalStore(self.path).delete(INDEX_NAME)
+        for old in folder.glob(f"*{SUFFIX}"):
+            if old.name not in files:
+                store.delete(old.name)
+        for name, temporary_name in temporary.items():
+            os.replace(folder / temporary_name, folder / name)
+        store.sync_folder()
+        if not self.save_distributed:
+            store.publish(INDEX_NAME, index_json(dict(sorted(files.items()))))
+        elif self.enable_consolidation:
+            mapping = self.fqn_to_index_mapping or dict.fromkeys(metadata.state_dict_metadata, 1)
+            mapping = {name: number for name, number in mapping.items() if name in metadata.state_dict_metadata}
+            consolidate_safetensors_files(
+                str(folder), str(self.path), mapping, num_threads=self.thread_count_consolidation
+            )
+        metadata.storage_meta = self.storage_meta()
+
+    def abort(self, error: BaseException) -> None:
+        """Remove what this rank wrote for a save that failed."""
+        del error
+        store = self._store()
+        for name in self._temporary:
+            with contextlib.suppress(OSError):
+                store.delete(name)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it names a local folder."""
+        return "://" not in os.fspath(checkpoint_id)

@@ -1,0 +1,89 @@
+"""A file that exists under its name only once all of it is there and durable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dcp_io import TEMPORARY_SUFFIX, CheckpointExistsError, LocalStore, Sink
+
+__all__ = ["WriteBack", "aborting", "new_file", "refuse_existing"]
+
+# As often as the engine of checkpoints does it: the disk works while the rest is read and written.
+_SYNC_STEP_BYTES = 32 << 20
+Buffer = bytes | bytearray | memoryview
+
+
+class WriteBack(Sink):
+    """A sink that has the storage begin early with making durable what is written.
+
+    Args:
+        sink: That writes.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._started = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+        return self._sink.name
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._sink.tell()
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Append the buffers."""
+        self._sink.write(buffers)
+        if self._sink.tell() - self._started >= _SYNC_STEP_BYTES:
+            self._sink.start_sync()
+            self._started = self._sink.tell()
+
+    def close(self, *, sync: bool) -> None:
+        """Complete the object."""
+        self._sink.close(sync=sync)
+
+    def abort(self) -> None:
+        """Remove the object."""
+        self._sink.abort()
+
+
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]:
+    """A sink whose bytes appear at `path` in one step when the block ends; an error leaves everything as it was.
+
+    Raises:
+        CheckpointExistsError: `path` exists and `overwrite` is False.
+    """
+    place = Path(path).absolute()
+    refuse_existing(place, overwrite=overwrite)
+    store = LocalStore(place.parent)
+    store.make()
+    temporary = f".{place.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+    sink = WriteBack(store.create(temporary))
+    with aborting(sink):
+        yield sink
+        sink.close(sync=True)
+        os.replace(place.parent / temporary, place)
+    store.sync_folder()
+
+
+@contextlib.contextmanager
+def aborting(sink: Sink) -> Iterator[None]:
+    """Remove what a sink wrote if the block fails."""
+    try:
+        yield
+    except BaseException:
+        sink.abort()
+        raise
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Raise CheckpointExistsError if there is something at `path` that may not be replaced."""
+    if not overwrite and os.path.lexists(path):
+        raise CheckpointExistsError(f"{path} exists already; choose another place, or allow overwriting it")

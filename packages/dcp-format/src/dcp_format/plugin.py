@@ -1,0 +1,15 @@
+"""Registers the converters of this package. Imports nothing heavy."""
+
+from dcp_core.hookspecs import hookimpl
+
+__all__ = ["dcp_register_converters"]
+
+
+@hookimpl
+def dcp_register_converters() -> dict[str, str]:
+    """Formats by name."""
+    return {
+        "checkpoint": "dcp_format.formats:CheckpointConverter",
+        "safetensors": "dcp_format.formats:SafetensorsConverter",
+        "torch": "dcp_format.formats:TorchSaveConverter",
+    }

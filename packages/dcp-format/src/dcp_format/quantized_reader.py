@@ -1,0 +1,188 @@
+"""`QuantizedHuggingFaceStorageReader`: loads block-quantised safetensors as plain floating-point tensors.
+
+Only the blocks that a rank's part needs are read, each with its scales. How numbers are decoded is in `dequantize`.
+
+Source: torch 2.13 `torch.distributed.checkpoint.quantized_hf_storage` (names, the two schemes, how parts are paired).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from dcp_core import LoadItemType, LoadPlan, LoadPlanner, Metadata, MetadataIndex, ReadItem, TensorStorageMetadata
+from dcp_core.errors import CorruptCheckpointError
+from dcp_format.dequantize import dequantize_blocks, dequantize_mxfp4
+from dcp_format.hf_reader import HuggingFaceStorageReader
+
+__all__ = ["QuantizedHuggingFaceStorageReader"]
+
+_SCALE, _WEIGHT = ".weight_scale_inv", ".weight"
+_SCALES, _BLOCKS = "_scales", "_blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A quantised tensor: the stored values and their scales."""
+
+    values: str
+    scales: str
+    packed: bool
+    """Two 4-bit numbers in a byte, in blocks along the last dimension (MXFP4)."""
+
+
+class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
+    """Reads `X.weight` with `X.weight_scale_inv`, and `X_blocks` with `X_scales`, as tensors of `target_dtype`.
+
+    The template names them `X.weight` and `X_blocks` (or plain `X`); everything else loads as it is stored.
+
+    Args:
+        path: As for `HuggingFaceStorageReader`.
+        thread_count: Reader threads.
+        target_dtype: Of the loaded values, as the metadata says it.
+        block_size: Side of the blocks of a matrix that share a scale.
+
+    Ranks: each reads on its own.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        thread_count: int = 1,
+        target_dtype: torch.dtype = torch.float32,
+        block_size: int = 128,
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size={block_size} must be at least 1")
+        self.target_dtype = target_dtype
+        self.block_size = block_size
+        self._pairs: dict[str, _Pair] = {}
+        self._raw: Metadata | None = None
+        super().__init__(path, thread_count)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The metadata as a loader sees it: quantised tensors with their logical sizes, and `target_dtype`."""
+        stored = super().read_metadata(*args, **kwargs)
+        self._raw = stored
+        self._pairs = _pairs(stored)
+        entries: dict[str, Any] = dict(stored.state_dict_metadata)
+        places = dict(stored.storage_data or {})
+        by_name = {key.fqn: value for key, value in places.items()}
+        for name, pair in self._pairs.items():
+            entry = self._logical(name, pair, self._entry(pair.values), self._entry(pair.scales))
+            entries[name] = entry
+            places[MetadataIndex(name, [0] * len(entry.size), 0)] = by_name[pair.values]
+        return replace(stored, state_dict_metadata=entries, storage_data=places)
+
+    def _logical(
+        self, name: str, pair: _Pair, values: TensorStorageMetadata, scales: TensorStorageMetadata
+    ) -> TensorStorageMetadata:
+        size = values.size
+        if len(values.chunks) != 1 or len(scales.chunks) != 1:
+            raise CorruptCheckpointError("a quantised tensor lies in several parts; consolidate the files", key=name)
+        if pair.packed:
+            wanted = size[:-1]
+            size = torch.Size((*size[:-2], size[-2] * size[-1] * 2))
+        else:
+            wanted = torch.Size(-(-length // self.block_size) for length in size)
+        if scales.size != wanted:
+            raise CorruptCheckpointError(
+                f"the scales have sizes {tuple(scales.size)}, and the values ask for {tuple(wanted)}: check block_size",
+                key=name,
+            )
+        chunk = replace(values.chunks[0], offsets=torch.Size([0] * len(size)), sizes=size)
+        return TensorStorageMetadata(replace(values.properties, dtype=self.target_dtype), size, [chunk])
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        """Read every item; quantised ones with their scales, one at a time."""
+        if self._raw is None:
+            self._pairs, self._raw = {}, self._metadata
+        logical = self._metadata
+        quantised = [item for item in plan.items if item.storage_index.fqn in self._pairs]
+        plain = [item for item in plan.items if item.storage_index.fqn not in self._pairs]
+        done = super().read_data(LoadPlan(plain), planner)
+        total, unverified = self.bytes_read, set(self.unverified_keys)
+        self._metadata = self._raw
+        try:
+            for item in quantised:
+                values = self._dequantised(item, self._pairs[item.storage_index.fqn])
+                total += self.bytes_read
+                unverified |= self.unverified_keys
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(values)
+                planner.commit_tensor(item, target)
+        finally:
+            self._metadata = logical
+        self.bytes_read, self.unverified_keys = total, unverified
+        return done
+
+    def _dequantised(self, item: ReadItem, pair: _Pair) -> torch.Tensor:
+        """The wanted box of a quantised tensor."""
+        offsets, lengths = list(item.storage_offsets), list(item.lengths)
+        if not pair.packed:
+            side = self.block_size
+            first = [at // side for at in offsets]
+            count = [
+                -(-(at + n) // side) - start if n else 0 for at, n, start in zip(offsets, lengths, first, strict=True)
+            ]
+            values, scales = self._boxes((pair.values, offsets, lengths), (pair.scales, first, count))
+            inside = [at - start * side for at, start in zip(offsets, first, strict=True)]
+            return dequantize_blocks(values, scales, side, inside).to(self.target_dtype)
+        block = self._entry(pair.values).size[-1]
+        low = offsets[-1] // (2 * block)
+        groups = -(-(offsets[-1] + lengths[-1]) // (2 * block)) - low
+        start, size = [*offsets[:-1], low], [*lengths[:-1], groups]
+        values, scales = self._boxes((pair.values, [*start, 0], [*size, block]), (pair.scales, start, size))
+        whole = dequantize_mxfp4(values, scales)
+        return whole.narrow(-1, offsets[-1] - low * 2 * block, lengths[-1]).to(self.target_dtype)
+
+    def _entry(self, name: str) -> TensorStorageMetadata:
+        entry = None if self._raw is None else self._raw.state_dict_metadata.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise CorruptCheckpointError("it is not in the files any more", key=name)
+        return entry
+
+    def _boxes(self, *wanted: tuple[str, Sequence[int], Sequence[int]]) -> list[torch.Tensor]:
+        """Boxes of stored tensors, as (name, offsets, lengths)."""
+        buffers: dict[str, torch.Tensor] = {}
+        items = []
+        for name, offsets, lengths in wanted:
+            buffers[name] = torch.empty(tuple(lengths), dtype=self._entry(name).properties.dtype)
+            index = MetadataIndex(name, [0] * len(lengths), 0)
+            zero = torch.Size([0] * len(lengths))
+            items.append(ReadItem(LoadItemType.TENSOR, index, zero, index, torch.Size(offsets), torch.Size(lengths)))
+        super().read_data(LoadPlan(items), cast("LoadPlanner", _Buffers(buffers)))
+        return [buffers[name] for name, _, _ in wanted]
+
+
+class _Buffers:
+    """The part of a planner that a reader of tensors asks: gives those of a mapping as destinations."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """The tensor of that name."""
+        return self._tensors[read_item.dest_index.fqn]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Nothing to do."""
+
+
+def _pairs(metadata: Metadata) -> dict[str, _Pair]:
+    """Quantised tensors by the names that a template may give them."""
+    names = metadata.state_dict_metadata.keys()
+    pairs: dict[str, _Pair] = {}
+    for scales in names:
+        if scales.endswith(_SCALE) and (values := scales.removesuffix(_SCALE) + _WEIGHT) in names:
+            pairs[values] = _Pair(values, scales, packed=False)
+        elif scales.endswith(_SCALES) and (values := scales.removesuffix(_SCALES) + _BLOCKS) in names:
+            pair = _Pair(values, scales, packed=True)
+            pairs[values] = pair
+            if (plain := scales.removesuffix(_SCALES)) not in names:
+                pairs[plain] = pair
+    return pairs

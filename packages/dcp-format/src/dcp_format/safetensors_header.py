@@ -1,0 +1,201 @@
+"""The header of a safetensors file: read strictly, and built. No data is touched.
+
+Source: the format's description in the README of huggingface/safetensors 0.8 (8 bytes of length, JSON, data).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError, UnsupportedValueError
+from dcp_io import Source
+from dcp_manifest import ITEM_BYTES
+
+__all__ = ["CODES", "Header", "HeaderEntry", "build_header", "code_of", "read_header"]
+
+_MAX_HEADER_BYTES = 100_000_000
+_ALIGNMENT_BYTES = 8
+
+CODES: Mapping[str, str] = MappingProxyType(
+    {
+        "float64": "F64",
+        "float32": "F32",
+        "float16": "F16",
+        "bfloat16": "BF16",
+        "int64": "I64",
+        "int32": "I32",
+        "int16": "I16",
+        "int8": "I8",
+        "uint64": "U64",
+        "uint32": "U32",
+        "uint16": "U16",
+        "uint8": "U8",
+        "bool": "BOOL",
+        "complex64": "C64",
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e5m2": "F8_E5M2",
+        "float8_e4m3fnuz": "F8_E4M3FNUZ",
+        "float8_e5m2fnuz": "F8_E5M2FNUZ",
+        "float8_e8m0fnu": "F8_E8M0",
+        "float4_e2m1fn_x2": "F4",
+    }
+)
+"""torch's dtype → the format's name."""
+_DTYPES = {code: dtype for dtype, code in CODES.items()}
+_PACKED = "float4_e2m1fn_x2"
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderEntry:
+    """One tensor of a file; `start` and `stop` count bytes from the beginning of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself."""
+
+    entries: tuple[HeaderEntry, ...]
+    """In the order of their data."""
+    metadata: Mapping[str, str]
+    bytes: int
+    """Where the data begins."""
+
+
+def code_of(dtype: str, key: str) -> str:
+    """The format's name of a dtype.
+
+    Raises:
+        UnsupportedValueError: It has none; names the key and what to do.
+    """
+    if dtype not in CODES:
+        raise UnsupportedValueError(
+            f"{key!r} has dtype {dtype}, which safetensors cannot hold; convert it (dtype=…), or leave it out"
+        )
+    return CODES[dtype]
+
+
+def build_header(
+    tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """The bytes that stand before the tensors' data, which follows without gaps in the same order.
+
+    Args:
+        tensors: Name, torch's dtype and sizes of each; larger elements first keeps all of them aligned.
+        metadata: Strings for `__metadata__`.
+
+    Raises:
+        UnsupportedValueError: A dtype has no name in the format, or the header is too long for its readers.
+    """
+    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    for name, dtype, shape in tensors:
+        size = math.prod(shape) * ITEM_BYTES[dtype] if dtype in ITEM_BYTES else 0
+        code = code_of(dtype, name)
+        logical = (*shape[:-1], shape[-1] * 2) if dtype == _PACKED and shape else shape
+        table[name] = {"dtype": code, "shape": list(logical), "data_offsets": [position, position + size]}
+        position += size
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT_BYTES)
+    if len(text) > _MAX_HEADER_BYTES:
+        raise UnsupportedValueError(f"{len(tensors)} tensors need a header of {len(text)} bytes; use more files")
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_header(source: Source, *, file: str) -> Header:
+    """The header of a file, proven to describe every byte of it exactly once.
+
+    Args:
+        source: The file.
+        file: Its name, for messages.
+
+    Raises:
+        CorruptCheckpointError: It is no safetensors file, is truncated, or contradicts itself.
+        UnsupportedFormatError: It has a dtype that is not known.
+    """
+    size = source.size()
+    if size < 8:
+        raise CorruptCheckpointError(f"a file of {size} bytes is no safetensors file", file=file)
+    length = int.from_bytes(_read(source, 0, 8), "little")
+    if length > _MAX_HEADER_BYTES or 8 + length > size:
+        raise CorruptCheckpointError(
+            f"the header should have {length} bytes and the file has {size}: it is truncated or no safetensors file",
+            file=file,
+        )
+    try:
+        table = json.loads(_read(source, 8, length).decode("utf-8"), object_pairs_hook=_unique)
+        metadata = _metadata(table.pop("__metadata__", None) or {})
+        entries = [_entry(name, record, 8 + length, file) for name, record in table.items()]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, (CorruptCheckpointError, UnsupportedFormatError)):
+            raise
+        raise CorruptCheckpointError(f"the header is damaged: {error}", file=file) from error
+    entries.sort(key=lambda entry: (entry.start, entry.stop))
+    _check_tiling(entries, 8 + length, size, file)
+    return Header(tuple(entries), metadata, 8 + length)
+
+
+def _read(source: Source, offset: int, length: int) -> bytes:
+    data = bytearray(length)
+    source.read_into(offset, [memoryview(data)])
+    return bytes(data)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return table
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+        raise TypeError("__metadata__ holds other values than strings")
+    return value
+
+
+def _entry(name: str, record: Any, base: int, file: str) -> HeaderEntry:
+    code, shape, (start, stop) = record["dtype"], record["shape"], record["data_offsets"]
+    numbers = [*shape, start, stop]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{name!r} has a size or offset that is no natural number")
+    if code not in _DTYPES:
+        raise UnsupportedFormatError(
+            f"{file}: {name!r} has the dtype {code!r}, which this version does not know; use a newer dcp-format"
+        )
+    dtype = _DTYPES[code]
+    if dtype == _PACKED:
+        if not shape or shape[-1] % 2:
+            raise ValueError(f"{name!r} has an odd number of packed elements")
+        shape = [*shape[:-1], shape[-1] // 2]
+    if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise ValueError(f"{name!r} of {code} and shape {shape} does not fit its {stop - start} bytes")
+    return HeaderEntry(name, dtype, tuple(shape), base + start, base + stop)
+
+
+def _check_tiling(entries: Sequence[HeaderEntry], base: int, size: int, file: str) -> None:
+    """Every byte behind the header belongs to one tensor."""
+    position = base
+    for entry in entries:
+        if entry.start != position:
+            raise CorruptCheckpointError(
+                f"the data of {entry.name!r} begins at byte {entry.start}, not {position}: ranges overlap or leave "
+                "holes",
+                file=file,
+                key=entry.name,
+            )
+        position = entry.stop
+    if position != size:
+        raise CorruptCheckpointError(
+            f"the file has {size} bytes and its header describes {position}: it is truncated or damaged", file=file
+        )

@@ -1,0 +1,225 @@
+"""A safetensors file, or a Hugging Face folder of them, as an index: tensors are chunks that lie bare in the files.
+
+Also folders that ranks wrote together, each file with its boxes of tensors. Only headers are read here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_format.safetensors_header import Header, HeaderEntry, read_header
+from dcp_io import LocalStore, Store
+from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index
+
+__all__ = [
+    "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING", "SUFFIX", "Folder", "open_safetensors", "read_weight_map",
+]  # fmt: skip
+
+INDEX_NAME = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+SHARDING = "DCP_SHARDING_INFO"
+"""Key of a file's metadata: JSON, name → {"saved_offsets": […]}, as torch's writer leaves it."""
+SHAPES = "DCP_GLOBAL_SHAPES"
+"""Ours: JSON, name → sizes of the whole tensor, so that a lost file is noticed."""
+ALIASES = "DCP_ALIASES"
+"""Ours: JSON, name → the name of the tensor that it is another name of."""
+_SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})")
+Box = tuple[HeaderEntry, str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A safetensors file or folder that was opened."""
+
+    store: Store
+    index: CheckpointIndex
+    files: tuple[str, ...]
+
+
+def open_safetensors(path: str | os.PathLike[str]) -> Folder:
+    """What a file, or all files of a folder, hold.
+
+    Args:
+        path: A `.safetensors` file, its `….index.json`, or a folder.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing, or a file that the folder's index names is missing.
+        CorruptCheckpointError: A header is damaged, files contradict each other, or parts of tensors are missing.
+    """
+    place = Path(path)
+    weight_map: Mapping[str, str] | None = None
+    if place.name.endswith(".index.json"):
+        place = place.parent
+    if place.is_file():
+        folder, names = place.parent, [place.name]
+    else:
+        folder = place
+        weight_map = read_weight_map(folder)
+        names = _names(folder, weight_map)
+    store = LocalStore(folder)
+    headers = {name: _header(store, name) for name in names}
+    boxes = _boxes(headers, weight_map, str(folder))
+    index = _index(boxes, _shapes(headers, boxes), _aliases(headers))
+    try:
+        check_index(index)
+    except ValueError as error:
+        raise CorruptCheckpointError(f"the files in {folder} contradict each other: {error}") from error
+    return Folder(store, index, tuple(names))
+
+
+def read_weight_map(folder: Path) -> dict[str, str] | None:
+    """Tensor → file, from the folder's index; None if it has none. Raises CorruptCheckpointError."""
+    path = folder / INDEX_NAME
+    try:
+        weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
+        damaged = not all(isinstance(file, str) and "/" not in file for file in weight_map.values())
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptCheckpointError(f"the index is damaged: {error!r}", file=str(path)) from error
+    if damaged:
+        raise CorruptCheckpointError("the index names a file by what is no plain name", file=str(path))
+    found: dict[str, str] = weight_map
+    return found
+
+
+def _names(folder: Path, weight_map: Mapping[str, str] | None) -> list[str]:
+    present = sorted(path.name for path in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    if weight_map is not None:
+        wanted = sorted(set(weight_map.values()))
+        missing = [name for name in wanted if not (folder / name).is_file()]
+        if missing:
+            raise CheckpointNotFoundError(
+                f"{folder / missing[0]} is missing ({len(missing)} of the {len(wanted)} files that {INDEX_NAME} names "
+                "are): restore it from a copy, or download it again"
+            )
+        return wanted
+    if not present:
+        raise CheckpointNotFoundError(f"there is no {SUFFIX} file at {folder}: check the path")
+    _check_numbers(folder, present)
+    return present
+
+
+def _check_numbers(folder: Path, names: Sequence[str]) -> None:
+    """Files that ranks wrote are numbered; a gap is a lost file."""
+    ranks = sorted({int(found[1]) for name in names if (found := _SHARD.match(name))})
+    if ranks and ranks != list(range(1, len(ranks) + 1)):
+        lost = sorted(set(range(1, ranks[-1])) - set(ranks))
+        raise CheckpointNotFoundError(
+            f"the files of shard {', '.join(map(str, lost))} are missing in {folder}: restore them from a copy"
+        )
+
+
+def _header(store: Store, name: str) -> Header:
+    source = store.open(name)
+    try:
+        return read_header(source, file=name)
+    finally:
+        source.close()
+
+
+def _table(header: Header, key: str, file: str) -> dict[str, Any]:
+    try:
+        table = json.loads(header.metadata.get(key, "{}"))
+    except ValueError as error:
+        raise CorruptCheckpointError(f"the metadata {key} is damaged: {error}", file=file) from error
+    if not isinstance(table, dict):
+        raise CorruptCheckpointError(f"the metadata {key} is damaged: it is no object", file=file)
+    return table
+
+
+def _boxes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None, folder: str) -> dict[str, list[Box]]:
+    """Tensor → its boxes with their files and offsets."""
+    boxes: dict[str, list[Box]] = {}
+    for file, header in headers.items():
+        sharding = _table(header, SHARDING, file)
+        for entry in header.entries:
+            if weight_map is not None and weight_map.get(entry.name) != file:
+                continue
+            saved = sharding.get(entry.name, {}).get("saved_offsets")
+            if saved is None and entry.name in boxes:
+                other = boxes[entry.name][0][1]
+                raise CorruptCheckpointError(
+                    f"the tensor is in two files, {other} and {file}, of {folder}: remove the one that does not belong",
+                    key=entry.name,
+                )
+            offsets = tuple(saved) if saved is not None else (0,) * len(entry.shape)
+            if len(offsets) != len(entry.shape) or not all(type(at) is int and at >= 0 for at in offsets):
+                raise CorruptCheckpointError("the saved offsets do not fit the tensor", file=file, key=entry.name)
+            others = boxes.setdefault(entry.name, [])
+            if others and others[0][0].dtype != entry.dtype:
+                raise CorruptCheckpointError("its parts have different dtypes", file=file, key=entry.name)
+            others.append((entry, file, offsets))
+    _check_named(weight_map or {}, boxes)
+    return boxes
+
+
+def _check_named(weight_map: Mapping[str, str], boxes: Mapping[str, list[Box]]) -> None:
+    lacking = sorted(weight_map.keys() - boxes.keys())
+    if lacking:
+        raise CorruptCheckpointError(
+            f"{INDEX_NAME} names {len(lacking)} tensors that are not in their files",
+            file=weight_map[lacking[0]],
+            key=lacking[0],
+        )
+
+
+def _shapes(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, tuple[int, ...]]:
+    """Sizes of whole tensors: as recorded, or as far as the boxes reach."""
+    recorded: dict[str, tuple[int, ...]] = {}
+    for file, header in headers.items():
+        for name, shape in _table(header, SHAPES, file).items():
+            recorded[name] = tuple(shape)
+    shapes = {}
+    for name, parts in boxes.items():
+        ends = [tuple(at + size for at, size in zip(offsets, entry.shape, strict=True)) for entry, _, offsets in parts]
+        shapes[name] = recorded.get(name) or tuple(max(sizes) for sizes in zip(*ends, strict=True))
+    return shapes
+
+
+def _aliases(headers: Mapping[str, Header]) -> dict[str, str]:
+    return {
+        name: str(target) for file, header in headers.items() for name, target in _table(header, ALIASES, file).items()
+    }
+
+
+def _index(
+    boxes: Mapping[str, list[Box]], shapes: Mapping[str, tuple[int, ...]], aliases: Mapping[str, str]
+) -> CheckpointIndex:
+    # An alias has its bytes a second time, for readers that know of no aliases: ours need them once.
+    aliases = {name: target for name, target in aliases.items() if target in boxes and target not in aliases}
+    names = [name for name in boxes if name not in aliases]
+    rows = {name: row for row, name in enumerate(names)}
+    parts = [part for name in names for part in boxes[name]]
+    dtypes = tuple(dict.fromkeys(entry.dtype for entry, _, _ in parts))
+    stored = StoredItems.of(
+        StoredItem(file, entry.start, entry.stop - entry.start, 0, entry.stop - entry.start, Framing.RAW)
+        for entry, file, _ in parts
+    )
+    first = [boxes[name][0][0] for name in names]
+    return CheckpointIndex(
+        dtypes=dtypes,
+        files=stored.files,
+        tensor_names=names,
+        tensor_dtype=np.array([dtypes.index(entry.dtype) for entry in first], np.uint8),
+        tensor_flags=np.zeros(len(names), np.uint8),
+        tensor_ndim=np.array([len(entry.shape) for entry in first], np.uint8),
+        tensor_owner=np.zeros(len(names), np.uint32),
+        tensor_shape=np.array([size for name in names for size in shapes[name]], np.int64),
+        tensor_chunks=np.array([len(boxes[name]) for name in names], np.int64),
+        chunk_offsets=np.array([at for _, _, offsets in parts for at in offsets], np.int64),
+        chunk_sizes=np.array([size for entry, _, _ in parts for size in entry.shape], np.int64),
+        chunk_items=stored.columns,
+        object_items=StoredItems.of([]).columns,
+        alias_names=list(aliases),
+        alias_targets=np.array([rows[target] for target in aliases.values()], np.uint32),
+    )

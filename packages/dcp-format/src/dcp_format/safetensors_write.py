@@ -1,0 +1,186 @@
+"""Content → safetensors: one file, or a Hugging Face folder of shards with its index.
+
+Files appear under their names only when all of them are whole; the index comes last.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dcp_core.objects import load_object
+from dcp_format.content import Content, TensorEntry, refuse_objects
+from dcp_format.new_file import WriteBack, aborting, new_file, refuse_existing
+from dcp_format.safetensors_header import build_header
+from dcp_format.safetensors_index import ALIASES, INDEX_NAME, SUFFIX
+from dcp_io import TEMPORARY_SUFFIX, LocalStore, Sink
+from dcp_manifest import ITEM_BYTES
+
+__all__ = ["OBJECTS_NAME", "index_json", "shard_names", "split_by_size", "write_safetensors", "write_tensor_file"]
+
+OBJECTS_NAME = "objects.pt"
+"""Beside the files: values that are no tensors, as one `torch.save` file."""
+Tick = Callable[[int], None]
+
+
+def write_safetensors(
+    content: Content,
+    path: str | os.PathLike[str],
+    *,
+    shard_bytes: int,
+    max_inflight_bytes: int,
+    overwrite: bool = True,
+    objects: str = "refuse",
+    tick: Tick = lambda _: None,
+) -> None:
+    """Write one file if `path` ends in `.safetensors`, else a folder that Hugging Face libraries open.
+
+    A tensor with several names is written under each of them, and the file says that they are one.
+
+    Args:
+        content: What to write.
+        path: File or folder.
+        shard_bytes: Size that a file of a folder may have, unless one tensor alone is larger.
+        max_inflight_bytes: Memory for pieces of tensors.
+        overwrite: Whether files that are there may be replaced.
+        objects: What becomes of values that are no tensors: `refuse`, `beside` (as `objects.pt`) or `skip`.
+        tick: Is told of bytes that were written.
+
+    Raises:
+        UnsupportedValueError: There are objects and they are refused, or a dtype that the format cannot hold.
+        CheckpointExistsError: Something is there and `overwrite` is False.
+    """
+    if objects not in ("refuse", "beside", "skip"):
+        raise ValueError(f"objects={objects!r} is not known; choose 'refuse', 'beside' or 'skip'")
+    place = Path(path)
+    if objects == "refuse":
+        refuse_objects(content.objects, "safetensors")
+    entries = _entries(content)
+    metadata = {"format": "pt"}
+    if content.aliases:
+        metadata[ALIASES] = json.dumps(content.aliases)
+    if place.suffix == SUFFIX:
+        with new_file(place, overwrite=overwrite) as sink:
+            write_tensor_file(sink, entries, metadata, max_inflight_bytes=max_inflight_bytes, tick=tick)
+        place = place.parent
+    else:
+        groups = split_by_size(entries, shard_bytes)
+        files = dict(zip(shard_names(len(groups)), groups, strict=True))
+        _write_folder(place, files, metadata, max_inflight_bytes, tick, overwrite=overwrite)
+    if objects == "beside" and content.objects:
+        _write_objects(content, place / OBJECTS_NAME, overwrite=overwrite)
+
+
+def _entries(content: Content) -> list[TensorEntry]:
+    entries = [*content.tensors.values()]
+    for alias, target in content.aliases.items():
+        original = content.tensors[target]
+        entries.append(TensorEntry(alias, original.dtype, original.shape, original.data))
+    return entries
+
+
+def split_by_size(entries: Iterable[TensorEntry], shard_bytes: int) -> list[list[TensorEntry]]:
+    """Groups in the order of the entries, each of at most `shard_bytes` unless it is a single tensor."""
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes={shard_bytes} must be at least 1")
+    groups: list[list[TensorEntry]] = [[]]
+    size = 0
+    for entry in entries:
+        if groups[-1] and size + entry.data.nbytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(entry)
+        size += entry.data.nbytes
+    return groups
+
+
+def shard_names(count: int) -> list[str]:
+    """The names that Hugging Face libraries look for."""
+    if count == 1:
+        return [f"model{SUFFIX}"]
+    return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
+
+
+def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
+    """The folder's index, from each file's tensors and their bytes."""
+    weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
+    total = sum(size for tensors in files.values() for _, size in tensors)
+    table = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def write_tensor_file(
+    sink: Sink,
+    entries: Sequence[TensorEntry],
+    metadata: Mapping[str, str],
+    *,
+    max_inflight_bytes: int,
+    tick: Tick = lambda _: None,
+) -> None:
+    """Write one file: header, then each tensor's bytes; larger elements first, so that all are aligned."""
+    ordered = sorted(entries, key=lambda entry: -ITEM_BYTES[entry.dtype])
+    sink.write([build_header([(entry.name, entry.dtype, entry.shape) for entry in ordered], metadata)])
+    for entry in ordered:
+        for piece in entry.data.pieces(max_inflight_bytes):
+            sink.write([piece])
+            tick(len(piece))
+
+
+def _write_folder(
+    folder: Path,
+    files: Mapping[str, Sequence[TensorEntry]],
+    metadata: Mapping[str, str],
+    max_inflight_bytes: int,
+    tick: Tick,
+    *,
+    overwrite: bool,
+) -> None:
+    """Write all files of a folder, then give them their names; files of an older, larger set are removed."""
+    _check_folder(folder, files, overwrite=overwrite)
+    store = LocalStore(folder)
+    store.make()
+    tag = secrets.token_hex(4)
+    temporary = {name: f".{name}.{tag}{TEMPORARY_SUFFIX}" for name in files}
+    try:
+        for name, entries in files.items():
+            sink = WriteBack(store.create(temporary[name]))
+            with aborting(sink):
+                write_tensor_file(sink, entries, metadata, max_inflight_bytes=max_inflight_bytes, tick=tick)
+                sink.close(sync=True)
+        store.delete(INDEX_NAME)
+        for old in folder.glob(f"*{SUFFIX}"):
+            if old.name not in files:
+                store.delete(old.name)
+        for name in files:
+            os.replace(folder / temporary[name], folder / name)
+    except BaseException:
+        for name in temporary.values():
+            store.delete(name)
+        raise
+    if len(files) > 1:
+        sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in files.items()}
+        store.publish(INDEX_NAME, index_json(sizes))
+    store.sync_folder()
+
+
+def _check_folder(folder: Path, files: Mapping[str, Sequence[TensorEntry]], *, overwrite: bool) -> None:
+    """Before anything is written: what is there may be replaced, and the format can hold the tensors."""
+    for old in (*folder.glob(f"*{SUFFIX}"), folder / INDEX_NAME):
+        refuse_existing(old, overwrite=overwrite)
+    for entries in files.values():
+        build_header([(entry.name, entry.dtype, entry.shape) for entry in entries])
+
+
+def _write_objects(content: Content, path: Path, *, overwrite: bool) -> None:
+    values: dict[str, Any] = {name: load_object(read(), key=name) for name, read in content.objects.items()}
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    with new_file(path, overwrite=overwrite) as sink:
+        sink.write([buffer.getvalue()])

@@ -1,0 +1,110 @@
+"""The content of what an index describes: values are read from stored chunks when they are asked for, verified.
+
+Which files there are, and what is in them, is found by others: our and stock's checkpoints in `checkpoint`,
+safetensors in `safetensors_index`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
+from dcp_core.transforms import ExtensionRegistry, undo
+from dcp_format.chunk_pieces import ChunkPieces
+from dcp_format.content import Content, TensorEntry
+from dcp_format.stored_chunks import ChunkReader, StoredChunk
+from dcp_io import Store, coverage_problems, read_items
+from dcp_manifest import CheckpointIndex, ReadRequest, StoredItem, TensorFlags
+
+__all__ = ["stored_content"]
+
+_MAX_OBJECT_BYTES = 4 << 30
+
+
+def stored_content(store: Store, index: CheckpointIndex) -> Content:
+    """The content of a checkpoint whose index was read.
+
+    Args:
+        store: The folder that the index's files lie in.
+        index: Of a whole checkpoint.
+
+    Raises:
+        CorruptCheckpointError: Chunks do not cover their tensors, or have no place.
+        UnsupportedValueError: Values belong to single ranks: they have no one value to convert.
+    """
+    _check_owners(index, store.url)
+    problems = coverage_problems(index)
+    if problems:
+        name, sentence = problems[0]
+        raise CorruptCheckpointError(f"{sentence}; the checkpoint in {store.url} is incomplete", key=name)
+    reader = ChunkReader(store)
+    tensors = {entry.name: entry for entry in _entries(index, reader)}
+    reader.prepare([chunk for entry in tensors.values() for chunk in _chunks_of(entry)])
+    names = index.tensor_names
+    targets = [names[row] for row in index.alias_targets.tolist()]
+    return Content(
+        url=store.url,
+        tensors=tensors,
+        objects={name: functools.partial(_object, store, name, item) for name, item in _objects(index)},
+        aliases=dict(zip(index.alias_names, targets, strict=True)),
+        paths=index.paths,
+    )
+
+
+def _check_owners(index: CheckpointIndex, url: str) -> None:
+    owned = [name for name, owner in zip(index.tensor_names, index.tensor_owner.tolist(), strict=True) if owner]
+    owned += [name for name, owner in zip(index.object_names, index.object_owner.tolist(), strict=True) if owner]
+    if owned:
+        raise UnsupportedValueError(
+            f"{url} holds values of single ranks, such as {sorted(set(owned))[:4]}: other formats have no place for "
+            "one value per rank; load them with dcp_core.PerRank, and save a checkpoint without them to convert"
+        )
+
+
+def _chunks_of(entry: TensorEntry) -> tuple[StoredChunk, ...]:
+    return entry.data.chunks if isinstance(entry.data, ChunkPieces) else ()
+
+
+def _entries(index: CheckpointIndex, reader: ChunkReader) -> Iterator[TensorEntry]:
+    items = index.chunk_items
+    if items is None:
+        if index.tensor_names:
+            raise CorruptCheckpointError("the index does not say where values are stored", key=index.tensor_names[0])
+        return
+    ragged = index.ragged_starts(items)
+    chunk_starts, box_starts, shape_starts = index.chunk_starts(), index.box_starts(), index.shape_starts()
+    for row, name in enumerate(index.tensor_names):
+        ndim = int(index.tensor_ndim[row])
+        dtype = index.dtypes[index.tensor_dtype[row]]
+        shape = tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist())
+        first, last = int(chunk_starts[row]), int(chunk_starts[row + 1])
+        boxes = slice(int(box_starts[row]), int(box_starts[row + 1]))
+        offsets = index.chunk_offsets[boxes].reshape(last - first, ndim).tolist()
+        sizes = index.chunk_sizes[boxes].reshape(last - first, ndim).tolist()
+        chunks = tuple(
+            StoredChunk(name, dtype, tuple(offset), tuple(size), index.stored_item(items, at, ragged))
+            for at, offset, size in zip(range(first, last), offsets, sizes, strict=True)
+        )
+        flags = TensorFlags.from_bits(int(index.tensor_flags[row]))
+        yield TensorEntry(name, dtype, shape, ChunkPieces(reader, dtype, shape, chunks), flags.requires_grad)
+
+
+def _objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
+    items = index.object_items
+    if items is None:
+        return
+    ragged = index.ragged_starts(items)
+    for row, name in enumerate(index.object_names):
+        yield name, index.stored_item(items, row, ragged)
+
+
+def _object(store: Store, name: str, item: StoredItem) -> bytes:
+    """The bytes of an object, verified and decoded."""
+    found: list[bytes] = []
+
+    def done(data: memoryview) -> None:
+        found.append(bytes(undo(data, item, name, ExtensionRegistry(), _MAX_OBJECT_BYTES) if item.chain else data))
+
+    read_items(store, [ReadRequest(name, item, 0, item.stored_bytes, None, done)])
+    return found[0]

@@ -1,0 +1,206 @@
+"""Bytes of single stored chunks, whatever they are stored as: bare, in an archive, through transforms.
+
+Small chunks are read many at a time; what must be decoded whole is kept while it is in use.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from dcp_core.block_transforms import BlockUndo, block_undo
+from dcp_core.errors import CorruptCheckpointError
+from dcp_core.payloads import tensor_bytes
+from dcp_core.stock_archive import ArchiveSearch
+from dcp_core.transforms import ExtensionRegistry, undo
+from dcp_io import Store, read_items
+from dcp_manifest import ITEM_BYTES, Framing, ReadRequest, StoredItem
+
+__all__ = ["ChunkReader", "StoredChunk"]
+
+R = TypeVar("R")
+
+_SMALL_BYTES = 256 << 10
+_BATCH_BYTES = 4 << 20
+_KEPT_BATCHES = 4
+_KEPT_DECODED = 2
+_ARCHIVE_BYTES = 1 << 20
+# As many as a checkpoint's writer has: each of its threads has one that reads for it.
+_READ_AHEAD_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredChunk:
+    """A box of a tensor, and where it lies."""
+
+    name: str
+    dtype: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    item: StoredItem
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its bare values."""
+        return math.prod(self.sizes) * ITEM_BYTES[self.dtype]
+
+
+class ChunkReader:
+    """Reads bare values of chunks. For several threads at once.
+
+    Args:
+        store: Where the chunks' files lie.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._registry = ExtensionRegistry()
+        self._lock = threading.Lock()
+        self._bare: dict[StoredChunk, StoredItem] = {}
+        self._undo: dict[StoredChunk, BlockUndo] = {}
+        self._batch_of: dict[StoredChunk, int] = {}
+        self._batches: list[list[StoredChunk]] = []
+        self._kept: OrderedDict[int, dict[StoredChunk, bytes]] = OrderedDict()
+        self._decoded: OrderedDict[StoredChunk, memoryview] = OrderedDict()
+        self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="dcp-format")  # starts none yet
+
+    def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
+        """Have something read in another thread."""
+        return self._pool.submit(function, *arguments)
+
+    def prepare(self, chunks: Sequence[StoredChunk]) -> None:
+        """Take the chunks that will be asked for: look into archives, and group small ones that lie together."""
+        search = ArchiveSearch()
+        for chunk in chunks:
+            search.add(chunk.name, chunk.item)
+        if search.requests:
+            read_items(self._store, search.requests)
+        for chunk in chunks:
+            found = search.found.get((chunk.item.file, chunk.item.offset))
+            if chunk.item.blocks is not None:
+                self._bare[chunk] = chunk.item
+                self._undo[chunk] = block_undo(chunk.item, chunk.name, self._registry)
+            elif chunk.item.framing is Framing.RAW and not chunk.item.chain:
+                self._bare[chunk] = chunk.item
+            elif found is not None and found.sizes == chunk.sizes and str(found.dtype) == f"torch.{chunk.dtype}":
+                self._bare[chunk] = found.item
+        small = [chunk for chunk in chunks if chunk in self._bare and 0 < chunk.nbytes <= _SMALL_BYTES]
+        small.sort(key=lambda chunk: (chunk.item.file, chunk.item.offset))
+        room = 0
+        for chunk in small:
+            if chunk.nbytes > room:
+                self._batches.append([])
+                room = _BATCH_BYTES
+            room -= chunk.nbytes
+            self._batches[-1].append(chunk)
+            self._batch_of[chunk] = len(self._batches) - 1
+
+    def item(self, chunk: StoredChunk) -> StoredItem | None:
+        """The chunk's values as an item that can be read in parts; None if they must be decoded whole."""
+        return self._bare.get(chunk)
+
+    def read(self, chunk: StoredChunk, start: int, into: memoryview) -> None:
+        """Fill `into` with the chunk's bytes from `start` on.
+
+        Raises:
+            CorruptCheckpointError: They are not what was written, or the file is too short; names file and key.
+            CheckpointNotFoundError: The file is missing.
+        """
+        if not len(into):
+            return
+        item = self._bare.get(chunk)
+        if item is None:
+            into[:] = self._decode(chunk)[start : start + len(into)]
+        elif chunk in self._batch_of:
+            into[:] = self._small(chunk)[start : start + len(into)]
+        else:
+            read_items(self._store, [self._request(chunk, item, start, start + len(into), into)])
+
+    def _small(self, chunk: StoredChunk) -> bytes:
+        number = self._batch_of[chunk]
+        with self._lock:
+            batch = self._kept.get(number)
+            if batch is None:
+                batch = self._kept[number] = self._read_batch(self._batches[number])
+                while len(self._kept) > _KEPT_BATCHES:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(number)
+            return batch[chunk]
+
+    def _request(
+        self,
+        chunk: StoredChunk,
+        item: StoredItem,
+        start: int,
+        stop: int,
+        into: memoryview | None,
+        done: Callable[[memoryview], None] | None = None,
+    ) -> ReadRequest:
+        decoder = self._undo.get(chunk)
+        return ReadRequest(chunk.name, item, start, stop, into, done, decoder=decoder, decoded_bytes=chunk.nbytes)
+
+    def _read_batch(self, chunks: Sequence[StoredChunk]) -> dict[StoredChunk, bytes]:
+        found: dict[StoredChunk, bytes] = {}
+
+        def keep(chunk: StoredChunk) -> Callable[[memoryview], None]:
+            def done(data: memoryview) -> None:
+                found[chunk] = bytes(data)
+
+            return done
+
+        requests = []
+        for chunk in chunks:
+            item = self._bare[chunk]
+            requests.append(self._request(chunk, item, 0, chunk.nbytes, None, keep(chunk)))
+        read_items(self._store, requests)
+        return found
+
+    def _decode(self, chunk: StoredChunk) -> memoryview:
+        """All values of a chunk that lies in an archive or behind transforms."""
+        with self._lock:
+            data = self._decoded.get(chunk)
+            if data is None:
+                data = self._decoded[chunk] = self._decode_now(chunk)
+                while len(self._decoded) > _KEPT_DECODED:
+                    self._decoded.popitem(last=False)
+            return data
+
+    def _decode_now(self, chunk: StoredChunk) -> memoryview:
+        item, found = chunk.item, list[memoryview]()
+        limit = chunk.nbytes + _ARCHIVE_BYTES
+
+        def done(data: memoryview) -> None:
+            if item.chain:
+                data = undo(data, item, chunk.name, self._registry, limit)
+            found.append(data if item.framing is Framing.RAW else _archived(chunk, data))
+
+        read_items(self._store, [ReadRequest(chunk.name, item, 0, item.stored_bytes, None, done)])
+        if len(found[0]) != chunk.nbytes:
+            raise _damage(chunk, f"it holds {len(found[0])} bytes of values, not {chunk.nbytes}")
+        return found[0]
+
+
+def _archived(chunk: StoredChunk, data: memoryview) -> memoryview:
+    load: Callable[..., Any] = torch.load
+    try:
+        tensor = load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise _damage(chunk, f"it cannot be read: {error}") from error
+    if not isinstance(tensor, torch.Tensor) or tensor.is_quantized or str(tensor.dtype) != f"torch.{chunk.dtype}":
+        raise _damage(chunk, f"it is no tensor of dtype {chunk.dtype}")
+    return tensor_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def _damage(chunk: StoredChunk, what: str) -> CorruptCheckpointError:
+    item = chunk.item
+    return CorruptCheckpointError(
+        f"the stored chunk is damaged: {what}", file=item.file, key=chunk.name, offset=item.offset
+    )

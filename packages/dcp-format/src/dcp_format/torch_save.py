@@ -1,0 +1,72 @@
+"""`dcp_to_torch_save`, `torch_save_to_dcp`: conversions under stock's names, in bounded memory.
+
+Source: torch 2.13 `torch.distributed.checkpoint.format_utils` (names and parameters).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from dcp_format.checkpoint import open_checkpoint, write_checkpoint
+from dcp_format.torch_save_read import open_torch_save
+from dcp_format.torch_save_write import write_torch_save
+
+__all__ = ["dcp_to_torch_save", "torch_save_to_dcp"]
+
+_INFLIGHT_BYTES = 16 << 20
+
+
+def dcp_to_torch_save(
+    dcp_checkpoint_dir: str | os.PathLike[str],
+    torch_save_path: str | os.PathLike[str],
+    *,
+    max_inflight_bytes: int = _INFLIGHT_BYTES,
+    allow_globals: Sequence[Any] = (),
+) -> None:
+    """Write a checkpoint as one `torch.save` file, which appears when all of it is there.
+
+    `torch.load` opens it with `weights_only=True` (as far as its objects allow that) and `mmap=True`.
+
+    Args:
+        dcp_checkpoint_dir: A checkpoint's folder, ours or stock's.
+        torch_save_path: The file; replaced if it exists.
+        max_inflight_bytes: Memory for pieces of tensors.
+        allow_globals: What objects may use beside the default allow-list.
+
+    Raises:
+        CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: The checkpoint cannot be read.
+
+    Ranks: one; not collective.
+    """
+    content = open_checkpoint(dcp_checkpoint_dir)
+    write_torch_save(content, torch_save_path, max_inflight_bytes=max_inflight_bytes, allow_globals=allow_globals)
+
+
+def torch_save_to_dcp(
+    torch_save_path: str | os.PathLike[str],
+    dcp_checkpoint_dir: str | os.PathLike[str],
+    *,
+    max_inflight_bytes: int = _INFLIGHT_BYTES,
+    allow_globals: Sequence[Any] = (),
+) -> None:
+    """Write a `torch.save` file as a checkpoint; nothing that the file says is run.
+
+    Args:
+        torch_save_path: A file that holds a mapping.
+        dcp_checkpoint_dir: The folder; a checkpoint in it is replaced.
+        max_inflight_bytes: Memory for pieces of tensors.
+        allow_globals: What the file may use beside the default allow-list.
+
+    Raises:
+        CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: The file cannot be read.
+        UnsupportedValueError: It holds something else than a mapping.
+
+    Ranks: one; not collective.
+    """
+    content = open_torch_save(torch_save_path, allow_globals=allow_globals)
+    try:
+        write_checkpoint(content, dcp_checkpoint_dir, max_inflight_bytes=max_inflight_bytes)
+    finally:
+        content.close()

@@ -1,0 +1,176 @@
+"""A `torch.save` file as content: its pickle is read with an allow-list, its tensors are only located.
+
+The file is mapped so that torch can tell where each tensor's values lie; they are read with plain reads when they are
+asked for, so no more of the file is in memory than a piece of one tensor.
+
+Source: torch 2.13 `torch.serialization._load` (what `overall_storage` does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dcp_core.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    UnsafeCheckpointError,
+    UnsupportedValueError,
+)
+from dcp_core.flatten import empty_mappings, flatten
+from dcp_core.object_globals import allowed_globals
+from dcp_core.objects import dump_object
+from dcp_core.restricted_pickle import ForbiddenGlobalError, RestrictedUnpickler
+from dcp_core.tensor_pieces import TensorPieces
+from dcp_format.chunk_pieces import ChunkPieces
+from dcp_format.content import Content, TensorEntry
+from dcp_format.stored_chunks import ChunkReader, StoredChunk
+from dcp_io import LocalStore, zip_records
+from dcp_manifest import Framing, StoredItem
+from dcp_manifest.requests import PiecewiseData
+
+__all__ = ["is_torch_save", "map_torch_save", "open_torch_save"]
+
+_MAGIC = b"PK\x03\x04"
+
+
+def is_torch_save(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as an archive does; what is in it shows when it is opened."""
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+        return file.read(4) == _MAGIC
+    return False
+
+
+def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> Content:
+    """What a `torch.save` file holds: nested mappings flattened as `save` does it, tied tensors once.
+
+    Args:
+        path: The file.
+        allow_globals: Classes and functions that it may use beside the default allow-list.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file.
+        CorruptCheckpointError: It is no such file, or damaged.
+        UnsafeCheckpointError: It names a global that is not allowed.
+        UnsupportedValueError: It holds no mapping.
+    """
+    state, mapped = map_torch_save(path, allow_globals=allow_globals)
+    if not isinstance(state, Mapping):
+        raise UnsupportedValueError(
+            f"{path} holds a {type(state).__qualname__}, not a state dict: nothing names its values"
+        )
+    flat = flatten(state)
+    place = Path(path)
+    located = _Located(place, mapped)
+    content = Content(str(place), {}, paths={**flat.paths, **empty_mappings(flat)}, close=located.close)
+    seen: dict[Any, str] = {}
+    for name, value in flat.values.items():
+        if not _is_plain_tensor(value):
+            content.objects[name] = functools.partial(dump_object, value, key=name)
+            continue
+        tensor = value.detach()
+        form = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+        if tensor.numel() and form in seen:
+            content.aliases[name] = seen[form]
+            continue
+        seen[form] = name
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        content.tensors[name] = TensorEntry(name, dtype, shape, located.data(name, tensor), value.requires_grad)
+    located.prepare()
+    return content
+
+
+def map_torch_save(
+    path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()
+) -> tuple[Any, torch.UntypedStorage]:
+    """What was saved, its tensors over a mapping of the file; raises as `open_torch_save`."""
+    place = os.fspath(path)
+    try:
+        size = os.stat(place).st_size
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"there is no file {place}: check the path") from error
+    if not is_torch_save(place):
+        raise CorruptCheckpointError("this is no torch.save archive (files of torch 1.5 and older are not)", file=place)
+    allowed = allowed_globals(allow_globals)
+
+    class _Unpickler(RestrictedUnpickler):
+        def __init__(self, file: Any, **kwargs: Any) -> None:
+            super().__init__(file, allowed=allowed.by_name, callables=allowed.callables, **kwargs)
+
+    module = types.SimpleNamespace(Unpickler=_Unpickler, UnpicklingError=pickle.UnpicklingError)
+    load: Callable[..., Any] = torch.serialization._load  # noqa: SLF001
+    try:
+        reader = torch._C.PyTorchFileReader(place)  # noqa: SLF001
+        mapped: Any = torch.UntypedStorage.from_file(place, False, size)
+        return load(reader, "cpu", module, overall_storage=mapped, encoding="utf-8"), mapped
+    except ForbiddenGlobalError as error:
+        raise UnsafeCheckpointError(
+            f"{place} names {error.path}, which is not allowed; if you trust it, pass allow_globals=[…]"
+        ) from None
+    except Exception as error:
+        raise CorruptCheckpointError(f"the file cannot be read: {error}", file=place) from error
+
+
+def _is_plain_tensor(value: object) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_meta
+    )
+
+
+class _Located:
+    """Where tensors lie in a mapped file."""
+
+    def __init__(self, path: Path, mapped: torch.UntypedStorage) -> None:
+        self._store = LocalStore(path.parent)
+        self._name = path.name
+        self._mapped: torch.UntypedStorage | None = mapped
+        self._base = mapped.data_ptr()
+        self._bytes = mapped.nbytes()
+        self._reader = ChunkReader(self._store)
+        self._chunks: list[StoredChunk] = []
+        self._crcs = dict(_crcs(mapped))
+
+    def close(self) -> None:
+        """Release the mapping."""
+        self._mapped = None
+
+    def data(self, name: str, tensor: torch.Tensor) -> PiecewiseData:
+        """The values: read from the file where they are one run of it, by way of the mapping otherwise."""
+        start = tensor.data_ptr() - self._base
+        inside = start >= 0 and start + tensor.nbytes <= self._bytes
+        if tensor.numel() and not (inside and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())):
+            return TensorPieces(tensor)
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        size = tensor.nbytes
+        crc32 = self._crcs.get((start, size))
+        start = start if size else 0
+        item = StoredItem(self._name, start, size, 0, size, Framing.RAW, crc32)
+        chunk = StoredChunk(name, dtype, (0,) * tensor.dim(), shape, item)
+        self._chunks.append(chunk)
+        return ChunkPieces(self._reader, dtype, shape, [chunk])
+
+    def prepare(self) -> None:
+        """Take all tensors that were located."""
+        self._reader.prepare(self._chunks)
+
+
+def _crcs(mapped: torch.UntypedStorage) -> Iterator[tuple[tuple[int, int], int]]:
+    """Start and length of each record → its CRC, unless the writer left CRCs out."""
+    view = memoryview(torch.tensor([], dtype=torch.uint8).set_(mapped).numpy())  # type: ignore[arg-type]
+    records = zip_records(view)
+    if any(record.crc32 for record in records):
+        for record in records:
+            if not record.deflated:
+                yield (record.start, record.stored_bytes), record.crc32

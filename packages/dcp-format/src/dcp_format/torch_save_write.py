@@ -1,0 +1,184 @@
+"""Content → a `torch.save` file, written front to back: the pickle first, then each tensor as it is read.
+
+Source: torch 2.13 `torch.serialization._save` (records and their order), `torch._utils._rebuild_tensor_v2`/`_v3`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dcp_core.flatten import is_empty_mapping, set_element, unflatten_state_dict
+from dcp_core.objects import load_object
+from dcp_core.payloads import tensor_bytes
+from dcp_format.content import Content, TensorEntry
+from dcp_format.new_file import new_file
+from dcp_io import Sink, ZipFileWriter
+from dcp_manifest import ITEM_BYTES, TYPED_STORAGES
+
+__all__ = ["write_torch_save"]
+
+_PICKLE_PROTOCOL = 2
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """Stands for a tensor in the state dict that is pickled."""
+
+    record: str
+    entry: TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """Stands for the storage of a tensor."""
+
+    record: str
+    kind: type
+    elements: int
+
+
+def write_torch_save(
+    content: Content,
+    path: str | os.PathLike[str],
+    *,
+    max_inflight_bytes: int,
+    overwrite: bool = True,
+    allow_globals: Sequence[Any] = (),
+    tick: Tick = lambda _: None,
+) -> None:
+    """Write the file; `torch.load` opens it with `weights_only=True` and `mmap=True`. Nothing of it exists before all.
+
+    Args:
+        content: What to write; objects are taken into memory.
+        path: The file.
+        max_inflight_bytes: Memory for pieces of tensors.
+        overwrite: Whether a file that is there may be replaced.
+        allow_globals: What objects may use beside the default allow-list.
+        tick: Is told of bytes that were written.
+
+    Raises:
+        CheckpointExistsError: The file exists and `overwrite` is False.
+        CorruptCheckpointError: What is read is damaged. The old file, if any, is as it was.
+    """
+    values: dict[str, Any] = {}
+    for number, (name, entry) in enumerate(content.tensors.items()):
+        values[name] = _Tensor(str(number), entry)
+    for alias, target in content.aliases.items():
+        values[alias] = values[target]
+    for name, read in content.objects.items():
+        values[name] = load_object(read(), key=name, allow_globals=allow_globals)
+    paths = content.paths or {}
+    nested = unflatten_state_dict({name: values[name] for name in _ordered(values, paths)}, paths)
+    for name, place in paths.items():
+        if name not in values and is_empty_mapping(name, place):
+            set_element(nested, place, {})
+    pickled = io.BytesIO()
+    pickler = _Pickler(pickled, first_record=len(content.tensors))
+    pickler.dump(nested)
+    with new_file(path, overwrite=overwrite) as sink:
+        _write(sink, pickled.getvalue(), content, pickler.storages, max_inflight_bytes, tick)
+
+
+def _ordered(values: dict[str, Any], paths: dict[str, Any]) -> Iterator[str]:
+    """Names in the order of the nested state dict, those without a place last."""
+    yield from (name for name in paths if name in values)
+    yield from (name for name in values if name not in paths)
+
+
+def _write(
+    sink: Sink,
+    pickled: bytes,
+    content: Content,
+    storages: dict[str, torch.UntypedStorage],
+    max_inflight_bytes: int,
+    tick: Tick,
+) -> None:
+    archive = ZipFileWriter(sink)
+    small = {"data.pkl": pickled, ".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
+    for name, data in small.items():
+        archive.add(name, len(data), [data])
+    crcs = []
+    for number, entry in enumerate(content.tensors.values()):
+        pieces = _ticking(entry.data.pieces(max_inflight_bytes), tick)
+        crcs.append(archive.add(f"data/{number}", entry.data.nbytes, pieces))
+    for record, storage in storages.items():
+        view = tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(storage))
+        crcs.append(archive.add(f"data/{record}", len(view), [view]))
+    archive.add("version", 2, [b"3\n"])
+    digits = f"{_number_of(pickled, crcs):040d}".encode()
+    archive.add(".data/serialization_id", len(digits), [digits])
+    archive.finish()
+
+
+def _number_of(pickled: bytes, crcs: Sequence[int]) -> int:
+    """A number of at most 40 digits that tells contents apart."""
+    return int(hashlib.sha256(pickled + repr(crcs).encode()).hexdigest(), 16) % 10**40
+
+
+def _ticking(pieces: Iterator[memoryview], tick: Tick) -> Iterator[memoryview]:
+    for piece in pieces:
+        yield piece
+        tick(len(piece))
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles a state dict with stand-ins for tensors; tensors inside objects keep their values beside."""
+
+    def __init__(self, file: io.BytesIO, *, first_record: int) -> None:
+        super().__init__(file, _PICKLE_PROTOCOL)
+        self._next = first_record
+        self._records: dict[int, str] = {}
+        self.storages: dict[str, torch.UntypedStorage] = {}
+        """Record → storage of a tensor inside an object."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """How a stand-in is rebuilt: as torch rebuilds the tensor that it stands for."""
+        if not isinstance(value, _Tensor):
+            return NotImplemented
+        entry = value.entry
+        shape, dtype = entry.shape, getattr(torch, entry.dtype)
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.append(step)
+            step *= max(size, 1)
+        stride = tuple(reversed(strides))
+        count = math.prod(shape)
+        typed = TYPED_STORAGES.get(entry.dtype)
+        if typed is not None:
+            storage = _Storage(value.record, getattr(torch, typed), count)
+            return torch._utils._rebuild_tensor_v2, (storage, 0, shape, stride, False, OrderedDict())  # noqa: SLF001
+        storage = _Storage(value.record, torch.storage.UntypedStorage, count * ITEM_BYTES[entry.dtype])
+        arguments: tuple[Any, ...] = (storage, 0, shape, stride, False, OrderedDict(), dtype)
+        return torch._utils._rebuild_tensor_v3, arguments  # noqa: SLF001
+
+    def persistent_id(self, value: Any) -> Any:
+        """What names a record of the archive."""
+        if isinstance(value, _Storage):
+            return "storage", value.kind, value.record, "cpu", value.elements
+        if isinstance(value, torch.storage.TypedStorage):
+            untyped = value._untyped_storage  # noqa: SLF001
+            kind = getattr(torch, TYPED_STORAGES[str(value.dtype).removeprefix("torch.")])
+            return "storage", kind, self._beside(untyped), "cpu", value._size()  # type: ignore[no-untyped-call]  # noqa: SLF001
+        if isinstance(value, torch.UntypedStorage):
+            return "storage", torch.storage.UntypedStorage, self._beside(value), "cpu", value.nbytes()
+        return None
+
+    def _beside(self, storage: torch.UntypedStorage) -> str:
+        """The record of a storage that an object holds."""
+        known = self._records.get(storage._cdata)  # noqa: SLF001
+        if known is None:
+            known = self._records[storage._cdata] = str(self._next)  # noqa: SLF001
+            self.storages[known] = storage
+            self._next += 1
+        return known

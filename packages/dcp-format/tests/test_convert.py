@@ -1,0 +1,202 @@
+"""Any format into any other, with changes on the way; what cannot be done is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dcp_core import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    UnsupportedFormatError,
+    hookimpl,
+    load_keys,
+    plugins,
+    save,
+)
+from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
+from dcp_format import Content, TensorEntry, WriteOptions, convert, detect
+from dcp_format.safetensors_index import INDEX_NAME
+from dcp_io import CheckpointExistsError
+
+
+def source(path: Path) -> dict[str, torch.Tensor]:
+    weight = torch.randn(300, 20)
+    value = {"a": weight, "b": torch.arange(12).view(3, 4), "tied": weight, "c": torch.randn(3, dtype=torch.bfloat16)}
+    save(value, checkpoint_id=path)
+    return value
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+NAMES = {"checkpoint": "ckpt", "torch": "model.pt", "safetensors": "model.safetensors"}
+
+
+@pytest.mark.parametrize("first", NAMES)
+@pytest.mark.parametrize("second", NAMES)
+def test_any_into_any(tmp_path: Path, first: str, second: str) -> None:
+    value = source(tmp_path / "source")
+    one, two = tmp_path / NAMES[first], tmp_path / f"second-{NAMES[second]}"
+    assert convert(tmp_path / "source", one) == first
+    assert detect(one) == first
+    assert convert(one, two) == second
+    convert(two, tmp_path / "end")
+    assert same(load_keys(checkpoint_id=tmp_path / "end"), value)
+    from dcp_manifest import index_of
+
+    assert index_of(tmp_path / "end").alias_names == ["tied"]
+
+
+def test_folder_of_shards(tmp_path: Path) -> None:
+    value = source(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "out.hf", options=WriteOptions(shard_bytes=24_100))
+    weight_map = json.loads((tmp_path / "out.hf" / INDEX_NAME).read_text())["weight_map"]
+    assert weight_map.keys() == value.keys()
+    files = sorted(set(weight_map.values()))
+    assert files == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
+    loaded: dict[str, Any] = {}
+    for file in files:
+        loaded |= load_file(tmp_path / "out.hf" / file)
+    assert same(loaded, value)
+    assert len(files) == 2
+
+
+def test_names_dtype_and_choice(tmp_path: Path) -> None:
+    value = source(tmp_path / "source")
+    convert(
+        tmp_path / "source",
+        tmp_path / "out.safetensors",
+        include=["a", "b"],
+        rename={"a": "model.a"},
+        rename_regex=[(r"^b$", "model.b")],
+        dtype=torch.float16,
+    )
+    loaded = load_file(tmp_path / "out.safetensors")
+    assert same(loaded, {"model.a": value["a"].half(), "model.b": value["b"]})
+
+
+def test_a_tied_name_outlives_its_tensor(tmp_path: Path) -> None:
+    value = source(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "out.safetensors", exclude=["a"])
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["tied"], value["a"])
+
+
+def test_objects(tmp_path: Path) -> None:
+    save({"w": torch.ones(3), "step": 7}, checkpoint_id=tmp_path / "c")
+    with pytest.raises(UnsupportedValueError, match="'step'"):
+        convert(tmp_path / "c", tmp_path / "x.safetensors")
+    assert not (tmp_path / "x.safetensors").exists()
+    convert(tmp_path / "c", tmp_path / "x.safetensors", options=WriteOptions(objects="beside"))
+    assert torch.load(tmp_path / "objects.pt", weights_only=True) == {"step": 7}
+    convert(tmp_path / "c", tmp_path / "y.safetensors", options=WriteOptions(objects="skip"))
+    assert [*load_file(tmp_path / "y.safetensors")] == ["w"]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "planes", "auto"])
+def test_compressed_checkpoints(tmp_path: Path, compression: str) -> None:
+    pytest.importorskip("dcp_transforms")
+    value = {
+        "large": torch.randn(700, 1000).to(torch.bfloat16) * 0.02,
+        "small": torch.arange(5),
+        "zeros": torch.zeros(9000),
+    }
+    save(value, checkpoint_id=tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "less", options=WriteOptions(compression=compression))
+    sizes = [sum(each.stat().st_size for each in (tmp_path / name).glob("*.distcp")) for name in ("source", "less")]
+    assert sizes[1] < 0.9 * sizes[0]
+    convert(tmp_path / "less", tmp_path / "plain.safetensors")
+    assert same(load_file(tmp_path / "plain.safetensors"), value)
+    (data,) = (tmp_path / "less").glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(CorruptCheckpointError):
+        convert(tmp_path / "less", tmp_path / "damaged.safetensors")
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
+    source(tmp_path / "c")
+    with pytest.raises(CheckpointNotFoundError, match="check the path"):
+        convert(tmp_path / "nothing", tmp_path / "x.pt")
+    (tmp_path / "text").write_text("hello, this is a text")
+    with pytest.raises(UnsupportedFormatError, match="of no known format"):
+        convert(tmp_path / "text", tmp_path / "x.pt")
+    with pytest.raises(UnsupportedFormatError, match="itself"):
+        convert(tmp_path / "c", tmp_path / "c")
+    with pytest.raises(MissingKeyError, match="'zz"):
+        convert(tmp_path / "c", tmp_path / "x.pt", include=["zz*"])
+    with pytest.raises(MissingKeyError, match="'zz'"):
+        convert(tmp_path / "c", tmp_path / "x.pt", rename={"zz": "y"})
+    with pytest.raises(DuplicateKeyError, match="both be named"):
+        convert(tmp_path / "c", tmp_path / "x.pt", rename={"a": "b"})
+    convert(tmp_path / "c", tmp_path / "x.pt")
+    with pytest.raises(CheckpointExistsError, match="exists already"):
+        convert(tmp_path / "c", tmp_path / "x.pt")
+
+
+class Lines:
+    """A format of a third party: one line of numbers per tensor."""
+
+    def detect(self, path: Any) -> bool:
+        return str(path).endswith(".lines")
+
+    def suits(self, path: Any) -> bool:
+        return str(path).endswith(".lines")
+
+    def read(self, path: Any) -> Content:
+        tensors = {}
+        for line in Path(path).read_text().splitlines():
+            name, *numbers = line.split()
+            tensors[name] = TensorEntry(name, "float32", (len(numbers),), Bytes([float(each) for each in numbers]))
+        return Content(str(path), tensors)
+
+    def write(self, content: Content, path: Any, options: WriteOptions) -> None:
+        lines = []
+        for name, entry in content.tensors.items():
+            values = torch.frombuffer(b"".join(entry.data.pieces(1 << 20)), dtype=torch.float32)
+            lines.append(" ".join([name, *map(str, values.tolist())]))
+        Path(path).write_text("\n".join(lines))
+
+
+class Bytes:
+    def __init__(self, numbers: list[float]) -> None:
+        self._data = torch.tensor(numbers).numpy().tobytes()
+        self.nbytes = len(self._data)
+
+    def pieces(self, max_bytes: int) -> Any:
+        yield memoryview(self._data)
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_a_converter_of_a_third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    module = types.ModuleType("lines_format")
+    module.Lines = Lines  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lines_format", module)
+
+    class Plugin:
+        @hookimpl
+        def dcp_register_converters(self) -> dict[str, str]:
+            return {"lines": "lines_format:Lines"}
+
+    plugins.register(Plugin(), name="lines")
+    try:
+        (tmp_path / "in.lines").write_text("w 1.0 2.5\nv 3.0")
+        assert detect(tmp_path / "in.lines") == "lines"
+        convert(tmp_path / "in.lines", tmp_path / "c", format="checkpoint")
+        assert load_keys(checkpoint_id=tmp_path / "c")["w"].tolist() == [1.0, 2.5]
+        convert(tmp_path / "c", tmp_path / "out.lines", format="lines")
+        assert (tmp_path / "out.lines").read_text() == "w 1.0 2.5\nv 3.0"
+    finally:
+        plugins.unregister("lines")

@@ -1,0 +1,185 @@
+"""`dcp_to_torch_save` and `torch_save_to_dcp`: bit for bit both ways, safe, bounded, and clear about what is wrong."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dcp_core import (
+    ByteStorageWriter,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    UnsafeCheckpointError,
+    load_keys,
+    save,
+)
+from dcp_core.errors import UnsupportedValueError
+from dcp_format import dcp_to_torch_save, open_content, torch_save_to_dcp
+from dcp_io import LocalStore, StoreBackend, verify_checkpoint, verify_zip
+from dcp_manifest import index_of
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.bool, torch.complex64, torch.complex128),
+]
+
+
+def random_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    size = torch.Size(shape).numel() * dtype.itemsize
+    high = 2 if dtype is torch.bool else 256
+    return torch.randint(0, high, (size,), dtype=torch.uint8).view(dtype).view(shape)
+
+
+def state() -> dict[str, Any]:
+    tied = torch.randn(40, 8)
+    return {
+        "model": {str(dtype): random_tensor((7, 5), dtype) for dtype in DTYPES},
+        "large": torch.randn(1500, 1000),
+        "tied": [tied, tied],
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+        "rows": {5: torch.arange(3)},
+        "nothing": {},
+        "step": 7,
+        "betas": (0.9, 0.95),
+        "inside": (torch.arange(4), "text"),
+    }
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert bits(one) == bits(other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert type(one) is type(other)
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("layout", ["torch", "raw"])
+def test_checkpoint_becomes_a_file_that_torch_opens(tmp_path: Path, layout: Any, mmap: bool) -> None:
+    value = state()
+
+    class Writer(ByteStorageWriter):
+        def _open(self, checkpoint_id: Any) -> StoreBackend:
+            return StoreBackend(LocalStore(checkpoint_id), layout=layout)
+
+        @classmethod
+        def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+            return True
+
+    save(value, storage_writer=Writer(tmp_path / "c"))
+    dcp_to_torch_save(tmp_path / "c", tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=True, mmap=mmap)
+    assert_same(value, loaded)
+    assert loaded["tied"][0].data_ptr() == loaded["tied"][1].data_ptr()
+    assert verify_zip((tmp_path / "model.pt").read_bytes())
+    with zipfile.ZipFile(tmp_path / "model.pt") as archive:
+        assert archive.testzip() is None
+
+
+def test_file_becomes_a_checkpoint_and_a_file_again(tmp_path: Path) -> None:
+    value = state()
+    torch.save(value, tmp_path / "a.pt")
+    torch_save_to_dcp(tmp_path / "a.pt", tmp_path / "c")
+    assert verify_checkpoint(tmp_path / "c").ok
+    assert_same(value, load_keys(checkpoint_id=tmp_path / "c"))
+    assert index_of(tmp_path / "c").alias_names == ["tied.1"]
+    dcp_to_torch_save(tmp_path / "c", tmp_path / "b.pt")
+    assert_same(value, torch.load(tmp_path / "b.pt", weights_only=True))
+
+
+def test_tensors_of_any_strides(tmp_path: Path) -> None:
+    base = torch.arange(600.0).view(20, 30)
+    value = {
+        "columns": base[:, 3:7],
+        "transposed": base.t(),
+        "expanded": torch.ones(1, 5).expand(4, 5),
+        "row": base[3],
+        "conj": torch.complex(base, base).conj(),
+        "parameter": torch.nn.Parameter(base.clone()),
+    }
+    torch.save(value, tmp_path / "a.pt")
+    torch_save_to_dcp(tmp_path / "a.pt", tmp_path / "c")
+    loaded = load_keys(checkpoint_id=tmp_path / "c")
+    assert all(torch.equal(value[name], loaded[name]) for name in value)
+
+
+def test_deflated_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match=r"missing\.pt"):
+        torch_save_to_dcp(tmp_path / "missing.pt", tmp_path / "c")
+    (tmp_path / "text.pt").write_text("no archive")
+    with pytest.raises(CorruptCheckpointError, match=r"text\.pt"):
+        torch_save_to_dcp(tmp_path / "text.pt", tmp_path / "c")
+    torch.save(torch.ones(3), tmp_path / "bare.pt")
+    with pytest.raises(UnsupportedValueError, match="not a state dict"):
+        torch_save_to_dcp(tmp_path / "bare.pt", tmp_path / "c")
+    torch.save({"w": torch.ones(30_000)}, tmp_path / "cut.pt")
+    os.truncate(tmp_path / "cut.pt", 60_000)
+    with pytest.raises(CorruptCheckpointError, match=r"cut\.pt"):
+        torch_save_to_dcp(tmp_path / "cut.pt", tmp_path / "c")
+    assert not (tmp_path / "c" / ".metadata").exists()
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("touch ran",)
+
+
+def test_nothing_of_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(3), "bad": Hostile()}, "a.pt")
+    with pytest.raises(UnsafeCheckpointError, match=r"posix\.system"):
+        torch_save_to_dcp("a.pt", "c")
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("elements", [30_000, 3_000_000])
+def test_a_flipped_bit_is_found(tmp_path: Path, elements: int) -> None:
+    torch.save({"w": torch.arange(elements)}, tmp_path / "a.pt")
+    data = bytearray((tmp_path / "a.pt").read_bytes())
+    data[len(data) // 2] ^= 4
+    (tmp_path / "a.pt").write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match="'w'"):
+        torch_save_to_dcp(tmp_path / "a.pt", tmp_path / "c")
+    assert not (tmp_path / "c" / ".metadata").exists()
+
+
+def test_a_damaged_checkpoint_leaves_the_old_file(tmp_path: Path) -> None:
+    save({"w": torch.arange(300_000)}, checkpoint_id=tmp_path / "c")
+    dcp_to_torch_save(tmp_path / "c", tmp_path / "a.pt")
+    before = (tmp_path / "a.pt").read_bytes()
+    (data,) = (tmp_path / "c").glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match="'w'"):
+        dcp_to_torch_save(tmp_path / "c", tmp_path / "a.pt")
+    assert (tmp_path / "a.pt").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "c"]
+
+
+def test_nothing_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(300_000)}, tmp_path / "a.pt")
+    content = open_content(tmp_path / "a.pt")
+    pieces = content.tensors["w"].data.pieces(1 << 20)
+    assert 0 < len(next(pieces)) <= 1 << 20
+    content.close()

@@ -1,0 +1,101 @@
+"""The command line: finds the command, and turns errors into one line and an exit code. No command's work is here.
+
+Modules of commands are imported when they are run: listing and showing start without what converting needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NoReturn
+
+import click
+
+from dcp_inspect.exit_codes import INTERRUPTED, exit_code
+
+__all__ = ["COMMANDS", "dcp", "main", "run"]
+
+COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "ls": ("list_checkpoints", "List the checkpoints under a folder."),
+        "show": ("show", "Show what a checkpoint or file holds."),
+        "cat": ("cat", "Print the values of a tensor or an object."),
+        "verify": ("verify", "Check every byte of a checkpoint."),
+        "diff": ("diff", "Compare two checkpoints or files."),
+        "convert": ("convert", "Convert between checkpoints, torch.save files and safetensors."),
+        "plan": ("plan", "Show what each rank of a job would read and write."),
+        "rm": ("remove", "Remove a checkpoint."),
+        "prune": ("prune", "Remove all but the newest checkpoints under a folder."),
+        "plugins": ("plugins", "List what installed packages add."),
+        "completion": ("completion", "Print a script that completes commands in a shell."),
+    }
+)
+"""Command → its module in `dcp_inspect.commands`, and what it does."""
+
+
+class _Lazy(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All of them, in the order of the table."""
+        del ctx
+        return [*COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of them; None if there is none of that name."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"dcp_inspect.commands.{COMMANDS[cmd_name][0]}")
+        found: click.Command = module.command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of the help page, without importing any."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(None, "-V", "--version", prog_name="dcp", package_name="dcp-inspect")
+def dcp() -> None:
+    """Look at distributed checkpoints, and change what they are.
+
+    Exit codes: 0 done, 1 something differs or is damaged, 2 wrong use, 3 not found, 4 cannot be read, 5 needs another
+    package or version, 6 unsafe, 7 already there.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with an exit code that scripts can use."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; its exit code."""
+    try:
+        result = dcp.main(args=None if arguments is None else [*arguments], prog_name="dcp", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("dcp: interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        click.echo(f"dcp: {first_line(error)}", err=True)
+        return code
+    return result if isinstance(result, int) else 0
+
+
+def first_line(error: BaseException) -> str:
+    """The message of an error as one line."""
+    return " ".join(str(error).split()) or type(error).__name__

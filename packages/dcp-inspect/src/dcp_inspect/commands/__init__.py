@@ -1,0 +1,1 @@
+"""The commands, one module each; each has a `click` command under the name `command`."""

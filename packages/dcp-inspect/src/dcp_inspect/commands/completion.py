@@ -1,0 +1,21 @@
+"""`dcp completion`: a script that lets a shell complete commands and options."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+__all__ = ["command"]
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def command(shell: str) -> int:
+    """Print the script; for bash: `eval "$(dcp completion bash)"` in ~/.bashrc."""
+    from dcp_inspect.cli import dcp  # noqa: PLC0415 - it knows this module
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"{shell} is not known")
+    click.echo(kind(dcp, {}, "dcp", "_DCP_COMPLETE").source())
+    return 0

@@ -1,0 +1,131 @@
+"""`dcp convert`: any format into any other, tensor by tensor."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from dcp_inspect.output import console, count_bytes, json_option, print_json, progress
+from dcp_inspect.values import formats
+
+__all__ = ["command", "parse_size"]
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as `5GB` (powers of 1000) or `512MiB` (powers of 1024).
+
+    Raises:
+        BadParameter: It is no size.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None or float(found[1]) <= 0:
+        raise click.BadParameter(f"{text!r} is no size; write it like 5GB or 512MiB")
+    step = 1024 if found[3] else 1000
+    return int(float(found[1]) * step ** " KMGT".index(found[2].upper() or " "))
+
+
+@click.command("convert")
+@click.argument("source", type=click.Path())
+@click.argument("destination", type=click.Path())
+@click.option("--to", "to", help="Format to write: checkpoint, torch, safetensors; else the destination's name tells.")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Names to take (repeatable); all without it.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Names to leave out (repeatable).")
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Another name for a value or a path (repeatable).")
+@click.option("--rename-regex", multiple=True, nargs=2, metavar="PATTERN NEW", help="As re.sub, for other names.")
+@click.option("--dtype", help="Of floating-point tensors in the result, e.g. bfloat16.")
+@click.option("--shard-size", default="5GB", show_default=True, help="Size of a file of a safetensors folder.")
+@click.option("--objects", type=click.Choice(["refuse", "beside", "skip"]), default="refuse", show_default=True,
+              help="What becomes of values that are no tensors, where a format holds tensors only.")  # fmt: skip
+@click.option("--layout", type=click.Choice(["torch", "raw"]), default="torch", show_default=True,
+              help="Of a checkpoint's data files.")  # fmt: skip
+@click.option("--compression", help="Of a checkpoint's data: auto, planes, zstd, or the name of a transform.")
+@click.option("--overwrite", is_flag=True, help="Replace what is at the destination.")
+@json_option
+def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
+    """Write what is at SOURCE to DESTINATION. The source's format is found from its content.
+
+    The destination's name tells the format: `.pt`, `.pth`, `.bin` a torch.save file, `.safetensors` a file, `.hf` a
+    Hugging Face folder, anything else a checkpoint's folder; --to says otherwise.
+    """
+    package = formats()
+    options = package.WriteOptions(
+        overwrite=given["overwrite"],
+        shard_bytes=parse_size(given["shard_size"]),
+        objects=given["objects"],
+        layout=given["layout"],
+        compression=given["compression"],
+    )
+    written = _Written()
+    with written:
+        name = package.convert(
+            source,
+            destination,
+            format=given["to"],
+            include=given["include"],
+            exclude=given["exclude"],
+            rename=dict(map(_pair, given["rename"])),
+            rename_regex=given["rename_regex"],
+            dtype=_dtype(given["dtype"]),
+            options=written.watching(options),
+            started=written.start,
+        )
+    if as_json:
+        facts = {"format": name, "tensors": written.tensors, "objects": written.objects, "bytes": written.bytes}
+        print_json({"source": source, "destination": destination, **facts})
+    else:
+        tensors = f"{written.tensors} tensor{'s' if written.tensors != 1 else ''}"
+        console().print(f"{destination}: {tensors}, {count_bytes(written.bytes)}, {name}", markup=False)
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    old, separator, new = text.partition("=")
+    if not (old and separator and new):
+        raise click.BadParameter(f"--rename {text!r} must be OLD=NEW")
+    return old, new
+
+
+def _dtype(name: str | None) -> Any:
+    if name is None:
+        return None
+    torch = importlib.import_module("torch")
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise click.BadParameter(f"--dtype {name!r} is no floating-point dtype of torch, such as float32 or bfloat16")
+    return found
+
+
+class _Written:
+    """What is written, and a bar that shows how far it is."""
+
+    def __init__(self) -> None:
+        self.tensors = self.objects = self.bytes = 0
+        self._bar: Any = None
+        self._tick: Any = None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*error)
+
+    def watching(self, options: Any) -> Any:
+        """The options, with what tells of bytes that are done."""
+        return replace(options, tick=self._done)
+
+    def _done(self, count: int) -> None:
+        self._tick(count)
+
+    def start(self, content: Any) -> None:
+        """Take what will be written."""
+        self.tensors = len(content.tensors) + len(content.aliases)
+        self.objects, self.bytes = len(content.objects), content.nbytes
+        self._bar = progress("converting", content.nbytes)
+        self._tick = self._bar.__enter__()

@@ -1,0 +1,194 @@
+"""`dcp diff`: names, forms and values of two checkpoints or files, of whichever formats."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from dcp_inspect.exit_codes import DIFFERENT
+from dcp_inspect.output import console, json_option, print_json, progress
+from dcp_inspect.values import open_values
+
+__all__ = ["command"]
+
+_PIECE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What is not equal about one name."""
+
+    name: str
+    what: str
+    """`only in A`, `only in B`, `dtype`, `shape`, `kind`, `values`."""
+    a: str = ""
+    b: str = ""
+    max_abs: float | None = None
+    """Largest absolute difference of two values; infinite if one is not finite where the other is."""
+    max_rel: float | None = None
+    """Largest of |a - b| / |b|; infinite where b is 0."""
+    different: int | None = None
+    """Elements that differ."""
+
+
+@click.command("diff")
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@click.option("--keys-only", is_flag=True, help="Compare names, dtypes and shapes; read no values.")
+@click.option("--atol", type=float, default=0.0, show_default=True, help="Absolute difference that counts as equal.")
+@click.option(
+    "--rtol", type=float, default=0.0, show_default=True, help="Difference relative to B that counts as equal."
+)
+@json_option
+def command(a: str, b: str, keys_only: bool, atol: float, rtol: float, as_json: bool) -> int:
+    """Compare two checkpoints or files. Ends with 1 if they differ."""
+    one, other = open_values(a), open_values(b)
+    total = 0 if keys_only else one.nbytes
+    with progress("comparing", total) as tick:
+        found = [*_compare(one, other, keys_only=keys_only, atol=atol, rtol=rtol, tick=tick)]
+    count = len(_names(one) | _names(other))
+    one.close()
+    other.close()
+    if as_json:
+        print_json(
+            {"a": a, "b": b, "equal": not found, "values": count, "differences": [asdict(each) for each in found]}
+        )
+    else:
+        _print(found, count)
+    return DIFFERENT if found else 0
+
+
+def _names(content: Any) -> set[str]:
+    return {*content.tensors, *content.objects, *content.aliases}
+
+
+def _compare(
+    one: Any, other: Any, *, keys_only: bool, atol: float, rtol: float, tick: Callable[[int], None]
+) -> Iterator[Difference]:
+    mine, theirs = _names(one), _names(other)
+    for name in sorted(mine | theirs):
+        if name not in theirs or name not in mine:
+            yield Difference(name, "only in A" if name in mine else "only in B")
+            continue
+        kinds = ["object" if name in content.objects else "tensor" for content in (one, other)]
+        if kinds[0] != kinds[1]:
+            yield Difference(name, "kind", kinds[0], kinds[1])
+        elif kinds[0] == "object":
+            values = [] if keys_only else [_object(content, name) for content in (one, other)]
+            if values and not _equal(*values):
+                yield Difference(name, "values", repr(values[0])[:60], repr(values[1])[:60])
+        else:
+            yield from _tensors(name, _entry(one, name), _entry(other, name), keys_only, atol, rtol, tick)
+
+
+def _entry(content: Any, name: str) -> Any:
+    return content.tensors[content.aliases.get(name, name)]
+
+
+def _object(content: Any, name: str) -> Any:
+    return importlib.import_module("dcp_core.objects").load_object(content.objects[name](), key=name)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):  # arrays and tensors inside containers have no single truth
+        return repr(one) == repr(other)
+
+
+def _tensors(
+    name: str, a: Any, b: Any, keys_only: bool, atol: float, rtol: float, tick: Callable[[int], None]
+) -> Iterator[Difference]:
+    if a.shape != b.shape:
+        yield Difference(name, "shape", str(a.shape), str(b.shape))
+        return
+    if a.dtype != b.dtype:
+        yield Difference(name, "dtype", a.dtype, b.dtype)
+    if keys_only:
+        return
+    measured = _Measured(atol, rtol)
+    for left, right in _aligned(a, b):
+        measured.add(left, right)
+        tick(left.numel() * left.element_size())
+    if measured.different:
+        yield Difference(
+            name, "values", max_abs=measured.max_abs, max_rel=measured.max_rel, different=measured.different
+        )
+
+
+def _aligned(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
+    """The elements of two tensors of one shape, as pieces of equal numbers."""
+    streams = [_elements(entry) for entry in (a, b)]
+    held: list[Any] = [None, None]
+    while True:
+        for side in (0, 1):
+            if held[side] is None or not held[side].numel():
+                held[side] = next(streams[side], None)
+        if held[0] is None or held[1] is None:
+            return
+        count = min(held[0].numel(), held[1].numel())
+        yield held[0][:count], held[1][:count]
+        held = [each[count:] for each in held]
+
+
+def _elements(entry: Any) -> Iterator[Any]:
+    torch = importlib.import_module("torch")
+    dtype = getattr(torch, entry.dtype)
+    for piece in entry.data.pieces(_PIECE_BYTES):
+        yield torch.frombuffer(piece, dtype=torch.uint8).view(dtype)
+
+
+class _Measured:
+    """The differences of what has been compared so far."""
+
+    def __init__(self, atol: float, rtol: float) -> None:
+        self._atol, self._rtol = atol, rtol
+        self.different = 0
+        self.max_abs = self.max_rel = 0.0
+
+    def add(self, a: Any, b: Any) -> None:
+        """Compare two runs of elements; NaN equals NaN."""
+        torch = importlib.import_module("torch")
+        if a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
+            return
+        wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+        exact = not (a.is_floating_point() or b.is_floating_point() or a.is_complex() or b.is_complex())
+        same = (a == b) if exact else None
+        a, b = a.to(wide), b.to(wide)
+        gap = (a - b).abs()
+        gap = torch.where((a == b) | (a.isnan() & b.isnan()), torch.zeros_like(gap), gap)
+        gap = torch.where(gap.isnan(), torch.full_like(gap, math.inf), gap)
+        differs = gap > self._atol + self._rtol * b.abs().nan_to_num(0.0, 0.0, 0.0)
+        if same is not None:  # beyond 2⁵³ neighbouring integers look equal as floats
+            differs |= ~same & (gap == 0)
+        if differs.any():
+            self.different += int(differs.sum())
+            self.max_abs = max(self.max_abs, float(gap.max()))
+            self.max_rel = max(self.max_rel, float((gap[differs] / b[differs].abs()).nan_to_num(0.0, math.inf).max()))
+
+
+def _print(found: list[Difference], count: int) -> None:
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    out = console()
+    if not found:
+        out.print(f"[green]equal[/]: {count} values")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("name", "differs in", "A", "B"):
+        table.add_column(name, overflow="fold")
+    for name in ("elements", "max abs", "max rel"):
+        table.add_column(name, justify="right")
+    for each in found:
+        numbers = ["" if value is None else f"{value:.4g}" for value in (each.max_abs, each.max_rel)]
+        cells = [escape(each.name), f"[red]{each.what}[/]", escape(each.a), escape(each.b)]
+        table.add_row(*cells, "" if each.different is None else str(each.different), *numbers)
+    out.print(table)
+    names = len({each.name for each in found})
+    out.print(f"{names} of {count} values differ")

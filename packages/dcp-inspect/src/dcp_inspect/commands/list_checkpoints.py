@@ -1,0 +1,135 @@
+"""`dcp ls`: the checkpoints under a folder, newest first, from their indexes and the sizes of their files."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from dcp_inspect.output import age, console, count_bytes, json_option, print_json
+from dcp_manifest import (
+    CheckpointEntry,
+    CheckpointIndex,
+    CheckpointNotFoundError,
+    DcpError,
+    find_checkpoints,
+    index_of,
+    needed_bytes,
+)
+
+__all__ = ["command"]
+
+_NUMBER = re.compile(r"(?:^|[-_a-zA-Z=])(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of the list."""
+
+    path: str
+    step: int | None
+    """The number that the folder's name ends with."""
+    bytes: int
+    values: int | None
+    world_size: int | None
+    modified_seconds: float
+    valid: bool
+    """Its index is sound, and its files are there and long enough; `dcp verify` looks into them."""
+    problem: str | None
+    writer: str | None
+
+
+@click.command("ls")
+@click.argument("path", type=click.Path(), default=".")
+@json_option
+def command(path: str, as_json: bool) -> int:
+    """List the checkpoints in PATH and the folders below it, newest first.
+
+    A checkpoint is valid if its index can be read and its files are there in full length. Their bytes are checked by
+    `dcp verify`.
+    """
+    if not os.path.isdir(path):
+        raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
+    found = [look_at(entry) for entry in find_checkpoints(path)]
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return 0
+    if not found:
+        raise CheckpointNotFoundError(
+            f"there is no checkpoint in {path} or below: a checkpoint has a file .metadata, which a save writes last"
+        )
+    _print(found, Path(path))
+    return 0
+
+
+def look_at(entry: CheckpointEntry) -> Listed:
+    """What can be said of a checkpoint without reading its data."""
+    number = _NUMBER.search(entry.path.name)
+    step = int(number[1]) if number else None
+    try:
+        index = index_of(entry.path)
+        sizes, problem = _files(entry.path, index)
+    except (DcpError, OSError) as error:
+        text = " ".join(str(error).split())
+        return Listed(str(entry.path), step, 0, None, None, entry.modified_seconds, False, text, None)
+    values = len(index.tensor_names) + len(index.object_names) + len(index.alias_names)
+    info = index.info
+    return Listed(
+        path=str(entry.path),
+        step=step,
+        bytes=sizes,
+        values=values,
+        world_size=info.world_size if info else _world_size(index),
+        modified_seconds=entry.modified_seconds,
+        valid=problem is None,
+        problem=problem,
+        writer=info.writer if info else "torch.distributed.checkpoint",
+    )
+
+
+def _files(folder: Path, index: CheckpointIndex) -> tuple[int, str | None]:
+    """Bytes of the data files, and what is wrong with them."""
+    total, problem = 0, None
+    for name, wanted in needed_bytes(index).items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError:
+            problem = problem or f"{name} is missing"
+            continue
+        total += size
+        if size < wanted:
+            problem = problem or f"{name} has {size} of {wanted} bytes"
+    return total, problem
+
+
+def _world_size(index: CheckpointIndex) -> int | None:
+    """Of what stock wrote: as many ranks as its file names tell."""
+    ranks = {int(found[1]) for name in index.files if (found := re.match(r"__(\d+)_", name))}
+    return max(ranks) + 1 if ranks else None
+
+
+def _print(found: list[Listed], root: Path) -> None:
+    from rich.table import Table  # noqa: PLC0415 - not needed for JSON
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("checkpoint")
+    for name in ("step", "size", "ranks", "values", "age"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    now = time.time()
+    for one in found:
+        state = "[green]valid[/]" if one.valid else f"[red]{(one.problem or 'damaged').replace('[', chr(92) + '[')}[/]"
+        table.add_row(
+            os.path.relpath(one.path, root) if one.path != str(root) else ".",
+            "" if one.step is None else str(one.step),
+            count_bytes(one.bytes),
+            "" if one.world_size is None else str(one.world_size),
+            "" if one.values is None else str(one.values),
+            age(now - one.modified_seconds),
+            state,
+        )
+    console().print(table)

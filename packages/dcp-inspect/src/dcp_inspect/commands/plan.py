@@ -1,0 +1,72 @@
+"""`dcp plan`: what each rank of a job would read of a checkpoint, and write when it saves; as a table and a picture."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from dcp_inspect.contents import open_index
+from dcp_inspect.layout import RankLoad, plan_reads, plan_writes
+from dcp_inspect.output import console, count_bytes, json_option, print_json
+from dcp_inspect.picture import draw, page
+from dcp_manifest import needed_bytes
+
+__all__ = ["command"]
+
+_SHOWN_RANKS = 32
+
+
+@click.command("plan")
+@click.argument("path", type=click.Path())
+@click.option("--world", type=click.IntRange(1), required=True, help="Number of ranks.")
+@click.option("--svg", type=click.Path(dir_okay=False), help="Write a picture of who reads what.")
+@click.option("--html", type=click.Path(dir_okay=False), help="Write the picture as a page.")
+@json_option
+def command(path: str, world: int, svg: str | None, html: str | None, as_json: bool) -> int:
+    """Show what WORLD ranks would read, every tensor sharded along its first dimension (as FSDP does), and write."""
+    index = open_index(path)
+    ranks, segments = plan_reads(index, world)
+    plan_writes(index, ranks)
+    title = f"{path} read by {world} rank{'s' if world != 1 else ''}"
+    for target, wrap in ((svg, False), (html, True)):
+        if target is not None:
+            picture = draw(title, needed_bytes(index), segments, ranks)
+            Path(target).write_text(page(title, picture) if wrap else picture, encoding="utf-8")
+    if as_json:
+        loads = [{**asdict(load), "files": sorted(load.files)} for load in ranks]
+        print_json({"path": path, "world": world, "ranks": loads, "total_read_bytes": sum(r.read_bytes for r in ranks)})
+        return 0
+    _print(title, ranks)
+    return 0
+
+
+def _print(title: str, ranks: list[RankLoad]) -> None:
+    from rich.table import Table  # noqa: PLC0415 - not needed for JSON
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("rank", "needs", "reads", "ratio", "ranges", "files", "writes"):
+        table.add_column(name, justify="right")
+    for load in ranks[:_SHOWN_RANKS]:
+        table.add_row(str(load.rank), *_cells(load))
+    if len(ranks) > _SHOWN_RANKS:
+        table.add_row("…")
+    total = RankLoad(
+        -1,
+        sum(load.needed_bytes for load in ranks),
+        sum(load.read_bytes for load in ranks),
+        sum(load.reads for load in ranks),
+        set().union(*(load.files for load in ranks)),
+        sum(load.write_bytes for load in ranks),
+    )
+    table.add_row("all", *_cells(total), style="bold")
+    out = console()
+    out.print(title, markup=False)
+    out.print(table)
+
+
+def _cells(load: RankLoad) -> tuple[str, ...]:
+    ratio = f"{load.read_bytes / load.needed_bytes:.2f}" if load.needed_bytes else ""
+    sizes = count_bytes(load.needed_bytes), count_bytes(load.read_bytes)
+    return (*sizes, ratio, str(load.reads), str(len(load.files)), count_bytes(load.write_bytes))

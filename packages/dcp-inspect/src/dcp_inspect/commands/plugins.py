@@ -1,0 +1,119 @@
+"""`dcp plugins`: what installed packages add. Their modules are read as text, so torch need not be there."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+import click
+
+from dcp_inspect.exit_codes import DIFFERENT
+from dcp_inspect.output import console, json_option, print_json
+
+__all__ = ["command"]
+
+_GROUP = "dcp"
+_HOOK = "dcp_"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One plugin."""
+
+    name: str
+    distribution: str
+    module: str
+    hooks: tuple[str, ...]
+    offers: tuple[str, ...]
+    """Names that its hooks mention: schemes, transforms, formats."""
+    problem: str | None
+
+
+@click.command("plugins")
+@click.option("--load", is_flag=True, help="Import each plugin, which takes torch, and say which are broken.")
+@json_option
+def command(load: bool, as_json: bool) -> int:
+    """List the plugins of installed packages: storages, transforms, converters and others."""
+    found = sorted((_look_at(point, load=load) for point in entry_points(group=_GROUP)), key=lambda one: one.name)
+    if as_json:
+        print_json([asdict(one) for one in found])
+    elif not found:
+        click.echo("no installed package adds anything; a plugin is an entry point of the group 'dcp'")
+    else:
+        _print(found)
+    return DIFFERENT if any(one.problem for one in found) else 0
+
+
+def _look_at(point: EntryPoint, *, load: bool) -> Listed:
+    dist = point.dist
+    distribution = f"{dist.name} {dist.version}" if dist is not None else ""
+    hooks: tuple[str, ...] = ()
+    offers: tuple[str, ...] = ()
+    problem = None
+    try:
+        tree = ast.parse(_source(point.module).read_text("utf-8"))
+        hooks = tuple(_hooks(tree))
+        offers = tuple(dict.fromkeys(_offers(tree)))
+        if load:
+            point.load()
+    except Exception as error:  # noqa: BLE001 - a broken plugin is what is to be shown
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+    return Listed(point.name, distribution, point.value, hooks, offers, problem)
+
+
+def _source(module: str) -> Path:
+    """The file of a module, found without importing the package that it is in."""
+    top, *below = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        raise ModuleNotFoundError(f"there is no module {top}")
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if not below and spec.origin is not None:
+        return Path(spec.origin)
+    for folder in folders:
+        for place in (folder.joinpath(*below).with_suffix(".py"), folder.joinpath(*below, "__init__.py")):
+            if place.is_file():
+                return place
+    raise ModuleNotFoundError(f"there is no module {module}")
+
+
+def _hooks(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith(_HOOK):
+            yield node.name
+
+
+def _offers(tree: ast.Module) -> Iterator[str]:
+    """Keys of the dicts that hooks return, and schemes of storages."""
+    for hook in ast.walk(tree):
+        if not (isinstance(hook, ast.FunctionDef) and hook.name.startswith(_HOOK)):
+            continue
+        for node in ast.walk(hook):
+            if isinstance(node, ast.Dict):
+                yield from (
+                    key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
+                )
+            elif isinstance(node, ast.Call):
+                yield from (
+                    f"{each.value.value!s}://"
+                    for each in node.keywords
+                    if each.arg == "scheme" and isinstance(each.value, ast.Constant)
+                )
+
+
+def _print(found: list[Listed]) -> None:
+    from rich.markup import escape  # noqa: PLC0415 - not needed for JSON
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("plugin", "package", "hooks", "offers", "state"):
+        table.add_column(name, overflow="fold")
+    for one in found:
+        state = f"[red]{escape(one.problem)}[/]" if one.problem else "[green]ok[/]"
+        hooks = ", ".join(hook.removeprefix("dcp_register_") for hook in one.hooks)
+        table.add_row(one.name, one.distribution, hooks, ", ".join(one.offers), state)
+    console().print(table)

@@ -1,0 +1,209 @@
+"""`dcp show`: what a checkpoint holds, as a tree of names, from its index alone unless statistics are asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dcp_inspect.contents import Row, open_index, rows_of, select
+from dcp_inspect.errors import MissingValueError
+from dcp_inspect.output import console, count_bytes, json_option, print_json
+from dcp_manifest import CheckpointIndex, UnsupportedFormatError
+
+__all__ = ["command"]
+
+
+@click.command("show")
+@click.argument("path", type=click.Path())
+@click.argument("patterns", nargs=-1)
+@click.option("--flat", is_flag=True, help="One line per value instead of a tree.")
+@click.option("--depth", type=click.IntRange(1), help="Show so many levels of the tree; deeper ones are summed up.")
+@click.option("--stats", is_flag=True, help="Read the values: smallest, largest, mean, deviation, not finite.")
+@json_option
+def command(path: str, patterns: tuple[str, ...], flat: bool, depth: int | None, stats: bool, as_json: bool) -> int:
+    """Show the names, dtypes, shapes and sizes in a checkpoint; PATTERNS (like 'model.*') choose among them."""
+    index, rows = _rows(path)
+    chosen = select(rows, patterns)
+    if patterns and not chosen:
+        raise MissingValueError(
+            f"no name in {path} matches {' or '.join(map(repr, patterns))}; `dcp show {path}` lists all"
+        )
+    found = statistics(path, chosen) if stats else {}
+    if as_json:
+        values = [{**row.as_json(), **({"stats": found[row.name]} if row.name in found else {})} for row in chosen]
+        print_json({"path": path, **_facts(index), "values": values})
+        return 0
+    out = console()
+    out.print(_title(path, index, rows), markup=False)
+    if flat or patterns or stats:
+        out.print(_table(chosen, found))
+    else:
+        out.print(_tree(chosen, depth))
+    return 0
+
+
+def _rows(path: str) -> tuple[CheckpointIndex | None, list[Row]]:
+    """The rows of a checkpoint, or of a file of another format if the package for that is there."""
+    try:
+        index = open_index(path)
+    except UnsupportedFormatError:
+        if os.path.isdir(path) and (Path(path) / ".metadata").exists():
+            raise
+        from dcp_inspect.values import open_values  # noqa: PLC0415 - takes torch
+
+        content = open_values(path)
+        rows = [
+            Row(name, "tensor", entry.dtype, entry.shape, 1, entry.data.nbytes, entry.data.nbytes)
+            for name, entry in content.tensors.items()
+        ]
+        rows += [Row(name, "object") for name in content.objects]
+        rows += [Row(name, "alias", target=target) for name, target in content.aliases.items()]
+        content.close()
+        return None, rows
+    return index, [*rows_of(index)]
+
+
+def _facts(index: CheckpointIndex | None) -> dict[str, object]:
+    info = None if index is None else index.info
+    if info is None:
+        return {"save_id": None, "world_size": None, "writer": None}
+    return {
+        "save_id": info.save_id,
+        "world_size": info.world_size,
+        "writer": info.writer,
+        "generation": info.generation,
+        "created_ns": info.created_ns,
+        "user": dict(info.user),
+    }
+
+
+def _title(path: str, index: CheckpointIndex | None, rows: list[Row]) -> str:
+    kinds = Counter(row.kind for row in rows)
+    parts = [f"{count} {kind}{'s' if count != 1 and kind != 'alias' else 'es' if count != 1 else ''}"
+             for kind, count in kinds.items()]  # fmt: skip
+    parts.append(count_bytes(sum(row.bytes for row in rows)))
+    info = None if index is None else index.info
+    if info is not None:
+        parts.append(f"{info.world_size} rank{'s' if info.world_size != 1 else ''}")
+        parts.append(f"written by {info.writer}")
+    elif index is not None:
+        parts.append("written by torch.distributed.checkpoint")
+    return f"{path}: {', '.join(parts)}"
+
+
+def _form(row: Row) -> str:
+    """Dtype, shape, chunks and size in a few words."""
+    if row.kind == "alias":
+        return f"= {row.target}"
+    if row.kind == "object":
+        return f"object  {count_bytes(row.bytes)}"
+    shape = " × ".join(map(str, row.shape or ())) or "scalar"
+    chunks = f"  {row.chunks} chunks" if row.chunks != 1 else ""
+    rank = f"  of rank {row.rank}" if row.rank is not None else ""
+    return f"{row.dtype}  {shape}{chunks}  {count_bytes(row.bytes)}{rank}"
+
+
+def _tree(rows: list[Row], depth: int | None) -> Any:
+    """Names cut at their dots; a level that holds a single one is joined with it."""
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.tree import Tree  # noqa: PLC0415
+
+    root: dict[str, Any] = {}
+    for row in rows:
+        place = root
+        *above, last = row.name.split(".")
+        for part in above:
+            below = place.setdefault(part, {})
+            place = below if isinstance(below, dict) else place
+        place[last if last not in place else row.name] = row
+    tree = Tree("", hide_root=True)
+
+    def fill(branch: Tree, level: dict[str, Any], left: int | None) -> None:
+        for name, value in level.items():
+            while isinstance(value, dict) and len(value) == 1:
+                ((below, value),) = value.items()
+                name = f"{name}.{below}"
+            if isinstance(value, Row):
+                branch.add(f"[bold]{escape(name)}[/]  {escape(_form(value))}")
+                continue
+            count, size = _sums(value)
+            text = f"[bold cyan]{escape(name)}[/]  [dim]{count} values, {count_bytes(size)}[/]"
+            under = branch.add(text)
+            if left is None or left > 1:
+                fill(under, value, None if left is None else left - 1)
+
+    fill(tree, root, depth)
+    return tree
+
+
+def _sums(level: dict[str, Any]) -> tuple[int, int]:
+    count = size = 0
+    for value in level.values():
+        more = (1, value.bytes) if isinstance(value, Row) else _sums(value)
+        count, size = count + more[0], size + more[1]
+    return count, size
+
+
+def _table(rows: list[Row], found: dict[str, dict[str, float]]) -> Any:
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (
+        ("name", "left"),
+        ("dtype", "left"),
+        ("shape", "left"),
+        ("chunks", "right"),
+        ("size", "right"),
+    ):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    columns = ("min", "max", "mean", "std", "nonfinite") if found else ()
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in rows:
+        shape = "" if row.shape is None else "×".join(map(str, row.shape)) or "scalar"
+        kind = row.dtype or (f"= {row.target}" if row.kind == "alias" else row.kind)
+        cells = [escape(row.name), escape(kind), shape, str(row.chunks or ""), count_bytes(row.bytes)]
+        stats = found.get(row.name, {})
+        table.add_row(*cells, *(f"{stats[name]:.4g}" if name in stats else "" for name in columns))
+    return table
+
+
+def statistics(path: str, rows: list[Row]) -> dict[str, dict[str, float]]:
+    """Of each tensor, read piece by piece: smallest, largest, mean, standard deviation, how many are not finite."""
+    from dcp_inspect.values import open_values  # noqa: PLC0415 - takes torch
+
+    content = open_values(path)
+    wanted = [row.name for row in rows if row.name in content.tensors]
+    found = {name: _statistics(content.tensors[name]) for name in wanted}
+    content.close()
+    return found
+
+
+def _statistics(entry: Any) -> dict[str, float]:
+    import importlib  # noqa: PLC0415
+
+    torch = importlib.import_module("torch")
+    dtype = getattr(torch, entry.dtype)
+    count = nonfinite = 0
+    total = squares = 0.0
+    low, high = math.inf, -math.inf
+    for piece in entry.data.pieces(16 << 20):
+        values = torch.frombuffer(piece, dtype=torch.uint8).view(dtype)
+        values = (values.abs() if dtype.is_complex else values).to(torch.float64)
+        finite = values[torch.isfinite(values)]
+        nonfinite += values.numel() - finite.numel()
+        if finite.numel():
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            total, squares = total + float(finite.sum()), squares + float(finite.square().sum())
+            count += finite.numel()
+    if not count:
+        return {"nonfinite": nonfinite}
+    mean = total / count
+    deviation = math.sqrt(max(0.0, squares / count - mean * mean))
+    return {"min": low, "max": high, "mean": mean, "std": deviation, "nonfinite": nonfinite}

@@ -1,0 +1,126 @@
+"""`dcp verify`: every byte of a checkpoint against what its index says."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from dcp_inspect.contents import open_index
+from dcp_inspect.exit_codes import DIFFERENT
+from dcp_inspect.output import console, count_bytes, json_option, print_json, progress
+from dcp_io import LocalStore, Source, VerifyReport, verify_checkpoint
+from dcp_manifest import CheckpointNotFoundError, DcpError, needed_bytes
+
+__all__ = ["command"]
+
+
+@click.command("verify")
+@click.argument("path", type=click.Path())
+@click.option("--threads", type=click.IntRange(1), help="Files read at the same time; the cores of this process.")
+@json_option
+def command(path: str, threads: int | None, as_json: bool) -> int:
+    """Check all of a checkpoint: index, CRCs of every item, coverage of every tensor, missing files.
+
+    Ends with 1 if anything is not as it was written.
+    """
+    _must_be_a_folder(path)
+    try:
+        total = sum(needed_bytes(open_index(path)).values())
+    except CheckpointNotFoundError:
+        raise
+    except DcpError:  # damaged: the report says how
+        total = 0
+    with progress(f"verifying {path}", total) as tick:
+        report = verify_checkpoint(WatchedStore(path, tick), threads=threads or len(os.sched_getaffinity(0)))
+    if as_json:
+        print_json(_as_json(path, report))
+    else:
+        _print(path, report)
+    return 0 if report.ok else DIFFERENT
+
+
+def _must_be_a_folder(path: str) -> None:
+    if not Path(path).exists():
+        raise CheckpointNotFoundError(f"there is nothing at {path}: check the path")
+    if not Path(path).is_dir():
+        raise CheckpointNotFoundError(
+            f"{path} is a file, not a checkpoint's folder; files of other formats have no CRCs"
+        )
+
+
+def _as_json(path: str, report: VerifyReport) -> dict[str, object]:
+    return {
+        "path": path,
+        "ok": report.ok,
+        "items": report.items,
+        "bytes": report.bytes,
+        "unverified": sorted(report.unverified_keys),
+        "problems": [
+            {"message": one.message, "file": one.file, "key": one.key, "offset": one.offset} for one in report.problems
+        ],
+    }
+
+
+def _print(path: str, report: VerifyReport) -> None:
+    from rich.markup import escape  # noqa: PLC0415
+
+    out = console()
+    for problem in report.problems:
+        out.print(f"[red]damaged[/]  {escape(problem.message if '(file ' in problem.message else str(problem))}")
+    if report.unverified_keys:
+        some = ", ".join(sorted(report.unverified_keys)[:4])
+        out.print(f"[yellow]no CRC[/]   {len(report.unverified_keys)} values, such as {escape(some)}")
+    read = f"{report.items} items, {count_bytes(report.bytes)} read"
+    if report.ok:
+        out.print(f"[green]sound[/]    {escape(path)}: {read}")
+    else:
+        count = len(report.problems)
+        plural = "s" if count != 1 else ""
+        out.print(f"{escape(path)}: {count} problem{plural}; {read}")
+        out.print("load an earlier checkpoint (`dcp ls` shows them), or restore files from a copy")
+
+
+class WatchedStore(LocalStore):
+    """A folder that tells how many bytes were read from it.
+
+    Args:
+        path: The folder.
+        tick: Is told of bytes, in whichever thread reads.
+    """
+
+    def __init__(self, path: str, tick: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._tick = tick
+        self._lock = threading.Lock()
+
+    def open(self, name: str) -> Source:
+        """The file, watched."""
+        return _WatchedSource(self, name, super().open(name))
+
+    def tell(self, count: int) -> None:
+        """Pass a number of bytes on, one thread at a time."""
+        with self._lock:
+            self._tick(count)
+
+
+class _WatchedSource(Source):
+    __slots__ = ("_inner", "_watcher")
+
+    def __init__(self, store: WatchedStore, name: str, inner: Source) -> None:
+        super().__init__(store, name)
+        self._inner = inner
+        self._watcher = store
+
+    def size(self) -> int:
+        return self._inner.size()
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        self._inner.read_into(offset, buffers)
+        self._watcher.tell(sum(map(len, buffers)))
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,112 @@
+"""What a checkpoint holds, as rows of its index: names, forms, sizes. Needs neither torch nor values."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcp_manifest import (
+    ITEM_BYTES,
+    METADATA_NAME,
+    CheckpointIndex,
+    CheckpointNotFoundError,
+    UnsupportedFormatError,
+    find_checkpoints,
+    index_of,
+)
+
+__all__ = ["Row", "open_index", "rows_of", "select"]
+
+_OTHERS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One value: a tensor, an object, or another name of a tensor."""
+
+    name: str
+    kind: str
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    chunks: int = 0
+    bytes: int = 0
+    """Of the values; of an object, its stored bytes."""
+    stored_bytes: int = 0
+    """In the files, what frames the values included."""
+    rank: int | None = None
+    """The rank that the value belongs to; None for one of the whole job."""
+    target: str | None = None
+    """Of an alias: the tensor that it is another name of."""
+
+    def as_json(self) -> dict[str, object]:
+        """The row for programs."""
+        shape = None if self.shape is None else list(self.shape)
+        facts = {name: getattr(self, name) for name in ("name", "kind", "dtype", "chunks", "bytes", "stored_bytes")}
+        return {**facts, "shape": shape, "rank": self.rank, "target": self.target}
+
+
+def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
+    """The index of the checkpoint in a folder.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing, or no checkpoint in the folder; says what was found instead.
+        UnsupportedFormatError: It is a file of another format.
+    """
+    place = Path(path)
+    if place.name == METADATA_NAME and place.is_file():
+        place = place.parent
+    if not place.exists():
+        raise CheckpointNotFoundError(f"there is nothing at {place}: check the path")
+    if place.is_file():
+        raise UnsupportedFormatError(f"{place} is a file, not a checkpoint's folder")
+    try:
+        return index_of(place)
+    except CheckpointNotFoundError as error:
+        if any(place.glob("*.safetensors")):
+            raise UnsupportedFormatError(f"{place} holds safetensors files, not a checkpoint") from error
+        below = find_checkpoints(place)
+        if below:
+            raise CheckpointNotFoundError(
+                f"{place} is no checkpoint; below it there are {len(below)}, the newest is {below[0].path}: `dcp ls "
+                f"{place}` lists them"
+            ) from error
+        raise
+
+
+def rows_of(index: CheckpointIndex) -> Iterator[Row]:
+    """A row per value, tensors first, in the order of the index."""
+    chunk_starts, shape_starts = index.chunk_starts().tolist(), index.shape_starts().tolist()
+    lengths = [] if index.chunk_items is None else index.chunk_items.length.tolist()
+    for number, name in enumerate(index.tensor_names):
+        dtype = index.dtypes[index.tensor_dtype[number]]
+        shape = tuple(index.tensor_shape[shape_starts[number] : shape_starts[number + 1]].tolist())
+        first, last = chunk_starts[number], chunk_starts[number + 1]
+        owner = int(index.tensor_owner[number])
+        yield Row(
+            name,
+            "tensor",
+            dtype,
+            shape,
+            last - first,
+            math.prod(shape) * ITEM_BYTES.get(dtype, 0),
+            sum(lengths[first:last]),
+            owner - 1 if owner else None,
+        )
+    sizes = [] if index.object_items is None else index.object_items.length.tolist()
+    for number, name in enumerate(index.object_names):
+        owner = int(index.object_owner[number])
+        size = sizes[number] if sizes else 0
+        yield Row(name, "object", bytes=size, stored_bytes=size, rank=owner - 1 if owner else None)
+    for name, target in zip(index.alias_names, index.alias_targets.tolist(), strict=True):
+        yield Row(name, "alias", target=index.tensor_names[target])
+
+
+def select(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
+    """The rows whose names match one of some shell patterns; all if there is none."""
+    if not patterns:
+        return [*rows]
+    return [row for row in rows if any(fnmatch.fnmatchcase(row.name, pattern) for pattern in patterns)]

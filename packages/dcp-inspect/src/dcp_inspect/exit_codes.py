@@ -1,0 +1,38 @@
+"""Exit codes of the command, and which error gives which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["DIFFERENT", "EXISTS", "INTERRUPTED", "NOT_FOUND", "UNREADABLE", "UNSAFE", "UNSUPPORTED", "exit_code"]
+
+DIFFERENT = 1
+"""`verify` found damage, or `diff` a difference."""
+NOT_FOUND = 3
+UNREADABLE = 4
+UNSUPPORTED = 5
+UNSAFE = 6
+EXISTS = 7
+INTERRUPTED = 130
+
+
+def exit_code(error: BaseException) -> int | None:
+    """The exit code for an error that a user can do something about; None for a fault of the program."""
+    return next((code for kind, code in _codes() if isinstance(error, kind)), None)
+
+
+def _codes() -> Iterator[tuple[type[BaseException], int]]:
+    """The first kind that an error is of counts."""
+    # Imported when something has gone wrong: `dcp plugins` and `dcp --help` need no numpy.
+    from dcp_inspect import errors as own  # noqa: PLC0415
+    from dcp_manifest import errors  # noqa: PLC0415
+
+    yield own.MissingValueError, NOT_FOUND
+    yield errors.CheckpointNotFoundError, NOT_FOUND
+    yield errors.UnsafeCheckpointError, UNSAFE
+    yield errors.UnsupportedFormatError, UNSUPPORTED
+    yield errors.CorruptCheckpointError, UNREADABLE
+    yield FileExistsError, EXISTS
+    yield errors.DcpError, UNREADABLE
+    yield FileNotFoundError, NOT_FOUND
+    yield OSError, UNREADABLE

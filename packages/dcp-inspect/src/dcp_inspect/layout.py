@@ -1,0 +1,141 @@
+"""What each rank of a job would read and write: arithmetic over a checkpoint's index, no data is touched.
+
+Every tensor is taken to be sharded along its first dimension, as FSDP does it: rank r of n holds the r-th of n equal
+parts (the last ones may be short or empty); what has no dimension is read by every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dcp_io import align_to_blocks
+from dcp_manifest import ITEM_BYTES, CheckpointIndex, Framing, StoredItem
+from dcp_manifest.items import EncodedBlocks
+
+__all__ = ["Chunk", "RankLoad", "Segment", "chunks_of", "plan_reads", "plan_writes", "row_range"]
+
+_SMALL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stored box of a tensor."""
+
+    name: str
+    item_bytes: int
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    item: StoredItem
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a chunk that one rank needs: bytes [start, stop) of the chunk's file."""
+
+    name: str
+    rank: int
+    file: str
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class RankLoad:
+    """What one rank has to do."""
+
+    rank: int
+    needed_bytes: int = 0
+    """Of the tensors that it will hold."""
+    read_bytes: int = 0
+    """From storage: the CRC blocks that hold what is needed."""
+    reads: int = 0
+    files: set[str] = field(default_factory=set)
+    write_bytes: int = 0
+    """When the same job saves: its shards, and its share of what every rank holds."""
+
+
+def row_range(rows: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The rows of a rank: equal parts, rounded up, as torch's `chunk` and DTensor cut."""
+    step = -(-rows // world_size)
+    return min(rows, rank * step), min(rows, (rank + 1) * step)
+
+
+def chunks_of(index: CheckpointIndex) -> Iterator[Chunk]:
+    """All stored chunks with elements."""
+    items = index.chunk_items
+    if items is None:
+        return
+    ragged = index.ragged_starts(items)
+    chunk_starts, box_starts, shape_starts = index.chunk_starts(), index.box_starts(), index.shape_starts()
+    for row, name in enumerate(index.tensor_names):
+        ndim = int(index.tensor_ndim[row])
+        shape = tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist())
+        size = ITEM_BYTES.get(index.dtypes[index.tensor_dtype[row]], 1)
+        for number, at in enumerate(range(int(chunk_starts[row]), int(chunk_starts[row + 1]))):
+            box = slice(int(box_starts[row]) + number * ndim, int(box_starts[row]) + (number + 1) * ndim)
+            offsets, sizes = index.chunk_offsets[box].tolist(), index.chunk_sizes[box].tolist()
+            if math.prod(sizes):
+                item = index.stored_item(items, at, ragged)
+                yield Chunk(name, size, shape, tuple(offsets), tuple(sizes), item)
+
+
+def plan_reads(index: CheckpointIndex, world_size: int) -> tuple[list[RankLoad], list[Segment]]:
+    """What each of `world_size` ranks reads, and which parts of which files that is."""
+    ranks = [RankLoad(rank) for rank in range(world_size)]
+    segments = []
+    for chunk in chunks_of(index):
+        for load in ranks:
+            segment = _segment(chunk, load, world_size)
+            if segment is not None:
+                segments.append(segment)
+    return ranks, segments
+
+
+def _segment(chunk: Chunk, load: RankLoad, world_size: int) -> Segment | None:
+    item = chunk.item
+    if chunk.sizes:
+        low, high = row_range(chunk.shape[0], load.rank, world_size)
+        first, last = max(low, chunk.offsets[0]), min(high, chunk.offsets[0] + chunk.sizes[0])
+    else:
+        first, last = 0, 1
+    if first >= last:
+        return None
+    row_bytes = math.prod(chunk.sizes[1:]) * chunk.item_bytes
+    base = chunk.offsets[0] if chunk.offsets else 0
+    start, stop = (first - base) * row_bytes, (last - base) * row_bytes
+    load.needed_bytes += stop - start
+    if item.blocks is not None:
+        start, stop = _encoded_range(item.blocks, start, stop)
+    elif item.framing is not Framing.RAW or item.chain:  # read and decoded whole
+        start, stop = 0, item.stored_bytes
+    elif item.crc32 is not None:
+        start, stop = align_to_blocks(item, start, stop)
+    load.read_bytes += stop - start
+    load.reads += 1
+    load.files.add(item.file)
+    return Segment(chunk.name, load.rank, item.file, item.offset + item.lead + start, item.offset + item.lead + stop)
+
+
+def _encoded_range(blocks: EncodedBlocks, start: int, stop: int) -> tuple[int, int]:
+    """Where the encoded blocks lie that become bytes [start, stop), within the stored range."""
+    first, last = start // blocks.block_bytes, -(-stop // blocks.block_bytes)
+    before = int(blocks.lengths[:first].sum())
+    return before, before + int(blocks.lengths[first:last].sum())
+
+
+def plan_writes(index: CheckpointIndex, ranks: list[RankLoad]) -> None:
+    """What each rank would write: its rows of every tensor; scalars go to the rank with the least."""
+    shape_starts = index.shape_starts()
+    for row in range(len(index.tensor_names)):
+        shape = tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist())
+        size = ITEM_BYTES.get(index.dtypes[index.tensor_dtype[row]], 1)
+        if not shape:
+            min(ranks, key=lambda load: (load.write_bytes, load.rank)).write_bytes += size
+            continue
+        row_bytes = math.prod(shape[1:]) * size
+        for load in ranks:
+            low, high = row_range(shape[0], load.rank, len(ranks))
+            load.write_bytes += (high - low) * row_bytes

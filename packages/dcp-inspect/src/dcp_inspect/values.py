@@ -1,0 +1,55 @@
+"""Values of checkpoints and files of every format, by way of the converters of installed packages.
+
+This is the one place that needs torch and `dcp-format`; both are looked for when a command needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from dcp_manifest import UnsupportedFormatError
+
+__all__ = ["formats", "open_values", "tensor_of", "tensor_rows"]
+
+
+def formats() -> Any:
+    """The package that reads and writes formats.
+
+    Raises:
+        UnsupportedFormatError: It, or torch, is not installed; names what to install.
+    """
+    try:
+        return importlib.import_module("dcp_format")
+    except ImportError as error:
+        raise UnsupportedFormatError(
+            f"this needs the values of tensors, and {error.name or 'dcp_format'} is not installed: "
+            "pip install dcp-format"
+        ) from error
+
+
+def open_values(path: str | os.PathLike[str]) -> Any:
+    """The content of a checkpoint or file; see `dcp_format.Content`."""
+    return formats().open_content(path)
+
+
+def tensor_of(entry: Any) -> Any:
+    """A whole tensor in memory."""
+    return _tensor(entry, bytearray().join(entry.data.pieces(64 << 20)), entry.shape)
+
+
+def tensor_rows(entry: Any, start: int, stop: int) -> Any:
+    """Rows [start, stop) of a tensor with at least one dimension, reading no others where the format allows it."""
+    rows = getattr(entry.data, "rows", None)
+    if rows is None:
+        return tensor_of(entry)[start:stop]
+    return _tensor(entry, bytearray(rows(start, stop)), (stop - start, *entry.shape[1:]))
+
+
+def _tensor(entry: Any, data: bytearray, shape: tuple[int, ...]) -> Any:
+    torch = importlib.import_module("torch")
+    dtype = getattr(torch, entry.dtype)
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(shape)

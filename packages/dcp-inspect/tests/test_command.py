@@ -1,0 +1,317 @@
+"""Every command as a new user would try it: on good, damaged, foreign and missing input. What it says is the test.
+
+These run where torch is not installed: the checkpoints are made of bytes. What needs values is in `test_values`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dcp_inspect.cli import COMMANDS, run
+from dcp_io import LocalStore, StoreBackend
+from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, Payload, WriteRequest, encode
+
+
+def write(path: Path, *, rows: int = 4000, layout: Any = "torch") -> Path:
+    """A checkpoint of two ranks' halves of a matrix, a scalar, another name of the matrix, and an object."""
+    data = np.random.default_rng(0).standard_normal((rows, 16)).astype(np.float32)
+    half = rows // 2
+    parts = [("model.weight", data[:half]), ("model.weight", data[half:]), ("step", np.array(7, np.int64))]
+    requests = []
+    for name, part in parts:
+        payload = Payload(part.tobytes(), Framing.RAW, str(part.dtype), part.shape)
+        requests.append(WriteRequest(name, part.nbytes, lambda payload=payload: payload))
+    requests.append(WriteRequest("note", 0, lambda: Payload(b"no archive", Framing.OBJECT)))
+    backend = StoreBackend(LocalStore(path), layout=layout)
+    save_id = backend.begin_save(overwrite=True)
+    stored = backend.write(requests, prefix="__0_", save_id=save_id)
+    index = CheckpointIndex(
+        dtypes=("float32", "int64"),
+        files=stored.files,
+        tensor_names=["model.weight", "step"],
+        tensor_dtype=np.array([0, 1], np.uint8),
+        tensor_flags=np.zeros(2, np.uint8),
+        tensor_ndim=np.array([2, 0], np.uint8),
+        tensor_owner=np.zeros(2, np.uint32),
+        tensor_shape=np.array([rows, 16]),
+        tensor_chunks=np.array([2, 1]),
+        chunk_offsets=np.array([0, 0, half, 0]),
+        chunk_sizes=np.array([half, 16, half, 16]),
+        chunk_items=stored.take(np.arange(3)).columns,
+        object_names=["note"],
+        object_owner=np.zeros(1, np.uint32),
+        object_items=stored.take(np.arange(3, 4)).columns,
+        alias_names=["model.tied"],
+        alias_targets=np.zeros(1, np.uint32),
+        info=ManifestInfo(save_id, 2, "test/1"),
+    )
+    backend.publish(".metadata", encode(index))
+    backend.finish_save(index.files)
+    return path
+
+
+def dcp(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = run([str(each) for each in arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def data_file(path: Path) -> Path:
+    (found,) = path.glob("*.distcp")
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_ls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (100, 200):
+        path = write(tmp_path / f"step-{step}")
+        os.utime(path / ".metadata", (step, step))
+    data_file(tmp_path / "step-100").unlink()
+    code, out, err = dcp(capsys, "ls", tmp_path)
+    assert (code, err) == (0, "")
+    lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
+    assert lines[0] == ["checkpoint", "step", "size", "ranks", "values", "age", "state"]
+    assert lines[1][:5] == ["step-200", "200", "251 KiB", "2", "4"]
+    assert lines[1][-1] == "valid"
+    assert lines[2][0] == "step-100"
+    assert lines[2][-1].endswith("is missing")
+    code, out, _ = dcp(capsys, "ls", tmp_path, "--json")
+    assert [(each["step"], each["valid"], each["world_size"]) for each in json.loads(out)] == [
+        (200, True, 2),
+        (100, False, 2),
+    ]
+
+
+def test_ls_of_a_cut_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "step-1")
+    os.truncate(data_file(path), 1000)
+    _, out, _ = dcp(capsys, "ls", tmp_path, "--json")
+    (one,) = json.loads(out)
+    assert not one["valid"]
+    assert "has 1000 of" in one["problem"]
+
+
+def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "c")
+    code, out, err = dcp(capsys, "show", path)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"{path}: 2 tensors, 1 object, 1 alias, 250 KiB, 2 ranks, written by test/1",
+        "model  2 values, 250 KiB",
+        "├── weight  float32  4000 × 16  2 chunks  250 KiB",
+        "└── tied  = model.weight",
+        "step  int64  scalar  8 B",
+        "note  object  10 B",
+    ]
+    assert "weight" not in dcp(capsys, "show", path, "--depth", 1)[1]
+    code, out, _ = dcp(capsys, "show", path, "*.weight", "--json")
+    (row,) = json.loads(out)["values"]
+    assert (row["name"], row["shape"], row["chunks"], row["bytes"]) == ("model.weight", [4000, 16], 2, 256_000)
+    assert "model.weight" in dcp(capsys, "show", path, "--flat")[1]
+    code, out, err = dcp(capsys, "show", path, "nothing*")
+    assert (code, out) == (3, "")
+    assert err == f"dcp: no name in {path} matches 'nothing*'; `dcp show {path}` lists all\n"
+
+
+def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "c")
+    code, out, err = dcp(capsys, "verify", path, "--threads", 2)
+    assert (code, err) == (0, "")
+    assert out.startswith("sound")
+    assert "4 items" in out
+    flip(data_file(path), 100_000)
+    code, out, _ = dcp(capsys, "verify", path)
+    assert code == 1
+    assert all(text in out for text in ("damaged", "'model.weight'", "1 problem"))
+    code, out, _ = dcp(capsys, "verify", path, "--json")
+    report = json.loads(out)
+    assert (code, report["ok"], report["problems"][0]["key"]) == (1, False, "model.weight")
+
+
+def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "c")
+    code, out, _ = dcp(capsys, "plan", path, "--world", 4, "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert [load["needed_bytes"] for load in plan["ranks"]] == [64_008] * 4
+    assert sum(load["write_bytes"] for load in plan["ranks"]) == 256_008
+    assert all(load["needed_bytes"] <= load["read_bytes"] <= 128_008 for load in plan["ranks"])
+    code, out, _ = dcp(capsys, "plan", path, "--world", 2, "--svg", tmp_path / "a.svg", "--html", tmp_path / "a.html")
+    assert code == 0
+    assert "read by 2 ranks" in out
+    assert (tmp_path / "a.svg").read_text().startswith("<svg ")
+    assert (tmp_path / "a.svg").read_text().count("model.weight: rank 1") == 1
+    assert "<svg " in (tmp_path / "a.html").read_text()
+
+
+def test_rm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "c")
+    (path / "mine.txt").write_text("stays")
+    code, out, _ = dcp(capsys, "rm", path, "--dry-run")
+    assert (code, data_file(path).exists()) == (0, True)
+    assert out.startswith("would remove")
+    code, out, _ = dcp(capsys, "rm", path, "--yes")
+    assert code == 0
+    assert [each.name for each in path.iterdir()] == ["mine.txt"]
+    code, _, err = dcp(capsys, "rm", path, "--yes")
+    assert (code, err) == (3, f"dcp: there is no checkpoint in {path}: it has no .metadata\n")
+
+
+def test_rm_asks(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    path = write(tmp_path / "c")
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert dcp(capsys, "rm", path)[0] == 130
+    assert data_file(path).exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert dcp(capsys, "rm", path)[0] == 0
+    assert not path.exists()
+
+
+def test_rm_leaves_a_running_save_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "c")
+    (path / ".dcp-save-0123456789abcdef").write_bytes(b"{}")
+    code, _, err = dcp(capsys, "rm", path, "--yes")
+    assert code != 0
+    assert "a save is writing" in err
+    assert dcp(capsys, "rm", path, "--yes", "--force")[0] == 0
+    assert not path.exists()
+
+
+def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in range(1, 6):
+        path = write(tmp_path / f"step-{step}")
+        os.utime(path / ".metadata", (step, step))
+    data_file(tmp_path / "step-5").unlink()
+    assert dcp(capsys, "prune", tmp_path, "--keep", 2, "--dry-run")[0] == 0
+    assert len(list(tmp_path.iterdir())) == 5
+    code, out, _ = dcp(capsys, "prune", tmp_path, "--keep", 2, "--yes", "--json")
+    assert code == 0
+    assert [Path(each).name for each in json.loads(out)["kept"]] == ["step-4", "step-3"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["step-3", "step-4", "step-5"]
+
+
+def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = dcp(capsys, "plugins", "--json")
+    assert code == 0
+    for one in json.loads(out):
+        assert one["problem"] is None
+        assert one["hooks"]
+    assert dcp(capsys, "plugins")[0] == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    code, out, _ = dcp(capsys, "completion", shell)
+    assert code == 0
+    assert "_DCP_COMPLETE" in out
+
+
+READERS = [("show",), ("verify",), ("plan", "--world", "2"), ("rm", "--yes")]
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda each: each[0])
+def test_wrong_paths_give_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "nothing", tmp_path / "empty"):
+        code, out, err = dcp(capsys, command[0], place, *command[1:])
+        assert code == 3
+        said = out + err
+        assert str(place) in said.replace("\n", "")
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", READERS[:3], ids=lambda each: each[0])
+def test_damaged_and_newer_indexes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    path = write(tmp_path / "c")
+    whole = (path / ".metadata").read_bytes()
+    (path / ".metadata").write_bytes(whole[: len(whole) // 2])
+    code, out, err = dcp(capsys, command[0], path, *command[1:])
+    assert code == (1 if command[0] == "verify" else 4)
+    assert ".metadata" in out + err
+    assert "Traceback" not in out + err
+    (path / ".metadata").write_bytes(b"")
+    code, out, err = dcp(capsys, command[0], path, *command[1:])
+    assert code == (1 if command[0] == "verify" else 4)
+
+
+def test_folder_of_checkpoints_is_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "runs" / "step-1")
+    code, _, err = dcp(capsys, "show", tmp_path / "runs")
+    assert code == 3
+    assert f"`dcp ls {tmp_path / 'runs'}` lists them" in err
+
+
+def test_wrong_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert dcp(capsys, "nonsense")[0] == 2
+    assert dcp(capsys, "plan", tmp_path)[0] == 2
+    assert dcp(capsys, "ls", tmp_path / "nothing")[0] == 3
+    assert dcp(capsys, "ls", tmp_path)[0] == 3
+    code, out, _ = dcp(capsys, "--help")
+    assert code == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert dcp(capsys, "--version")[0] == 0
+
+
+WITHOUT_TORCH = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, Refuse())
+from dcp_inspect.cli import run
+codes = [run(arguments.split()) for arguments in sys.argv[1:]]
+print(codes, any(name.split(".")[0] == "torch" for name in sys.modules))
+"""
+
+
+def test_without_torch(tmp_path: Path) -> None:
+    path = write(tmp_path / "c")
+    commands = [
+        f"ls {tmp_path}",
+        f"show {path}",
+        f"verify {path}",
+        "plugins",
+        f"plan {path} --world 2",
+        f"cat {path} step",
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *commands], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert ran.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 5] False", ran.stdout
+    assert "is not installed: pip install dcp-format" in ran.stderr
+
+
+def test_module_and_script_are_one(tmp_path: Path) -> None:
+    write(tmp_path / "c")
+    ran = subprocess.run(
+        [sys.executable, "-m", "dcp_inspect", "ls", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    script = shutil.which("dcp", path=str(Path(sys.executable).parent))
+    if script is None:
+        pytest.skip("the script is not installed")
+    other = subprocess.run([script, "ls", str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "valid" in ran.stdout
+    assert ran.stdout.split("age")[0] == other.stdout.split("age")[0]
+    assert "\x1b" not in ran.stdout
