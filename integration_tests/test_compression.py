@@ -71,7 +71,7 @@ def same(one: Any, other: Any) -> bool:
     return one.dtype is other.dtype and one.shape == other.shape and torch.equal(*raw)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=repr)
+@pytest.mark.parametrize("setting", SETTINGS, ids=["auto", "planes", "zstd", "descriptor", "object", "chain", "by-key"])
 @pytest.mark.parametrize("layout", ["torch", "raw"])
 def test_every_value_comes_back(tmp_path: Path, setting: Any, layout: Any) -> None:
     value = state()
@@ -95,7 +95,9 @@ def test_auto_stores_plain_what_would_not_shrink(tmp_path: Path) -> None:
     assert stored_bytes(tmp_path) < 0.67 * value["w"].nbytes + value["noise"].nbytes + 128
 
 
-@pytest.mark.parametrize("setting", ["zstd", ZStandard(7), [ZStandard()], {"*": "zstd"}], ids=repr)
+@pytest.mark.parametrize(
+    "setting", ["zstd", ZStandard(7), [ZStandard()], {"*": "zstd"}], ids=["name", "object", "list", "by-name"]
+)
 def test_stock_reads_the_zstd_setting(tmp_path: Path, setting: Any) -> None:
     value = {"w": normal(300, 400), "n": 5}
     dcp.save(value, storage_writer=dcp.FileSystemWriter(tmp_path, compression=setting))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -157,3 +158,30 @@ def test_the_manager_over_an_object_store(s3: S3Server, s3_ranks: Any, faults: b
         assert s3_ranks.run(2, run, root, options, 6) == [(4, True)] * 2
     assert dcp.open_store(root).folders() == ("step-5", "step-6")
     assert all(dcp.verify_checkpoint(dcp.open_store(f"{root}/step-{step}")).ok for step in (5, 6))
+
+
+def _command(*arguments: str) -> Any:
+    return subprocess.run(
+        [sys.executable, "-m", "dcp_inspect", *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_the_command_looks_at_uris(s3: S3Server) -> None:
+    root = f"s3://{s3.bucket}/command"
+    for step in (1, 2):
+        dcp.save({"w": weights(), "n": step}, storage_writer=dcp.ObjectStoreWriter(f"{root}/step-{step}"))
+    listed = json.loads(_command("ls", root, "--json").stdout)
+    assert [(one["path"], one["step"], one["valid"]) for one in listed] == [
+        (f"{root}/step-{step}", step, True) for step in (2, 1)
+    ]
+    table = _command("ls", root).stdout
+    assert "step-2" in table
+    assert "valid" in table
+    shown = json.loads(_command("show", f"{root}/step-1", "--json").stdout)
+    assert {value["name"]: value["shape"] for value in shown["values"]} == {"w": [4096, 1024], "n": None}
+    verified = _command("verify", f"{root}/step-1", "--json")
+    assert (verified.returncode, json.loads(verified.stdout)["ok"]) == (0, True)
+    missing = _command("verify", f"{root}/step-3")
+    assert missing.returncode != 0
+    assert "no checkpoint" in missing.stderr
+    assert "Traceback" not in missing.stderr

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dcp_io import StoreBackend, open_store, scheme_of
 from dcp_manifest import (
     ITEM_BYTES,
     METADATA_NAME,
@@ -19,7 +20,7 @@ from dcp_manifest import (
     index_of,
 )
 
-__all__ = ["Row", "open_index", "rows_of", "select"]
+__all__ = ["Row", "is_uri", "open_index", "rows_of", "select"]
 
 _OTHERS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
@@ -49,13 +50,20 @@ class Row:
         return {**facts, "shape": shape, "rank": self.rank, "target": self.target}
 
 
+def is_uri(path: str | os.PathLike[str]) -> bool:
+    """Whether a place is named by a URI that a storage package opens, rather than by a path."""
+    return scheme_of(path) != "file"
+
+
 def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
-    """The index of the checkpoint in a folder.
+    """The index of the checkpoint in a folder, or at a URI.
 
     Raises:
         CheckpointNotFoundError: There is nothing, or no checkpoint in the folder; says what was found instead.
         UnsupportedFormatError: It is a file of another format.
     """
+    if is_uri(path):
+        return StoreBackend(open_store(path)).read_index()
     place = Path(path)
     if place.name == METADATA_NAME and place.is_file():
         place = place.parent

@@ -15,7 +15,7 @@ from dcp_io.errors import (
     StorageError,
     StoreNotFoundError,
 )
-from dcp_io.folders import check_files, find_checkpoints, running_saves
+from dcp_io.folders import FoundCheckpoint, check_files, find_checkpoints, running_saves
 from dcp_io.local import LocalStore
 from dcp_io.opening import open_store, scheme_of
 from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
@@ -39,6 +39,7 @@ __all__ = [
     "CheckpointReplacedError",
     "Current",
     "Entry",
+    "FoundCheckpoint",
     "Frame",
     "Layout",
     "LocalStore",

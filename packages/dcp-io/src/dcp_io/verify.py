@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dcp_io.coverage import coverage_problems
@@ -43,7 +43,9 @@ class VerifyReport:
         return not self.problems
 
 
-def verify_checkpoint(checkpoint: Store | str | os.PathLike[str], *, threads: int = 1) -> VerifyReport:
+def verify_checkpoint(
+    checkpoint: Store | str | os.PathLike[str], *, threads: int = 1, on_read: Callable[[int], None] | None = None
+) -> VerifyReport:
     """Read everything that the newest checkpoint in a folder consists of, and report every damage.
 
     Checked: all parts of the index, whether chunks cover their tensors, every item's CRCs (the archive's own for what
@@ -52,6 +54,7 @@ def verify_checkpoint(checkpoint: Store | str | os.PathLike[str], *, threads: in
     Args:
         checkpoint: The folder, as a path or as a store.
         threads: Files that are read at the same time, at least 1.
+        on_read: Told of bytes of data files as they are read; by one thread at a time.
 
     Raises:
         OSError: The storage failed.
@@ -71,7 +74,7 @@ def verify_checkpoint(checkpoint: Store | str | os.PathLike[str], *, threads: in
     index = current.index
     problems += [Problem(message, key=name) for name, message in coverage_problems(index)]
     files = _items_by_file([index] if index.info is None else _rank_indexes(store, index.info.save_id) or [index])
-    reports = _verify_files(store, files, threads, exact=index.info is not None)
+    reports = _verify_files(store, files, threads, exact=index.info is not None, on_read=on_read)
     for report in reports:
         problems += report.problems
     return VerifyReport(
@@ -82,11 +85,23 @@ def verify_checkpoint(checkpoint: Store | str | os.PathLike[str], *, threads: in
     )
 
 
-def _verify_files(store: Store, files: dict[str, list[IndexedItem]], threads: int, *, exact: bool) -> list[FileReport]:
+def _verify_files(
+    store: Store,
+    files: dict[str, list[IndexedItem]],
+    threads: int,
+    *,
+    exact: bool,
+    on_read: Callable[[int], None] | None,
+) -> list[FileReport]:
     """The report of each file, in the order of their names."""
     names = iter(sorted(files))
     found: dict[str, FileReport] = {}
-    lock = threading.Lock()
+    lock, telling = threading.Lock(), threading.Lock()
+
+    def tell(count: int) -> None:
+        if on_read is not None:
+            with telling:
+                on_read(count)
 
     def work(stop: StopSignal) -> None:
         while True:
@@ -95,7 +110,7 @@ def _verify_files(store: Store, files: dict[str, list[IndexedItem]], threads: in
                 name = next(names, None)
             if name is None:
                 return
-            found[name] = verify_file(store, name, files[name], exact=exact)
+            found[name] = verify_file(store, name, files[name], exact=exact, on_read=tell)
 
     if files:
         run_together([work] * min(threads, len(files)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +57,9 @@ class FileReport:
     unverified_keys: frozenset[str]
 
 
-def verify_file(store: Store, name: str, items: Sequence[IndexedItem], *, exact: bool) -> FileReport:
+def verify_file(
+    store: Store, name: str, items: Sequence[IndexedItem], *, exact: bool, on_read: Callable[[int], None]
+) -> FileReport:
     """Read everything in a file that the index names.
 
     Args:
@@ -65,6 +67,7 @@ def verify_file(store: Store, name: str, items: Sequence[IndexedItem], *, exact:
         name: Of the file.
         items: Of the file, in any order.
         exact: Whether its writer was ours: then gaps are short and zero, and nothing follows the last item.
+        on_read: Told of bytes as they are read.
 
     Raises:
         OSError: The storage failed.
@@ -77,7 +80,7 @@ def verify_file(store: Store, name: str, items: Sequence[IndexedItem], *, exact:
     except DcpError as error:
         return FileReport((Problem(str(error), file=name),), 0, frozenset())
     try:
-        check = _FileCheck(name, _Window(source, size), exact=exact)
+        check = _FileCheck(name, _Window(source, size, on_read), exact=exact)
         check.run(items)
         return FileReport(tuple(check.problems), check.window.bytes_read, frozenset(check.unverified))
     finally:
@@ -87,8 +90,9 @@ def verify_file(store: Store, name: str, items: Sequence[IndexedItem], *, exact:
 class _Window:
     """Part of a file in memory; moves forward in large steps."""
 
-    def __init__(self, source: Source, size: int) -> None:
+    def __init__(self, source: Source, size: int, on_read: Callable[[int], None]) -> None:
         self._source = source
+        self._on_read = on_read
         self._start = 0
         self._data = memoryview(b"")
         self.size = size
@@ -102,6 +106,7 @@ class _Window:
             self._start = start
             self._source.read_into(start, [self._data])
             self.bytes_read += end - start
+            self._on_read(end - start)
         return self._data[start - self._start : stop - self._start]
 
     def steps(self, start: int, stop: int) -> Iterator[memoryview]:

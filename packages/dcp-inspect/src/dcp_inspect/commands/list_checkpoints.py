@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import click
 
+from dcp_inspect.contents import is_uri
 from dcp_inspect.output import age, console, count_bytes, json_option, print_json
+from dcp_io import FoundCheckpoint, StoreBackend, open_store
+from dcp_io import find_checkpoints as stored_checkpoints
 from dcp_manifest import (
     CheckpointEntry,
     CheckpointIndex,
@@ -52,9 +55,13 @@ def command(path: str, as_json: bool) -> int:
     A checkpoint is valid if its index can be read and its files are there in full length. Their bytes are checked by
     `dcp verify`.
     """
-    if not os.path.isdir(path):
+    if is_uri(path):
+        found = [_look_into(entry) for entry in stored_checkpoints(open_store(path))]
+        found.sort(key=lambda one: (one.modified_seconds, one.path), reverse=True)
+    elif os.path.isdir(path):
+        found = [look_at(entry) for entry in find_checkpoints(path)]
+    else:
         raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
-    found = [look_at(entry) for entry in find_checkpoints(path)]
     if as_json:
         print_json([asdict(one) for one in found])
         return 0
@@ -62,42 +69,61 @@ def command(path: str, as_json: bool) -> int:
         raise CheckpointNotFoundError(
             f"there is no checkpoint in {path} or below: a checkpoint has a file .metadata, which a save writes last"
         )
-    _print(found, Path(path))
+    _print(found, path)
     return 0
 
 
 def look_at(entry: CheckpointEntry) -> Listed:
     """What can be said of a checkpoint without reading its data."""
-    number = _NUMBER.search(entry.path.name)
+
+    def size(name: str) -> int | None:
+        try:
+            return (entry.path / name).stat().st_size
+        except OSError:
+            return None
+
+    return _listed(str(entry.path), entry.modified_seconds, lambda: index_of(entry.path), size)
+
+
+def _look_into(entry: FoundCheckpoint) -> Listed:
+    """The same of one in a store."""
+    sizes = {each.name: each.bytes for each in entry.store.list()}
+    read = StoreBackend(entry.store).read_index
+    return _listed(entry.store.url.rstrip("/"), entry.modified_seconds, read, sizes.get)
+
+
+def _listed(
+    path: str, modified_seconds: float, read_index: Callable[[], CheckpointIndex], size_of: Callable[[str], int | None]
+) -> Listed:
+    number = _NUMBER.search(path.rpartition("/")[2])
     step = int(number[1]) if number else None
     try:
-        index = index_of(entry.path)
-        sizes, problem = _files(entry.path, index)
+        index = read_index()
+        sizes, problem = _files(index, size_of)
     except (DcpError, OSError) as error:
         text = " ".join(str(error).split())
-        return Listed(str(entry.path), step, 0, None, None, entry.modified_seconds, False, text, None)
+        return Listed(path, step, 0, None, None, modified_seconds, False, text, None)
     values = len(index.tensor_names) + len(index.object_names) + len(index.alias_names)
     info = index.info
     return Listed(
-        path=str(entry.path),
+        path=path,
         step=step,
         bytes=sizes,
         values=values,
         world_size=info.world_size if info else _world_size(index),
-        modified_seconds=entry.modified_seconds,
+        modified_seconds=modified_seconds,
         valid=problem is None,
         problem=problem,
         writer=info.writer if info else "torch.distributed.checkpoint",
     )
 
 
-def _files(folder: Path, index: CheckpointIndex) -> tuple[int, str | None]:
+def _files(index: CheckpointIndex, size_of: Callable[[str], int | None]) -> tuple[int, str | None]:
     """Bytes of the data files, and what is wrong with them."""
     total, problem = 0, None
     for name, wanted in needed_bytes(index).items():
-        try:
-            size = (folder / name).stat().st_size
-        except OSError:
+        size = size_of(name)
+        if size is None:
             problem = problem or f"{name} is missing"
             continue
         total += size
@@ -112,7 +138,7 @@ def _world_size(index: CheckpointIndex) -> int | None:
     return max(ranks) + 1 if ranks else None
 
 
-def _print(found: list[Listed], root: Path) -> None:
+def _print(found: list[Listed], root: str) -> None:
     from rich.table import Table  # noqa: PLC0415 - not needed for JSON
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -124,7 +150,7 @@ def _print(found: list[Listed], root: Path) -> None:
     for one in found:
         state = "[green]valid[/]" if one.valid else f"[red]{(one.problem or 'damaged').replace('[', chr(92) + '[')}[/]"
         table.add_row(
-            os.path.relpath(one.path, root) if one.path != str(root) else ".",
+            _below(one.path, root),
             "" if one.step is None else str(one.step),
             count_bytes(one.bytes),
             "" if one.world_size is None else str(one.world_size),
@@ -133,3 +159,10 @@ def _print(found: list[Listed], root: Path) -> None:
             state,
         )
     console().print(table)
+
+
+def _below(path: str, root: str) -> str:
+    """The path as seen from the folder that was asked for."""
+    if is_uri(root):
+        return path.removeprefix(root.rstrip("/")).strip("/") or "."
+    return os.path.relpath(path, root)

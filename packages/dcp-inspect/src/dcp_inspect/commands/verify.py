@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
-from dcp_inspect.contents import open_index
+from dcp_inspect.contents import is_uri, open_index
 from dcp_inspect.exit_codes import DIFFERENT
 from dcp_inspect.output import console, count_bytes, json_option, print_json, progress
-from dcp_io import LocalStore, Source, VerifyReport, verify_checkpoint
+from dcp_io import VerifyReport, open_store, verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError, DcpError, needed_bytes
 
 __all__ = ["command"]
@@ -27,7 +25,8 @@ def command(path: str, threads: int | None, as_json: bool) -> int:
 
     Ends with 1 if anything is not as it was written.
     """
-    _must_be_a_folder(path)
+    if not is_uri(path):
+        _must_be_a_folder(path)
     try:
         total = sum(needed_bytes(open_index(path)).values())
     except CheckpointNotFoundError:
@@ -35,7 +34,8 @@ def command(path: str, threads: int | None, as_json: bool) -> int:
     except DcpError:  # damaged: the report says how
         total = 0
     with progress(f"verifying {path}", total) as tick:
-        report = verify_checkpoint(WatchedStore(path, tick), threads=threads or len(os.sched_getaffinity(0)))
+        threads = threads or len(os.sched_getaffinity(0))
+        report = verify_checkpoint(open_store(path), threads=threads, on_read=tick)
     if as_json:
         print_json(_as_json(path, report))
     else:
@@ -82,45 +82,3 @@ def _print(path: str, report: VerifyReport) -> None:
         plural = "s" if count != 1 else ""
         out.print(f"{escape(path)}: {count} problem{plural}; {read}")
         out.print("load an earlier checkpoint (`dcp ls` shows them), or restore files from a copy")
-
-
-class WatchedStore(LocalStore):
-    """A folder that tells how many bytes were read from it.
-
-    Args:
-        path: The folder.
-        tick: Is told of bytes, in whichever thread reads.
-    """
-
-    def __init__(self, path: str, tick: Callable[[int], None]) -> None:
-        super().__init__(path)
-        self._tick = tick
-        self._lock = threading.Lock()
-
-    def open(self, name: str) -> Source:
-        """The file, watched."""
-        return _WatchedSource(self, name, super().open(name))
-
-    def tell(self, count: int) -> None:
-        """Pass a number of bytes on, one thread at a time."""
-        with self._lock:
-            self._tick(count)
-
-
-class _WatchedSource(Source):
-    __slots__ = ("_inner", "_watcher")
-
-    def __init__(self, store: WatchedStore, name: str, inner: Source) -> None:
-        super().__init__(store, name)
-        self._inner = inner
-        self._watcher = store
-
-    def size(self) -> int:
-        return self._inner.size()
-
-    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        self._inner.read_into(offset, buffers)
-        self._watcher.tell(sum(map(len, buffers)))
-
-    def close(self) -> None:
-        self._inner.close()
