@@ -1,4 +1,4 @@
-"""The conformance suite for storages: what a reader and writer pair must do, whoever wrote it. Needs pytest.
+"""Conformance suites: what a storage's reader and writer, or a transform, must do, whoever wrote it. Need pytest.
 
 Stores of bytes, on which most storages are built, have a suite of their own: `dcp_io.testing`.
 """
@@ -6,10 +6,24 @@ Stores of bytes, on which most storages are built, have a suite of their own: `d
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"dcp_core.testing.conformance.{name}" for name in ("damage", "on_ranks", "reading", "resaving", "round_trips"))
+    *(
+        f"dcp_core.testing.conformance.{name}"
+        for name in ("damage", "on_ranks", "reading", "resaving", "round_trips", "transforms")
+    )
 )
 
 from dcp_core.testing.conformance.folder import Door, LocalFolder, RawFolder  # noqa: E402 - asserts are rewritten on import
 from dcp_core.testing.conformance.suite import StorageConformance  # noqa: E402
+from dcp_core.testing.conformance.transforms import (  # noqa: E402
+    BlockTransformConformance,
+    StreamTransformConformance,
+)
 
-__all__ = ["Door", "LocalFolder", "RawFolder", "StorageConformance"]
+__all__ = [
+    "BlockTransformConformance",
+    "Door",
+    "LocalFolder",
+    "RawFolder",
+    "StorageConformance",
+    "StreamTransformConformance",
+]
