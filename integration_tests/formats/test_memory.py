@@ -37,10 +37,10 @@ def sources(folder: Path, rows: int) -> None:
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
-        ("checkpoint", "torch"),
+        pytest.param("checkpoint", "torch", marks=pytest.mark.slow),
         ("checkpoint", "safetensors"),
         ("model.pt", "checkpoint"),
-        ("model.safetensors", "torch"),
+        pytest.param("model.safetensors", "torch", marks=pytest.mark.slow),
     ],
 )
 def test_conversion_is_bounded(tmp_path: Path, source: str, kind: str) -> None:

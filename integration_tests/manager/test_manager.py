@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -256,13 +256,15 @@ def test_failures_of_the_storage_can_be_tolerated(tmp_path: Path) -> None:
     assert steps(tmp_path) == {"step-1", "step-4"}
 
 
-def test_saves_by_time_and_on_request(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path, save_policy=EverySeconds(0.2) | OnRequest()) as manager:
+def test_saves_by_time_and_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("dcp_manager.manager.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with CheckpointManager(tmp_path, save_policy=EverySeconds(20) | OnRequest()) as manager:
         assert not manager.maybe_save(1, state(1))
         manager.request_save()
         assert manager.maybe_save(2, state(2))
         assert not manager.maybe_save(3, state(3))
-        time.sleep(0.25)
+        now[0] += 25
         assert manager.maybe_save(4, state(4))
         assert not manager.maybe_save(5, state(5))
 

@@ -89,6 +89,7 @@ def test_every_byte(ranks: Any, tmp_path: Path, layout: str, interop: bool, mode
     assert load(folder) is None
 
 
+@pytest.mark.slow
 def test_a_byte_more_or_less(ranks: Any, tmp_path: Path) -> None:
     """Each length that a file can be cut to, and bytes behind its end."""
     original = tmp_path / "original"

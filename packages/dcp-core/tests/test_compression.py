@@ -34,9 +34,9 @@ class Half(BlockTransformExtension):
     def get_descriptor(self) -> str:
         return f"{self.name}/1"
 
-    def for_item(self, sample: memoryview, dtype: str) -> Half:
+    def for_item(self, sample: memoryview, dtype: str) -> tuple[BlockTransformExtension, float]:
         self.sampled = len(sample), dtype
-        return self
+        return super().for_item(sample, dtype)
 
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
         return block[: int(len(block) * self.share)]

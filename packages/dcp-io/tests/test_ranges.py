@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dcp_io.crc import running_crcs
@@ -25,6 +25,7 @@ def test_merged_groups_cover_every_range_within_the_limit(ranges, gap, limit):
         assert stop - start <= max(limit, *(ranges[member][1] - ranges[member][0] for member in positions), 0)
 
 
+@example([(0, 0), (1, 1), (2, 2)], 1)
 @given(st.lists(RANGE, min_size=1, max_size=12), st.integers(0, 20))
 def test_no_group_bridges_more_than_the_gap(ranges, gap):
     for (start, stop), positions in merge_ranges(ranges, gap_bytes=gap, limit_bytes=1000):

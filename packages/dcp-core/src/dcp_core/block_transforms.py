@@ -29,10 +29,17 @@ class BlockTransformExtension(Extension):
     threads at once. Encoding and decoding should spend their time without the GIL.
     """
 
-    def for_item(self, sample: memoryview, dtype: str) -> BlockTransformExtension:
-        """The transform for one tensor: this one, or one with settings that suit a sample of the tensor's elements."""
-        del sample, dtype
-        return self
+    def for_item(self, sample: memoryview, dtype: str) -> tuple[BlockTransformExtension, float]:
+        """The transform for one tensor, and about what share of its bytes is left.
+
+        Args:
+            sample: Some of the tensor's elements.
+            dtype: See `encode_block`.
+
+        Returns:
+            This transform, or one of the same descriptor with settings that suit the sample.
+        """
+        return self, len(self.encode_block(sample, dtype)) / len(sample)
 
     @abstractmethod
     def encode_block(self, block: memoryview, dtype: str) -> bytes | bytearray | memoryview:

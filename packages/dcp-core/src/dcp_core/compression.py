@@ -56,8 +56,10 @@ class _Rule:
         tried = self.blocks[: self.floats] if payload.dtype.startswith(_FLOATS) else self.blocks
         for transforms in tried:
             *outer, inner = transforms
-            chain = BlockChain((*outer, inner.for_item(sample, payload.dtype)), payload.dtype, block_bytes(size))
-            share = len(chain.encode(sample)) / len(sample)
+            suited, share = inner.for_item(sample, payload.dtype)
+            chain = BlockChain((*outer, suited), payload.dtype, block_bytes(size))
+            if outer:
+                share = len(chain.encode(sample)) / len(sample)
             if share <= least:
                 best, least = chain, share
         return payload if best is None else replace(payload, blocks=best)

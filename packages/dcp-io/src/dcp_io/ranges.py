@@ -30,16 +30,19 @@ def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -
         In ascending order, each group's covering range and the positions of its members in `ranges`.
     """
     groups: list[tuple[Range, list[int]]] = []
+    wanted = 0  # where the bytes end that somebody wants of the last group
     for position in sorted(range(len(ranges)), key=ranges.__getitem__):
         start, stop = ranges[position]
         if groups:
             (first, last), members = groups[-1]
             end = max(last, stop)
-            if start - last <= gap_bytes and end - first <= limit_bytes:
+            if start - wanted <= gap_bytes and end - first <= limit_bytes:
                 members.append(position)
                 groups[-1] = ((first, end), members)
+                wanted = max(wanted, stop) if start < stop else wanted
                 continue
         groups.append(((start, stop), [position]))
+        wanted = stop
     return groups
 
 

@@ -15,9 +15,9 @@ short does not occur.
 from __future__ import annotations
 
 import copy
+import functools
 import struct
 import threading
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -44,38 +44,31 @@ _MIN_GAIN = 0.02
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
 
-@dataclass(frozen=True, slots=True)
 class _Layout:
-    """How the elements of a block are split."""
+    """How the elements of a block are split; one object for each way."""
 
-    item_bytes: int
-    rotated: bool = False
-    integers: bool = False
-
-    @property
-    def groups(self) -> tuple[tuple[int, int], ...]:
+    def __init__(self, item_bytes: int, *, rotated: bool, integers: bool) -> None:
+        widths = _WIDTHS[item_bytes][:: -1 if integers else 1]
+        self.item_bytes = item_bytes
+        self.rotated = rotated
+        self.groups = tuple((sum(widths[:number]), width) for number, width in enumerate(widths))
         """First byte in the element, and width, of each group."""
-        widths = _WIDTHS[self.item_bytes][:: -1 if self.integers else 1]
-        return tuple((sum(widths[:number]), width) for number, width in enumerate(widths))
+        self.word = np.dtype(f"<u{item_bytes}")
+        self.byte = item_bytes.bit_length() - 1 | rotated * _ROTATED | integers * _INTEGERS
 
-    @property
-    def word(self) -> np.dtype[Any]:
-        return np.dtype(f"<u{self.item_bytes}")
-
-    def to_byte(self) -> int:
-        return self.item_bytes.bit_length() - 1 | self.rotated * _ROTATED | self.integers * _INTEGERS
-
-    @classmethod
-    def from_byte(cls, byte: int) -> _Layout:
+    @staticmethod
+    @functools.cache
+    def from_byte(byte: int) -> _Layout:
         if byte >= 2 * _INTEGERS:
             raise ValueError(f"the layout {byte:#x} is not known")
-        return cls(1 << (byte & 3), bool(byte & _ROTATED), bool(byte & _INTEGERS))
+        return _Layout(1 << (byte & 3), rotated=bool(byte & _ROTATED), integers=bool(byte & _INTEGERS))
 
-    @classmethod
-    def of(cls, dtype: str) -> _Layout:
+    @staticmethod
+    @functools.cache
+    def of(dtype: str) -> _Layout:
         if dtype in _FLOATS:
-            return cls(_FLOATS[dtype], rotated=True)
-        return cls(_INTEGER_BYTES.get(dtype, 1), integers=True)
+            return _Layout(_FLOATS[dtype], rotated=True, integers=False)
+        return _Layout(_INTEGER_BYTES.get(dtype, 1), rotated=False, integers=True)
 
 
 class FloatPlanes(BlockTransformExtension):
@@ -104,18 +97,20 @@ class FloatPlanes(BlockTransformExtension):
         """`block.planes/1`."""
         return f"{_NAME}/{_VERSION}"
 
-    def for_item(self, sample: memoryview, dtype: str) -> FloatPlanes:
+    def for_item(self, sample: memoryview, dtype: str) -> tuple[FloatPlanes, float]:
         """This transform, trying only those groups of bytes that shrink in the sample."""
         layout = _Layout.of(dtype)
         words = _split(sample, layout)
-        shrinks = []
+        shrinks, left = [], 0
         for first, width in layout.groups:
-            part = np.empty(len(words) * width, np.uint8)
+            part = _scratch.take("encoded", len(words) * width, "u1")
             _group(words, first, width, part)
-            shrinks.append(len(self._frames.compress(part)) < (1 - _MIN_GAIN) * len(part))
+            size = len(self._frames.compress(part))
+            shrinks.append(size < (1 - _MIN_GAIN) * len(part))
+            left += min(size, len(part))
         chosen = copy.copy(self)
         chosen._tried = tuple(shrinks)  # noqa: SLF001 - it is a copy of this object
-        return chosen
+        return chosen, left / len(sample)
 
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
         """The block's groups of bytes, compressed or as they are."""
@@ -136,7 +131,7 @@ class FloatPlanes(BlockTransformExtension):
                 place[:size] = np.frombuffer(frame, np.uint8)
             lengths.append(size)
             position += size
-        head = _HEAD.pack(layout.to_byte(), len(block)) + struct.pack(f"<{len(groups)}I", *lengths)
+        head = _HEAD.pack(layout.byte, len(block)) + struct.pack(f"<{len(groups)}I", *lengths)
         encoded[:start] = np.frombuffer(head, np.uint8)
         return encoded[:position].data
 

@@ -80,12 +80,17 @@ class S3Server:
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """Set these variables inside."""
+        """Set these variables inside.
+
+        s3fs keeps file systems by what they were made with, whatever the environment says now: it has to forget them.
+        """
         before = {name: os.environ.get(name) for name in self.environment()}
         os.environ.update(self.environment())
+        _forget_file_systems()
         try:
             yield
         finally:
+            _forget_file_systems()
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)
@@ -119,3 +124,8 @@ class S3Server:
             finally:
                 connection.close()
             time.sleep(0.05)
+
+
+def _forget_file_systems() -> None:
+    if "s3fs" in sys.modules:
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
