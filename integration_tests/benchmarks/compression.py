@@ -48,10 +48,33 @@ class Figure:
 
 
 class Codec(Protocol):
-    """One library: encodes a tensor, and decodes what it encoded into bytes."""
+    """One library: encodes a tensor into a sink, and decodes what it encoded into memory that is there already."""
 
-    def encode(self, tensor: torch.Tensor) -> list[Any]: ...
-    def decode(self, encoded: list[Any], tensor: torch.Tensor) -> Any: ...
+    def encode(self, tensor: torch.Tensor, sink: Sink) -> Any: ...
+
+    def decode(self, data: memoryview, told: Any, into: memoryview) -> None: ...
+
+
+class Sink:
+    """Memory in place of a file, so that nobody pays for new pages."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = memoryview(bytearray(b"\1") * nbytes)
+        self.position = 0
+
+    def write(self, data: Any) -> int:
+        """Append bytes."""
+        view = memoryview(data).cast("B")
+        self._memory[self.position : self.position + len(view)] = view
+        self.position += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing."""
+
+    def part(self, start: int, stop: int) -> memoryview:
+        """What was written there."""
+        return self._memory[start:stop]
 
 
 def parts(weights: Path | None) -> dict[str, list[torch.Tensor]]:
@@ -113,27 +136,27 @@ class _Ours:
             ExtensionRegistry().from_descriptor_list(names)  # type: ignore[arg-type]
         )
 
-    def encode(self, tensor: torch.Tensor) -> list[Any]:
+    def encode(self, tensor: torch.Tensor, sink: Sink) -> Any:
         from dcp_core.payloads import tensor_payload
 
         payload = self._policy.apply("t", tensor_payload("t", tensor))
         data = _bytes(tensor)
         if payload.blocks is None:
-            return [bytes(data)]
+            sink.write(data)
+            return None
         step = payload.blocks.block_bytes
-        blocks = [bytes(payload.blocks.encode(data[start : start + step])) for start in range(0, len(data), step)]
-        return [*blocks, (step, payload.blocks.descriptors)]
+        lengths = [sink.write(payload.blocks.encode(data[start : start + step])) for start in range(0, len(data), step)]
+        return step, lengths, payload.blocks.descriptors
 
-    def decode(self, encoded: list[Any], tensor: torch.Tensor) -> bytearray:
-        into = memoryview(bytearray(tensor.nbytes))
-        if not isinstance(encoded[-1], tuple):
-            into[:] = encoded[0]
-            return into.obj  # type: ignore[return-value]
-        step, names = encoded[-1]
-        undo = self._undo(names)
-        for number, block in enumerate(encoded[:-1]):
-            undo.decode(memoryview(block), into[number * step : (number + 1) * step])
-        return into.obj  # type: ignore[return-value]
+    def decode(self, data: memoryview, told: Any, into: memoryview) -> None:
+        if told is None:
+            into[:] = data
+            return
+        step, lengths, names = told
+        undo, position = self._undo(names), 0
+        for number, length in enumerate(lengths):
+            undo.decode(data[position : position + length], into[number * step : (number + 1) * step])
+            position += length
 
 
 class _Stock:
@@ -144,15 +167,18 @@ class _Stock:
 
         self._transform = ZStandard()
 
-    def encode(self, tensor: torch.Tensor) -> list[Any]:
-        output = io.BytesIO()
-        stream = self._transform.transform_to(output)
+    def encode(self, tensor: torch.Tensor, sink: Sink) -> Any:
+        stream = self._transform.transform_to(sink)  # type: ignore[arg-type]
         stream.write(_bytes(tensor))
         stream.flush()
-        return [output.getvalue()]
 
-    def decode(self, encoded: list[Any], tensor: torch.Tensor) -> bytes:
-        return self._transform.transform_from(io.BytesIO(encoded[0])).read(tensor.nbytes)
+    def decode(self, data: memoryview, told: Any, into: memoryview) -> None:
+        del told
+        stream = self._transform.transform_from(io.BytesIO(data))
+        position = 0
+        while position < len(into) and (piece := stream.read(1 << 20)):
+            into[position : position + len(piece)] = piece
+            position += len(piece)
 
 
 class _ZipNN:
@@ -161,15 +187,15 @@ class _ZipNN:
     def __init__(self) -> None:
         self._zipnn: Any = importlib.import_module("zipnn").ZipNN
 
-    def encode(self, tensor: torch.Tensor) -> list[Any]:
+    def encode(self, tensor: torch.Tensor, sink: Sink) -> Any:
         name = str(tensor.dtype).removeprefix("torch.")
         # It rearranges the bytes that it is given in place.
         data = bytearray(_bytes(tensor))
-        return [self._zipnn(bytearray_dtype=name, input_format="byte", threads=1).compress(data), name]
+        sink.write(self._zipnn(bytearray_dtype=name, input_format="byte", threads=1).compress(data))
+        return name
 
-    def decode(self, encoded: list[Any], tensor: torch.Tensor) -> Any:
-        del tensor
-        return self._zipnn(bytearray_dtype=encoded[1], input_format="byte", threads=1).decompress(encoded[0])
+    def decode(self, data: memoryview, told: Any, into: memoryview) -> None:
+        into[:] = self._zipnn(bytearray_dtype=told, input_format="byte", threads=1).decompress(bytes(data))
 
 
 CODECS: Mapping[str, Callable[[], Codec]] = {
@@ -181,10 +207,6 @@ CODECS: Mapping[str, Callable[[], Codec]] = {
 }
 
 
-def _size(encoded: list[Any]) -> int:
-    return sum(len(each) for each in encoded if not isinstance(each, tuple | str))
-
-
 def compare_codecs(data: Mapping[str, list[torch.Tensor]], rounds: int, codecs: Sequence[str]) -> list[Figure]:
     """Every codec on every part, in turns within a round; each result is compared with what went in."""
     made = {name: CODECS[name]() for name in codecs}
@@ -193,18 +215,26 @@ def compare_codecs(data: Mapping[str, list[torch.Tensor]], rounds: int, codecs: 
         total = sum(tensor.nbytes for tensor in tensors)
         sizes: dict[str, float] = {}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in codecs}
+        sink = Sink(total + total // 8 + (1 << 20))
+        decoded = [memoryview(bytearray(b"\1") * tensor.nbytes) for tensor in tensors]
         for turn in range(rounds + 1):
             for name, codec in made.items():
+                sink.position = 0
+                starts: list[int] = []
+                told: list[Any] = []
                 start = time.perf_counter()
-                encoded = [codec.encode(tensor) for tensor in tensors]
+                for tensor in tensors:
+                    starts.append(sink.position)
+                    told.append(codec.encode(tensor, sink))
                 between = time.perf_counter()
-                decoded = [codec.decode(each, tensor) for each, tensor in zip(encoded, tensors, strict=True)]
-                end = time.perf_counter()
+                stops = [*starts[1:], sink.position]
+                for first, last, facts, into in zip(starts, stops, told, decoded, strict=True):
+                    codec.decode(sink.part(first, last), facts, into)
                 if turn:
-                    seconds[name].append((between - start, end - between))
-                elif any(bytes(one) != bytes(_bytes(tensor)) for one, tensor in zip(decoded, tensors, strict=True)):
+                    seconds[name].append((between - start, time.perf_counter() - between))
+                elif any(one != _bytes(tensor) for one, tensor in zip(decoded, tensors, strict=True)):
                     raise RuntimeError(f"{name} did not give {part} back")
-                sizes[name] = sum(map(_size, encoded)) / total
+                sizes[name] = sink.position / total
         base = seconds["stock's zstd"]
         for name, pairs in seconds.items():
             encode, decode = (statistics.median(each) for each in zip(*pairs, strict=True))

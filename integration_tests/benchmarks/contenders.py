@@ -14,7 +14,10 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...] | None] = {
     "torchsnapshot": ("torchsnapshot==0.1.0", "torch", "numpy"),
     "torch_checkpointing": ("torch_checkpointing==0.1.1", "torch", "numpy"),
     "orbax": ("orbax-checkpoint==0.12.8",),
-    "zipnn": ("zipnn==0.5.4", "torch", "numpy", "zstandard", "isal", "pluggy", "safetensors", "typing_extensions"),
+    "zipnn": (
+        *("zipnn==0.5.4", "torch", "numpy", "zstandard", "isal", "pluggy", "safetensors", "typing_extensions"),
+        *("click", "fsspec", "obstore", "psutil", "rich"),
+    ),
 }
 """Name → what pip installs, through `constraints.txt`."""
 
