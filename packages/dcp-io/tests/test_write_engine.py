@@ -319,6 +319,7 @@ def test_writeback_is_a_hint(tmp_path):
     assert (tmp_path / "x").read_bytes() == b"data"
 
 
+@pytest.mark.slow
 def test_items_over_two_gigabytes_and_writes_that_end_short(store, patch_os):
     """One call moves less than 2 GiB, and may move less than it was asked to: all bytes arrive all the same."""
     data = np.zeros((2 << 30) + (5 << 20) + 3, np.uint8)
