@@ -100,12 +100,19 @@ class ProcessBackend:
             worker = self._running(job.link)
             self._tell_group(worker, seat)
             request = self._request(worker, job, seat, means)
+            self._send(worker, request, job)
         except BaseException as error:
+            self._doubt(job)
             job.link.withdraw(job.ticket, error)
             raise
-        answer = self._ask(worker, request, job)
+        try:
+            answer = self._answer(worker, request, job)
+        except BaseException:
+            self._doubt(job)
+            raise
         if isinstance(answer, Saved):
             return _metadata(job, answer)
+        self._doubt(job)
         raise _raised(answer.failure)
 
     def close(self) -> None:
@@ -114,13 +121,17 @@ class ProcessBackend:
             self._worker.close()
         self._worker = None
 
-    def _ask(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved | Failed:
-        deadline = time.monotonic() + self._options.save_seconds
+    def _send(self, worker: WorkerProcess, request: Save, job: SaveJob) -> None:
         try:
             worker.send(request)
-            answer = worker.read(deadline)
+        except WorkerLostError as error:
+            raise _naming(job, error) from error
+
+    def _answer(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved | Failed:
+        try:
+            answer = worker.read(time.monotonic() + self._options.save_seconds)
         except (WorkerLostError, SaverDeadlineError) as error:
-            raise type(error)(f"rank {job.link.seat.rank}, save to {_place(job)}: {error}") from error
+            raise _naming(job, error) from error
         if not isinstance(answer, Saved | Failed) or answer.number != request.number:
             worker.kill()
             raise WorkerError(f"the saver's process answered another request than {request.number}; it was ended")
@@ -170,6 +181,13 @@ class ProcessBackend:
             new_means,
         )
 
+    def _doubt(self, job: SaveJob) -> None:
+        """After a save that went wrong: nobody knows what the worker has of it, so that the next one sends all."""
+        if job.staged is not None:
+            sent = self._known.structures.get(job.staged.structure.identifier)
+            if sent is not None:
+                sent.objects, sent.means = [], b""
+
     def _tell_arena(self, worker: WorkerProcess, arena: Arena) -> int:
         known = self._known.arenas
         number, nbytes = known.get(arena, (len(known), -1))
@@ -208,6 +226,11 @@ def _changed(before: list[Any], now: list[Any]) -> dict[int, Any]:
 def _place(job: SaveJob) -> str:
     place = job.checkpoint_id if job.checkpoint_id is not None else getattr(job.storage_writer, "checkpoint_id", None)
     return "its storage" if place is None else os.fspath(place)
+
+
+def _naming(job: SaveJob, error: Exception) -> Exception:
+    """The same error, which says whose save it was."""
+    return type(error)(f"rank {job.link.seat.rank}, save to {_place(job)}: {error}")
 
 
 def _metadata(job: SaveJob, saved: Saved) -> Metadata:
