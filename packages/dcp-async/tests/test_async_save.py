@@ -187,3 +187,22 @@ def test_warm_up_makes_the_memory_and_saves_nothing() -> None:
         assert saver.staging_bytes == 1 << 16
     with pytest.raises(SaverClosedError):
         saver.warm_up()
+
+
+def test_a_save_that_meets_the_end_of_its_saver_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, withdrawn = AsyncSaver("thread"), list[BaseException]()
+    link = saver._links.of(None, no_dist=False)
+    monkeypatch.setattr(link, "withdraw", lambda _, error: withdrawn.append(error))
+    stage = saver._stage
+
+    def closing(*arguments: Any) -> Any:
+        staged = stage(*arguments)
+        saver._queue.close()  # another thread, at the worst moment
+        return staged
+
+    monkeypatch.setattr(saver, "_stage", closing)
+    with pytest.raises(SaverClosedError):
+        saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"))
+    assert [type(error) for error in withdrawn] == [SaverClosedError]
+    assert not saver._pool._taken
+    saver.close()

@@ -53,14 +53,22 @@ class SaveQueue:
             raise SaverClosedError("the saver is closed: make another one, or close it after the last save")
 
     def raise_unasked(self) -> None:
-        """Raise the error of an earlier save that nobody has asked about."""
-        with self._changed:
-            failed, self._failed = self._failed, []
-        for job in failed:
+        """Raise the error of an earlier save that nobody has asked about: the first one's, the others' come later."""
+        error = self.next_unasked()
+        if error is not None:
+            raise error
+
+    def next_unasked(self) -> BaseException | None:
+        """The error of the first save that failed and that nobody has asked about, which counts as asked then."""
+        while True:
+            with self._changed:
+                if not self._failed:
+                    return None
+                job = self._failed.pop(0)
             error = job.future.failure()
             if error is not None and not job.future.asked:
                 job.future.asked = True
-                raise error
+                return error
 
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
         """Whether a save may be staged; False if it is left out. Waits where the policy says so.
@@ -80,7 +88,12 @@ class SaveQueue:
         with self._changed:
             self.check_open()
             self._waiting = job
-        self._thread.submit(self._take, job)
+            try:
+                self._thread.submit(self._take, job)
+            except BaseException:  # the interpreter ends
+                self._waiting = None
+                self._changed.notify_all()
+                raise
 
     def drain(self, seconds: float) -> None:
         """Return when no save runs or waits.
@@ -98,7 +111,8 @@ class SaveQueue:
 
     def close(self) -> None:
         """Take no more saves. Does not wait."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
         self._thread.shutdown(wait=False)
 
     def _admit_unless_busy(self, job: SaveJob) -> bool:
@@ -114,12 +128,14 @@ class SaveQueue:
         """Take the place of the save that waits, unless another rank has begun it."""
         with self._changed:
             waiting = self._waiting
-        if waiting is not None:
+        if waiting is None:
+            return
+        if waiting.may_be_superseded:
             futures.wait([waiting.staging])
         with self._changed:
             if (
-                waiting is not None
-                and waiting is self._waiting
+                waiting is self._waiting
+                and waiting.may_be_superseded  # of another one, the other ranks would not hear
                 and waiting.link.decide(waiting.ticket, SUPERSEDED) == SUPERSEDED
             ):
                 self._waiting = None
@@ -129,10 +145,7 @@ class SaveQueue:
     def _leave_out(self, job: SaveJob, error: Exception) -> None:
         job.future.asked = True
         job.future.set_exception(error)
-        if not job.staging.done():
-            job.staging.set_result(None)
-        for done in job.done:
-            done()
+        job.release()
 
     def _what_runs(self) -> str:
         running = self._running or self._waiting
@@ -143,24 +156,17 @@ class SaveQueue:
             return self._changed.wait_for(ready, seconds)
 
     def _take(self, job: SaveJob) -> None:
-        with self._changed:
-            if self._waiting is not job:  # superseded
-                return
-            if job.may_be_superseded and job.link.decide(job.ticket, GO) != GO:
-                self._waiting = None
-                self._leave_out(job, _superseded(job))
-                self._changed.notify_all()
-                return
-            self._waiting, self._running = None, job
-            self._changed.notify_all()
         try:
+            if not self._begin(job):
+                return
             result, error = self._run(job), None
         except BaseException as raised:  # noqa: BLE001 - whatever it is, the caller hears of it
             result, error = None, raised
-        for done in job.done:
-            done()
+        job.release()
         with self._changed:
             self._running = None
+            if self._waiting is job:  # it could not begin
+                self._waiting = None
             if error is not None:
                 self._failed.append(job)
             self._changed.notify_all()
@@ -168,6 +174,20 @@ class SaveQueue:
             job.future.set_exception(error)
         elif result is not None:
             job.future.set_result(result)
+
+    def _begin(self, job: SaveJob) -> bool:
+        """Whether a save's turn has come; False if another one has taken its place."""
+        with self._changed:
+            if self._waiting is not job:
+                return False
+            if job.may_be_superseded and job.link.decide(job.ticket, GO) != GO:
+                self._waiting = None
+                self._leave_out(job, _superseded(job))
+                self._changed.notify_all()
+                return False
+            self._waiting, self._running = None, job
+            self._changed.notify_all()
+        return True
 
 
 def _superseded(job: SaveJob) -> SaveSupersededError:

@@ -190,10 +190,11 @@ class AsyncSaver:
                     return job.future
                 self._queue.raise_unasked()
                 answer = self._stage(job, state_dict, async_stager)
+                self._queue.put(job)
             except BaseException as error:
+                job.release()
                 link.withdraw(job.ticket, error)
                 raise
-            self._queue.put(job)
             return answer
 
     @contextlib.contextmanager
@@ -246,6 +247,15 @@ class AsyncSaver:
             self.close()
 
     def _stage(
+        self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
+    ) -> SaveFuture | AsyncSaveResponse:
+        try:
+            return self._begin_copy(job, state_dict, stager)
+        except BaseException as error:
+            job.staging.set_exception(error)
+            raise
+
+    def _begin_copy(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
         values = _values(state_dict, job.link)
