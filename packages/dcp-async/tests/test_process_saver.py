@@ -9,7 +9,7 @@ import torch
 
 from dcp_async.arena import ArenaPool
 from dcp_async.copying import Copier
-from dcp_async.errors import WorkerLostError
+from dcp_async.errors import WorkerError, WorkerLostError
 from dcp_async.jobs import SaveJob
 from dcp_async.links import GroupLink
 from dcp_async.meeting import Seat, Ticket
@@ -102,3 +102,12 @@ def test_what_cannot_be_sent_fails_on_the_other_ranks_too() -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
         backend.run(_job(link, stager, 1))
     assert [type(error) for error in link.withdrawn] == [TypeError]
+
+
+def test_a_message_that_the_worker_does_not_understand_ends_it_and_says_why() -> None:
+    backend, worker, link, stager = _backend("not understood")
+    with pytest.raises(ValueError, match="no") as raised:
+        backend.run(_job(link, stager, 1))
+    assert isinstance(raised.value.__cause__, WorkerError)
+    assert worker.killed
+    assert link.withdrawn == [raised.value]

@@ -132,6 +132,12 @@ class ProcessBackend:
             answer = worker.read(time.monotonic() + self._options.save_seconds)
         except (WorkerLostError, SaverDeadlineError) as error:
             raise _naming(job, error) from error
+        if isinstance(answer, Failed) and answer.number == 0:
+            # What it did not understand is not known, so that another one is told everything. It heeds no request.
+            worker.kill()
+            refused = _raised(answer.failure)
+            job.link.withdraw(job.ticket, refused)
+            raise refused
         if not isinstance(answer, Saved | Failed) or answer.number != request.number:
             worker.kill()
             raise WorkerError(f"the saver's process answered another request than {request.number}; it was ended")
