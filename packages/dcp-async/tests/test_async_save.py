@@ -26,6 +26,7 @@ from dcp_async import (
     close_savers,
     shared_saver,
 )
+from dcp_async.async_save import _at_exit
 from dcp_core import BlockingAsyncStager, load
 from dcp_core.errors import PluginNotFoundError
 from dcp_core.testing.memory import FOLDERS, MemoryReader, MemoryWriter
@@ -206,3 +207,30 @@ def test_a_save_that_meets_the_end_of_its_saver_is_withdrawn(monkeypatch: pytest
     assert [type(error) for error in withdrawn] == [SaverClosedError]
     assert not saver._pool._taken
     saver.close()
+
+
+class Failing(MemoryWriter):
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        raise OSError(f"disk of {self.checkpoint_id} gone")
+
+
+def test_what_nobody_asked_about_is_logged_at_exit(caplog: pytest.LogCaptureFixture) -> None:
+    async_save({"w": torch.ones(4)}, storage_writer=Failing("a"))
+    shared_saver("thread").wait()
+    _at_exit()
+    assert [(record.levelname, str(record.exc_info[1])) for record in caplog.records if record.exc_info] == [
+        ("ERROR", "disk of a gone")
+    ]
+
+
+def test_close_raises_the_first_failure_and_logs_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    saver, failed = AsyncSaver("thread"), list[Any]()
+    for name in ("a", "b"):
+        saver.save({"w": torch.ones(4)}, storage_writer=Failing(name))
+        saver.wait()
+        failed += saver._queue._failed
+        saver._queue._failed.clear()  # as if the next save had been started before this one failed
+    saver._queue._failed += failed
+    with pytest.raises(OSError, match="disk of a gone"):
+        saver.close()
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["disk of b gone"]

@@ -6,6 +6,7 @@ What carries a save out (a thread, a process) is a `Backend`, found by hook; how
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from dcp_async.staged_planner import plan_here
 from dcp_async.stagers import DefaultStager, is_plain_blocking
 from dcp_async.staging import Staged, Stager
 from dcp_core import AsyncStager, DefaultSavePlanner, Metadata, SavePlanner, StorageWriter, plugins
+from dcp_core.logs import LOGGER_NAME
 from dcp_core.per_rank import with_rank_values
 from dcp_core.protocols import CheckpointId, is_stateful
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["AsyncSaver", "Backend"]
+
+_logger = logging.getLogger(LOGGER_NAME)
 
 
 class Backend(Protocol):
@@ -217,15 +221,23 @@ class AsyncSaver:
             seconds: How long to wait; None takes `SaverOptions.close_seconds`.
 
         Raises:
-            SaverDeadlineError: A save takes longer; it is given up, and its checkpoint does not exist.
-            Exception: An earlier save failed, and nobody asked its future.
+            SaverDeadlineError: A save takes longer; see `end`.
+            Exception: An earlier save failed, and nobody asked its future; if there are several, the others are logged.
         """
         self._queue.close()
         try:
             self._queue.drain(self.options.close_seconds if seconds is None else seconds)
         finally:
             self.end()
-        self._queue.raise_unasked()
+        error = self._queue.next_unasked()
+        self.log_unasked()
+        if error is not None:
+            raise error
+
+    def log_unasked(self) -> None:
+        """Log the errors of all saves that failed and that nobody has asked about, where nothing can raise them."""
+        while (error := self._queue.next_unasked()) is not None:
+            _logger.error("a save in the background failed, and nobody asked its future", exc_info=error)
 
     def end(self) -> None:
         """End what runs in the background, without waiting for saves; their checkpoints do not come to exist."""
