@@ -234,3 +234,16 @@ def test_close_raises_the_first_failure_and_logs_the_others(caplog: pytest.LogCa
     with pytest.raises(OSError, match="disk of a gone"):
         saver.close()
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["disk of b gone"]
+
+
+@pytest.mark.timeout(30)
+def test_a_save_inside_lock_makes_its_copy_at_once() -> None:
+    weight = torch.ones(4)
+    with AsyncSaver("thread") as saver:
+        with saver.lock():
+            answer = saver.save({"w": weight}, storage_writer=MemoryWriter("a"), async_stager=DefaultStager())
+            assert isinstance(answer, AsyncSaveResponse)
+            assert answer.staging_completion.done()
+            weight.zero_()
+        answer.upload_completion.result()
+    assert _loaded("a") == 1.0

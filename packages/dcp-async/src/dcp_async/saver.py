@@ -91,6 +91,7 @@ class AsyncSaver:
         self._queue = SaveQueue(self._run, f"dcp-{name}-saver")
         self._staging_thread: ThreadPoolExecutor | None = None
         self._values = threading.RLock()
+        self._locked_by: int | None = None
         self._entry = threading.Lock()
 
     @property
@@ -205,10 +206,15 @@ class AsyncSaver:
     def lock(self) -> Iterator[None]:
         """Values may change inside: waits until no copy is being made, and none begins before the end.
 
-        For stagers that give futures; with others every copy is complete before `save` returns.
+        For stagers that give futures; with others every copy is complete before `save` returns. A save inside, by the
+        same thread, makes its copy before it returns, whatever its stager.
         """
         with self._values:
-            yield
+            before, self._locked_by = self._locked_by, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._locked_by = before
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when every save has ended, however it ended. Raises SaverDeadlineError after so many seconds."""
@@ -311,8 +317,6 @@ class AsyncSaver:
         self._copy_for_worker(job, values)
 
     def _copy_later(self, job: SaveJob, values: dict[str, Any]) -> AsyncSaveResponse:
-        if self._staging_thread is None:
-            self._staging_thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
         begun = threading.Event()
 
         def copy() -> None:
@@ -325,6 +329,11 @@ class AsyncSaver:
                 else:
                     job.staging.set_result(None)
 
+        if self._locked_by == threading.get_ident():  # the other thread would wait for this one
+            copy()
+            return AsyncSaveResponse(job.staging, job.future)
+        if self._staging_thread is None:
+            self._staging_thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
         self._staging_thread.submit(on_this_stream(copy))
         begun.wait()  # from now on `lock` waits for the copy
         return AsyncSaveResponse(job.staging, job.future)
