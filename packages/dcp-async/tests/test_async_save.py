@@ -135,12 +135,17 @@ def test_the_limit_for_copies_is_hard() -> None:
 def test_close_drains_with_a_deadline_and_refuses_more() -> None:
     GatedWriter.gate.clear()
     saver = AsyncSaver("thread")
-    saver.save({"w": torch.ones(4)}, storage_writer=GatedWriter("a"))
+    running = saver.save({"w": torch.ones(4)}, storage_writer=GatedWriter("a"))
+    waiting = saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b"), overlap="latest")
     with pytest.raises(SaverDeadlineError, match=r"save to .* was still running"):
         saver.close(0.05)
     with pytest.raises(SaverClosedError):
         saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b"))
+    with pytest.raises(SaverClosedError, match="left out"):
+        waiting.result()  # type: ignore[union-attr]
     GatedWriter.gate.set()
+    running.result()  # type: ignore[union-attr]
+    assert not FOLDERS["b"]
 
 
 def test_errors_reach_the_future_or_the_next_save() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from dcp_async.arena import ArenaPool
 from dcp_async.copying import Copier
-from dcp_async.errors import WorkerError, WorkerLostError
+from dcp_async.errors import SaverClosedError, WorkerError, WorkerLostError
 from dcp_async.jobs import SaveJob
 from dcp_async.links import GroupLink
 from dcp_async.meeting import Seat, Ticket
@@ -111,3 +111,13 @@ def test_a_message_that_the_worker_does_not_understand_ends_it_and_says_why() ->
     assert isinstance(raised.value.__cause__, WorkerError)
     assert worker.killed
     assert link.withdrawn == [raised.value]
+
+
+def test_no_worker_is_started_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("dcp_async.process_saver.WorkerProcess", lambda *_: started.append(1) or FakeWorker("saved"))
+    backend, _, link, stager = _backend()
+    backend.close()
+    with pytest.raises(SaverClosedError):
+        backend.run(_job(link, stager, 1))
+    assert not started

@@ -132,3 +132,21 @@ def test_nothing_waits_after_a_save_that_could_not_be_put(gate: Gate) -> None:
     gate.queue.close()
     with pytest.raises(SaverClosedError):
         gate.queue.put(_job("b"))
+
+
+def test_a_dropped_save_is_left_out_on_all_ranks(gate: Gate) -> None:
+    gate.queue.put(_job("a"))
+    assert gate.entered.wait(10)
+    link, released = Link(), threading.Event()
+    waiting = _job("b", link)
+    waiting.done.append(released.set)
+    gate.queue.put(waiting)
+    gate.queue.close()
+    gate.queue.drop()
+    with pytest.raises(SaverClosedError, match="save to b was left out"):
+        waiting.future.result(timeout=10)
+    assert [type(error) for error in link.withdrawn] == [SaverClosedError]
+    assert released.is_set()
+    gate.open.set()
+    gate.queue.drain(10)
+    assert gate.begun == ["a"]

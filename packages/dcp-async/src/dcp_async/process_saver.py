@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
 from dcp_async.arena import Arena
-from dcp_async.errors import SaverDeadlineError, WorkerError, WorkerLostError
+from dcp_async.errors import SaverClosedError, SaverDeadlineError, WorkerError, WorkerLostError
 from dcp_async.jobs import SaveJob
 from dcp_async.links import GroupLink
 from dcp_async.meeting import Seat
@@ -65,6 +66,8 @@ class ProcessBackend:
         self._known = _Known()
         self._links: dict[str, GroupLink] = {}
         self._saves = 0
+        self._closed = False
+        self._start_lock = threading.Lock()
         self._owner = os.getpid()
 
     @property
@@ -116,10 +119,12 @@ class ProcessBackend:
         raise _raised(answer.failure)
 
     def close(self) -> None:
-        """End the worker."""
-        if self._worker is not None and self._owner == os.getpid():
-            self._worker.close()
-        self._worker = None
+        """End the worker, and start none any more. May be called while `run` runs, which raises then."""
+        with self._start_lock:
+            self._closed = True
+            worker, self._worker = self._worker, None
+        if worker is not None and self._owner == os.getpid():
+            worker.close()
 
     def _send(self, worker: WorkerProcess, request: Save, job: SaveJob) -> None:
         try:
@@ -145,15 +150,18 @@ class ProcessBackend:
 
     def _running(self, link: GroupLink) -> WorkerProcess:
         self._links[link.seat.key] = link
-        if self._worker is not None and not self._worker.alive:
-            self._worker.close()
-            self._worker = None
-        if self._worker is None:
+        with self._start_lock:
+            if self._closed:
+                raise SaverClosedError("the saver was closed before this save could begin")
+            worker = self._worker
+            if worker is not None and worker.alive:
+                return worker
+            if worker is not None:
+                worker.close()
             self._known = _Known()
-            worker = WorkerProcess(self._options.worker, self._worker_ended)
-            worker.wait_ready()
-            self._worker = worker
-        return self._worker
+            self._worker = worker = WorkerProcess(self._options.worker, self._worker_ended)
+        worker.wait_ready()  # without the lock: `close` need not wait
+        return worker
 
     def _worker_ended(self) -> None:
         """In a thread: let the other ranks look for a new worker in their next save, not in this one."""

@@ -5,6 +5,7 @@ Not here: what a save does.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -12,7 +13,7 @@ from concurrent import futures
 from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSkippedError, SaveSupersededError
 from dcp_async.jobs import SaveJob
 from dcp_async.options import Overlap
-from dcp_core import Metadata
+from dcp_core import CoordinatorLostError, Metadata
 
 __all__ = ["SaveQueue"]
 
@@ -114,6 +115,17 @@ class SaveQueue:
         with self._changed:
             self._closed = True
         self._thread.shutdown(wait=False)
+
+    def drop(self) -> None:
+        """Leave out the save that waits, on the other ranks, too. For a closed queue."""
+        with self._changed:
+            job, self._waiting = self._waiting, None
+            self._changed.notify_all()
+        if job is not None:
+            error = SaverClosedError(f"the save to {job.checkpoint_id!s} was left out: its saver was closed before")
+            self._leave_out(job, error)
+            with contextlib.suppress(CoordinatorLostError):  # then the other ranks know
+                job.link.withdraw(job.ticket, error)
 
     def _admit_unless_busy(self, job: SaveJob) -> bool:
         with self._changed:

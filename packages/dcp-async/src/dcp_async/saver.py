@@ -246,8 +246,14 @@ class AsyncSaver:
             _logger.error("a save in the background failed, and nobody asked its future", exc_info=error)
 
     def end(self) -> None:
-        """End what runs in the background, without waiting for saves; their checkpoints do not come to exist."""
+        """End what runs in the background, without waiting for saves.
+
+        A save that has not begun is left out: its future raises SaverClosedError. One that runs in a process ends with
+        it, and its checkpoint does not come to exist. One that runs in a thread cannot be ended: it goes on, its future
+        tells how it went, and the interpreter waits for it.
+        """
         self._queue.close()
+        self._queue.drop()
         self._backend.close()
         self._stager.copier.close()
         self._pool.close()
