@@ -89,12 +89,15 @@ class SaveQueue:
         with self._changed:
             self.check_open()
             self._waiting = job
-            try:
-                self._thread.submit(self._take, job)
-            except BaseException:  # the interpreter ends
-                self._waiting = None
+        try:  # without the lock, so that the thread can begin at once
+            self._thread.submit(self._take, job)
+        except BaseException:  # closed meanwhile, or the interpreter ends
+            with self._changed:
+                if self._waiting is job:
+                    self._waiting = None
                 self._changed.notify_all()
-                raise
+            self.check_open()
+            raise
 
     def drain(self, seconds: float) -> None:
         """Return when no save runs or waits.
