@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
@@ -252,3 +252,56 @@ def test_a_save_inside_lock_makes_its_copy_at_once() -> None:
             weight.zero_()
         answer.upload_completion.result()
     assert _loaded("a") == 1.0
+
+
+class Never:
+    """Never finishes a copy."""
+
+    should_synchronize_after_execute = False
+    _synchronize_after_execute = False
+
+    def __init__(self) -> None:
+        self.copies: list[Future[dict[str, Any]]] = []
+
+    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
+        self.copies.append(Future())
+        return self.copies[-1]
+
+    def synchronize_staging(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("later", [False, True])
+def test_waiting_for_lock_has_an_end(later: bool) -> None:
+    saver = AsyncSaver("thread", options=SaverOptions(save_seconds=0.1))
+    locked, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with saver.lock():
+            locked.set()
+            over.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    locked.wait(20)
+    stager = DefaultStager() if later else None
+    with pytest.raises(SaverDeadlineError, match="the copy for the save to place"):
+        saver.save({"w": torch.ones(4)}, checkpoint_id="place", async_stager=stager)
+    over.set()
+    holder.join(10)
+    saver.close()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_waiting_for_a_stager_has_an_end(cancelled: bool) -> None:
+    saver, stager = AsyncSaver("thread", options=SaverOptions(save_seconds=20.0 if cancelled else 0.1)), Never()
+    answer = saver.save({"w": torch.ones(4)}, checkpoint_id="place", async_stager=stager)
+    assert isinstance(answer, AsyncSaveResponse)
+    if cancelled:
+        stager.copies[0].cancel()
+    error = answer.upload_completion.exception(timeout=10)
+    assert isinstance(error, CancelledError if cancelled else SaverDeadlineError)
+    saver.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dcp_async.errors import SaverClosedError, SaveSupersededError
+from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSupersededError
 from dcp_async.jobs import SaveJob
 from dcp_async.links import GroupLink
 from dcp_async.meeting import Seat, Ticket
@@ -150,3 +150,27 @@ def test_a_dropped_save_is_left_out_on_all_ranks(gate: Gate) -> None:
     gate.open.set()
     gate.queue.drain(10)
     assert gate.begun == ["a"]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("overlap", ["wait", "latest"])
+def test_waiting_for_an_earlier_save_has_an_end(gate: Gate, overlap: Any) -> None:
+    gate.queue._save_seconds = 0.05
+    gate.queue.put(_job("a"))
+    assert gate.entered.wait(10)
+    gate.queue.put(_job("b"))
+    with pytest.raises(SaverDeadlineError, match=r"the save to a was not done after 0\.05 s"):
+        gate.queue.admit(_job("c"), overlap)
+
+
+@pytest.mark.timeout(30)
+def test_waiting_for_the_copy_of_a_save_has_an_end(gate: Gate) -> None:
+    gate.queue._save_seconds = 0.05
+    gate.queue.put(_job("a"))
+    assert gate.entered.wait(10)
+    link = Link()
+    copying = SaveJob(link, link.draw(), "b", None, None, True, may_be_superseded=True)
+    gate.queue.put(copying)
+    with pytest.raises(SaverDeadlineError, match="the copy for the save to b"):
+        gate.queue.admit(_job("c"), "latest")
+    copying.staging.set_result(None)

@@ -26,10 +26,12 @@ class SaveQueue:
     Args:
         run: Carries out a save.
         name: Of the thread.
+        save_seconds: How long a save is waited for that another one must wait for.
     """
 
-    def __init__(self, run: Callable[[SaveJob], Metadata], name: str) -> None:
+    def __init__(self, run: Callable[[SaveJob], Metadata], name: str, save_seconds: float = 3600.0) -> None:
         self._run = run
+        self._save_seconds = min(save_seconds, threading.TIMEOUT_MAX)
         # Its threads are joined, and what waits in it is done, before the interpreter ends.
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix=name)
         self._changed = threading.Condition()
@@ -74,10 +76,13 @@ class SaveQueue:
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
         """Whether a save may be staged; False if it is left out. Waits where the policy says so.
 
+        Raises:
+            SaverDeadlineError: The save that is to be waited for takes longer than `save_seconds`.
+
         Ranks: all ranks of the job's group get the same answer.
         """
         if overlap == "wait" or not job.link.agrees:
-            self._wait(lambda: not self.busy)
+            self._wait_turn(lambda: not self.busy)
             return True
         if overlap == "skip":
             return self._admit_unless_busy(job)
@@ -134,7 +139,7 @@ class SaveQueue:
         with self._changed:
             fate = job.link.decide(job.ticket, SKIP if self.busy else GO)
         if fate == GO:  # of a save that is over on another rank, the end is near here, too
-            self._wait(lambda: not self.busy)
+            self._wait_turn(lambda: not self.busy)
             return True
         self._leave_out(job, SaveSkippedError(f"the save to {job.checkpoint_id!s} was skipped: {self._what_runs()}"))
         return False
@@ -145,8 +150,8 @@ class SaveQueue:
             waiting = self._waiting
         if waiting is None:
             return
-        if waiting.may_be_superseded:
-            futures.wait([waiting.staging])
+        if waiting.may_be_superseded and futures.wait([waiting.staging], self._save_seconds).not_done:
+            raise _overdue("the copy for the save", waiting, self._save_seconds)
         with self._changed:
             if (
                 waiting is self._waiting
@@ -155,7 +160,7 @@ class SaveQueue:
             ):
                 self._waiting = None
                 self._leave_out(waiting, _superseded(waiting))
-        self._wait(lambda: self._waiting is None)
+        self._wait_turn(lambda: self._waiting is None)
 
     def _leave_out(self, job: SaveJob, error: Exception) -> None:
         job.future.asked = True
@@ -169,6 +174,17 @@ class SaveQueue:
     def _wait(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         with self._changed:
             return self._changed.wait_for(ready, seconds)
+
+    def _wait_turn(self, ready: Callable[[], bool]) -> None:
+        """Wait for saves before; each of them has its own time."""
+        with self._changed:
+            while not ready():
+                before = self._running or self._waiting
+                if not self._changed.wait_for(
+                    lambda before=before: ready() or (self._running or self._waiting) is not before,  # type: ignore[misc]
+                    self._save_seconds,
+                ):
+                    raise _overdue("the save", before, self._save_seconds)
 
     def _take(self, job: SaveJob) -> None:
         try:
@@ -203,6 +219,14 @@ class SaveQueue:
             self._waiting, self._running = None, job
             self._changed.notify_all()
         return True
+
+
+def _overdue(what: str, job: SaveJob | None, seconds: float) -> SaverDeadlineError:
+    where = "" if job is None else f" to {job.checkpoint_id!s}"
+    return SaverDeadlineError(
+        f"{what}{where} was not done after {seconds:g} s (save_seconds), and this one must wait for it. Allow more "
+        "time, or look for what holds it up"
+    )
 
 
 def _superseded(job: SaveJob) -> SaveSupersededError:

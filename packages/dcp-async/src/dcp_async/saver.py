@@ -9,13 +9,14 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
 from dcp_async.arena import ArenaPool
 from dcp_async.copying import Copier, on_this_stream
+from dcp_async.errors import SaverDeadlineError
 from dcp_async.jobs import AsyncSaveResponse, SaveFuture, SaveJob
 from dcp_async.links import GroupLink, LinkTable
 from dcp_async.mutations import MutationGuard
@@ -88,8 +89,9 @@ class AsyncSaver:
         )
         guard = MutationGuard() if self.options.mutation_guard else None
         self._stager = Stager(self._pool, Copier(self.options.copy_threads), guard)
-        self._queue = SaveQueue(self._run, f"dcp-{name}-saver")
+        self._queue = SaveQueue(self._run, f"dcp-{name}-saver", self.options.save_seconds)
         self._staging_thread: ThreadPoolExecutor | None = None
+        self._seconds = min(self.options.save_seconds, threading.TIMEOUT_MAX)
         self._values = threading.RLock()
         self._locked_by: int | None = None
         self._entry = threading.Lock()
@@ -179,6 +181,7 @@ class AsyncSaver:
             Exception: What went wrong with the copy; or with an earlier save whose future nobody asked. Other ranks
                 get it from their futures.
             SaverClosedError: The saver is closed.
+            SaverDeadlineError: An earlier save of this rank, or `lock`, holds this one up for over `save_seconds`.
 
         Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
         """
@@ -285,8 +288,12 @@ class AsyncSaver:
         values = _values(state_dict, job.link)
         chosen = stager if stager is not None else _stager_of(job.storage_writer)
         if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):
-            with self._values:
+            if not self._values.acquire(timeout=self._seconds):
+                raise self._late_copy(job)
+            try:
                 self._copy(job, values)
+            finally:
+                self._values.release()
             job.staging.set_result(None)
             return job.future
         if isinstance(chosen, DefaultStager):
@@ -324,9 +331,12 @@ class AsyncSaver:
 
     def _copy_later(self, job: SaveJob, values: dict[str, Any]) -> AsyncSaveResponse:
         begun = threading.Event()
+        claim = threading.Lock()  # whoever is first: the copy, or the caller who has waited for long enough
 
         def copy() -> None:
             with self._values:
+                if not claim.acquire(blocking=False):
+                    return
                 begun.set()
                 try:
                     self._copy(job, values)
@@ -341,13 +351,26 @@ class AsyncSaver:
         if self._staging_thread is None:
             self._staging_thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
         self._staging_thread.submit(on_this_stream(copy))
-        begun.wait()  # from now on `lock` waits for the copy
+        # From its beginning on `lock` waits for the copy.
+        if not begun.wait(self._seconds) and claim.acquire(blocking=False):
+            raise self._late_copy(job)
         return AsyncSaveResponse(job.staging, job.future)
+
+    def _late_copy(self, job: SaveJob) -> SaverDeadlineError:
+        return SaverDeadlineError(
+            f"the copy for the save to {job.checkpoint_id!s} was not complete after {self._seconds:g} s (save_seconds)"
+            ": another thread is in `lock`, or the stager has not finished"
+        )
+
+    def _await_copy(self, job: SaveJob) -> None:
+        if wait([job.staging], self._seconds).not_done:
+            raise self._late_copy(job)
+        job.staging.result()
 
     def _run(self, job: SaveJob) -> Metadata:
         """In the queue's thread: the copy is complete, or the other ranks hear why not; then the save."""
         try:
-            job.staging.result()
+            self._await_copy(job)
             if job.staged is None and self._backend.shares_memory:
                 self._plan_and_copy(job)
         except BaseException as error:
@@ -369,9 +392,9 @@ def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
 
 
 def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
-    error = done.exception()
-    if error is not None:
+    try:
+        job.staged_state = done.result()
+    except BaseException as error:  # noqa: BLE001 - cancelling, too: both futures tell
         job.staging.set_exception(error)
-        return
-    job.staged_state = done.result()
-    job.staging.set_result(None)
+    else:
+        job.staging.set_result(None)
