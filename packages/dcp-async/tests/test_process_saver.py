@@ -13,7 +13,7 @@ from dcp_async.errors import SaverClosedError, WorkerError, WorkerLostError
 from dcp_async.jobs import SaveJob
 from dcp_async.links import GroupLink
 from dcp_async.meeting import Seat, Ticket
-from dcp_async.messages import Failed, Save, Saved
+from dcp_async.messages import Failed, ForgetArena, Save, Saved
 from dcp_async.options import SaverOptions
 from dcp_async.process_saver import ProcessBackend
 from dcp_async.staging import Stager
@@ -121,3 +121,16 @@ def test_no_worker_is_started_after_close(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(SaverClosedError):
         backend.run(_job(link, stager, 1))
     assert not started
+
+
+def test_the_worker_lets_go_of_arenas_that_are_dropped() -> None:
+    backend, worker, link, stager = _backend("saved", "saved", "saved")
+    jobs = [_job(link, stager, step) for step in range(3)]
+    arenas = [job.staged.arena for job in jobs if job.staged is not None]
+    backend.run(jobs[0])
+    backend.run(jobs[1])
+    arenas[0].close()
+    backend.run(jobs[2])
+    assert [save.arena for save in worker.saves] == [0, 1, 2]
+    assert ForgetArena(0) in worker.messages
+    assert list(backend._known.arenas) == arenas[1:]

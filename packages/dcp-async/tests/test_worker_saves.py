@@ -12,7 +12,7 @@ from dcp_async import worker_saves
 from dcp_async.arena import ArenaPool
 from dcp_async.copying import Copier
 from dcp_async.meeting import Ticket
-from dcp_async.messages import Failed, Hello, NewStructure, Save
+from dcp_async.messages import Failed, ForgetArena, Hello, NewStructure, Save
 from dcp_async.options import WorkerOptions
 from dcp_async.staging import Staged, Stager
 
@@ -55,3 +55,15 @@ def test_what_came_with_a_save_that_failed_early_is_kept(told: list[Any]) -> Non
     assert "nobody is there" in told[0].failure.text
     state, writer, _ = saves._what(_save(staged, means=None))
     assert (state["step"], writer) == (7, "writer")
+
+
+def test_arenas_that_are_dropped_are_not_kept(told: list[Any]) -> None:
+    saves = worker_saves.WorkerSaves(told.append, Hello((), WorkerOptions(torch_threads=torch.get_num_threads()), 30))
+    staged = _staged()
+    saves.handle(NewStructure(staged.structure))
+    saves._arenas[0] = staged.arena.view()
+    saves._learn(_save(staged, objects={0: 7}))
+    saves._what(_save(staged))
+    assert staged.arena.in_use()
+    saves.handle(ForgetArena(0))
+    assert not staged.arena.in_use()

@@ -16,6 +16,7 @@ __all__ = [
     "Beat",
     "Failed",
     "Forget",
+    "ForgetArena",
     "Hello",
     "Logged",
     "NewArena",
@@ -76,6 +77,13 @@ class Forget:
     """A structure that is not saved any more."""
 
     identifier: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetArena:
+    """An arena that is used no more: as long as it is mapped, it takes memory."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dcp_async.errors import SaverClosedError, SaverDeadlineError, WorkerError, 
 from dcp_async.jobs import SaveJob
 from dcp_async.links import GroupLink
 from dcp_async.meeting import Seat
-from dcp_async.messages import Failed, Forget, NewArena, NewGroup, NewStructure, Save, Saved
+from dcp_async.messages import Failed, Forget, ForgetArena, NewArena, NewGroup, NewStructure, Save, Saved
 from dcp_async.options import SaverOptions
 from dcp_async.staged_planner import pickled
 from dcp_async.staging import Staged
@@ -47,6 +47,8 @@ class _Known:
 
     arenas: dict[Arena, tuple[int, int]] = field(default_factory=dict)
     """Their numbers and sizes."""
+    drawn: int = 0
+    """Numbers of arenas that were given away."""
     groups: dict[str, Seat] = field(default_factory=dict)
     structures: OrderedDict[str, _Sent] = field(default_factory=OrderedDict)
 
@@ -204,7 +206,12 @@ class ProcessBackend:
 
     def _tell_arena(self, worker: WorkerProcess, arena: Arena) -> int:
         known = self._known.arenas
-        number, nbytes = known.get(arena, (len(known), -1))
+        for dropped in [each for each in known if each.closed]:
+            worker.send(ForgetArena(known.pop(dropped)[0]))
+        if arena not in known:
+            known[arena] = self._known.drawn, -1
+            self._known.drawn += 1
+        number, nbytes = known[arena]
         if nbytes != arena.nbytes:
             worker.send(NewArena(number, arena.nbytes), arena.descriptor)
             known[arena] = number, arena.nbytes

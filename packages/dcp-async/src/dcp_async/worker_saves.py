@@ -21,6 +21,7 @@ from dcp_async.meeting import Meeting, Ticket, prefixed
 from dcp_async.messages import (
     Failed,
     Forget,
+    ForgetArena,
     Hello,
     Logged,
     NewArena,
@@ -86,6 +87,9 @@ class WorkerSaves:
             self._structures[message.structure.identifier] = _Known(message.structure)
         elif isinstance(message, Forget):
             self._structures.pop(message.identifier, None)
+        elif isinstance(message, ForgetArena):
+            self._arenas.pop(message.number, None)
+            self._unmap(message.number)
         elif isinstance(message, NewGroup):
             self._meetings[message.seat.key] = Meeting(message.seat)
         else:
@@ -98,8 +102,12 @@ class WorkerSaves:
         )
         os.close(descriptor)
         self._arenas[arena.number] = torch.from_numpy(np.frombuffer(mapped, np.uint8))
+        self._unmap(arena.number)
+
+    def _unmap(self, number: int) -> None:
+        """Let go of the tensors in an arena."""
         for known in self._structures.values():
-            if known.arena == arena.number:
+            if known.arena == number:
                 known.arena, known.tensors = -1, []
 
     def _reply_to(self, save: Save) -> None:
