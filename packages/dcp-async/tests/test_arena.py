@@ -71,3 +71,21 @@ def test_the_limit_counts_copies_that_are_read() -> None:
         pool.take(2 * mmap.PAGESIZE)
     pool.give_back(arena)
     assert pool.take(3 * mmap.PAGESIZE) is arena
+
+
+def test_idle_memory_does_not_count_against_the_limit() -> None:
+    pool = ArenaPool(shared=True, pinned=False, max_bytes=4 * mmap.PAGESIZE)
+    first, second = pool.take(mmap.PAGESIZE), pool.take(2 * mmap.PAGESIZE)
+    pool.give_back(first)
+    pool.give_back(second)
+    assert pool.take(4 * mmap.PAGESIZE) is second
+    assert first.closed
+    assert pool.nbytes == 4 * mmap.PAGESIZE
+    pool.give_back(second)
+    assert pool.take(8) is second
+    third = Arena(shared=False, pinned=False)
+    third.reserve(mmap.PAGESIZE)
+    pool._free.append(third)
+    with pytest.raises(StagingLimitError, match=r"still read take 16,384"):
+        pool.take(2 * mmap.PAGESIZE)
+    assert not third.closed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from dcp_async import (
     close_savers,
     shared_saver,
 )
+from dcp_async.async_save import _at_exit
 from dcp_core import BlockingAsyncStager, load
 from dcp_core.errors import PluginNotFoundError
 from dcp_core.testing.memory import FOLDERS, MemoryReader, MemoryWriter
@@ -134,12 +135,17 @@ def test_the_limit_for_copies_is_hard() -> None:
 def test_close_drains_with_a_deadline_and_refuses_more() -> None:
     GatedWriter.gate.clear()
     saver = AsyncSaver("thread")
-    saver.save({"w": torch.ones(4)}, storage_writer=GatedWriter("a"))
+    running = saver.save({"w": torch.ones(4)}, storage_writer=GatedWriter("a"))
+    waiting = saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b"), overlap="latest")
     with pytest.raises(SaverDeadlineError, match=r"save to .* was still running"):
         saver.close(0.05)
     with pytest.raises(SaverClosedError):
         saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b"))
+    with pytest.raises(SaverClosedError, match="left out"):
+        waiting.result()  # type: ignore[union-attr]
     GatedWriter.gate.set()
+    running.result()  # type: ignore[union-attr]
+    assert not FOLDERS["b"]
 
 
 def test_errors_reach_the_future_or_the_next_save() -> None:
@@ -187,3 +193,115 @@ def test_warm_up_makes_the_memory_and_saves_nothing() -> None:
         assert saver.staging_bytes == 1 << 16
     with pytest.raises(SaverClosedError):
         saver.warm_up()
+
+
+def test_a_save_that_meets_the_end_of_its_saver_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, withdrawn = AsyncSaver("thread"), list[BaseException]()
+    link = saver._links.of(None, no_dist=False)
+    monkeypatch.setattr(link, "withdraw", lambda _, error: withdrawn.append(error))
+    stage = saver._stage
+
+    def closing(*arguments: Any) -> Any:
+        staged = stage(*arguments)
+        saver._queue.close()  # another thread, at the worst moment
+        return staged
+
+    monkeypatch.setattr(saver, "_stage", closing)
+    with pytest.raises(SaverClosedError):
+        saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"))
+    assert [type(error) for error in withdrawn] == [SaverClosedError]
+    assert not saver._pool._taken
+    saver.close()
+
+
+class Failing(MemoryWriter):
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        raise OSError(f"disk of {self.checkpoint_id} gone")
+
+
+def test_what_nobody_asked_about_is_logged_at_exit(caplog: pytest.LogCaptureFixture) -> None:
+    async_save({"w": torch.ones(4)}, storage_writer=Failing("a"))
+    shared_saver("thread").wait()
+    _at_exit()
+    assert [(record.levelname, str(record.exc_info[1])) for record in caplog.records if record.exc_info] == [
+        ("ERROR", "disk of a gone")
+    ]
+
+
+def test_close_raises_the_first_failure_and_logs_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    saver, failed = AsyncSaver("thread"), list[Any]()
+    for name in ("a", "b"):
+        saver.save({"w": torch.ones(4)}, storage_writer=Failing(name))
+        saver.wait()
+        failed += saver._queue._failed
+        saver._queue._failed.clear()  # as if the next save had been started before this one failed
+    saver._queue._failed += failed
+    with pytest.raises(OSError, match="disk of a gone"):
+        saver.close()
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["disk of b gone"]
+
+
+@pytest.mark.timeout(30)
+def test_a_save_inside_lock_makes_its_copy_at_once() -> None:
+    weight = torch.ones(4)
+    with AsyncSaver("thread") as saver:
+        with saver.lock():
+            answer = saver.save({"w": weight}, storage_writer=MemoryWriter("a"), async_stager=DefaultStager())
+            assert isinstance(answer, AsyncSaveResponse)
+            assert answer.staging_completion.done()
+            weight.zero_()
+        answer.upload_completion.result()
+    assert _loaded("a") == 1.0
+
+
+class Never:
+    """Never finishes a copy."""
+
+    should_synchronize_after_execute = False
+    _synchronize_after_execute = False
+
+    def __init__(self) -> None:
+        self.copies: list[Future[dict[str, Any]]] = []
+
+    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
+        self.copies.append(Future())
+        return self.copies[-1]
+
+    def synchronize_staging(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("later", [False, True])
+def test_waiting_for_lock_has_an_end(later: bool) -> None:
+    saver = AsyncSaver("thread", options=SaverOptions(save_seconds=0.1))
+    locked, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with saver.lock():
+            locked.set()
+            over.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    locked.wait(20)
+    stager = DefaultStager() if later else None
+    with pytest.raises(SaverDeadlineError, match="the copy for the save to place"):
+        saver.save({"w": torch.ones(4)}, checkpoint_id="place", async_stager=stager)
+    over.set()
+    holder.join(10)
+    saver.close()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_waiting_for_a_stager_has_an_end(cancelled: bool) -> None:
+    saver, stager = AsyncSaver("thread", options=SaverOptions(save_seconds=20.0 if cancelled else 0.1)), Never()
+    answer = saver.save({"w": torch.ones(4)}, checkpoint_id="place", async_stager=stager)
+    assert isinstance(answer, AsyncSaveResponse)
+    if cancelled:
+        stager.copies[0].cancel()
+    error = answer.upload_completion.exception(timeout=10)
+    assert isinstance(error, CancelledError if cancelled else SaverDeadlineError)
+    saver.close()

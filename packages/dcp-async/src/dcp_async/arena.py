@@ -39,6 +39,8 @@ class Arena:
         self.nbytes = 0
         self.grown = 0
         """How often it was allocated."""
+        self.closed = False
+        """Whether its memory was given back for good."""
         self._pinned = pinned and torch.cuda.is_available()
         self._memory: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._unpin: Callable[[], object] | None = None
@@ -79,6 +81,7 @@ class Arena:
 
     def close(self) -> None:
         """Give the memory back as soon as nobody holds a view of it."""
+        self.closed = True
         self._let_go()
         if self._close is not None:
             self._close()
@@ -135,8 +138,8 @@ class ArenaPool:
             )
             fitting = [arena for arena in idle if arena.nbytes >= nbytes]
             arena = fitting[0] if fitting else idle[-1] if idle else Arena(shared=self._shared, pinned=self._pinned)
-            others = sum(each.nbytes for each in (*self._free, *self._taken) if each is not arena)
-            if self._max_bytes is not None and others + max(_whole_pages(nbytes), arena.nbytes) > self._max_bytes:
+            others = self._make_room(max(_whole_pages(nbytes), arena.nbytes), arena, idle)
+            if others is not None:
                 raise StagingLimitError(
                     f"{nbytes:,} bytes are to be staged, and copies that are still read take {others:,}; "
                     f"max_staging_bytes={self._max_bytes:,} allows less. Raise it, save fewer bytes at a time, or wait "
@@ -147,6 +150,22 @@ class ArenaPool:
                 self._free.remove(arena)
             self._taken.append(arena)
             return arena
+
+    def _make_room(self, nbytes: int, arena: Arena, idle: list[Arena]) -> int | None:
+        """Drop idle arenas until `arena` may have so many bytes; if that is not enough, what those in use take."""
+        droppable = [each for each in idle if each is not arena]
+        others = sum(each.nbytes for each in (*self._free, *self._taken) if each is not arena)
+        limit = others + nbytes if self._max_bytes is None else self._max_bytes
+        in_use = others - sum(each.nbytes for each in droppable)
+        if in_use + nbytes > limit:
+            return in_use
+        for each in droppable:
+            if others + nbytes <= limit:
+                break
+            others -= each.nbytes
+            self._free.remove(each)
+            each.close()
+        return None
 
     def give_back(self, arena: Arena) -> None:
         """The save has ended; what it held may be overwritten."""

@@ -110,6 +110,7 @@ def close_savers() -> None:
 def _at_exit() -> None:
     """Their saves are done by now: threads of Python are waited for before. What failed unasked goes to the log."""
     for saver in _savers.values():
+        saver.log_unasked()
         saver.end()
 
 

@@ -78,3 +78,16 @@ class SaveJob:
     may_be_superseded: bool = False
     done: list[Callable[[], object]] = field(default_factory=list)
     """Called once the save has ended."""
+
+    def __post_init__(self) -> None:
+        # A save goes on whatever its caller does, so that neither can be cancelled (`asyncio.wrap_future` tries).
+        self.future.set_running_or_notify_cancel()
+        self.staging.set_running_or_notify_cancel()
+
+    def release(self) -> None:
+        """Call what is to be called in the end, as soon as nobody writes to the copy any more."""
+        self.staging.add_done_callback(lambda _: self._call_done())
+
+    def _call_done(self) -> None:
+        while self.done:
+            self.done.pop()()

@@ -16,11 +16,13 @@ __all__ = [
     "Beat",
     "Failed",
     "Forget",
+    "ForgetArena",
     "Hello",
     "Logged",
     "NewArena",
     "NewGroup",
     "NewStructure",
+    "NotUnderstoodError",
     "Ready",
     "Save",
     "Saved",
@@ -30,7 +32,13 @@ __all__ = [
     "send_message",
 ]
 
+
+class NotUnderstoodError(Exception):
+    """A message came whole, but does not unpickle here; the cause says why."""
+
+
 _LENGTH = struct.Struct("<Q")
+_PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,13 @@ class Forget:
     """A structure that is not saved any more."""
 
     identifier: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetArena:
+    """An arena that is used no more: as long as it is mapped, it takes memory."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +155,15 @@ class Failed:
 
 
 def send_message(connection: socket.socket, message: object, descriptor: int | None = None) -> int:
-    """Send one message whole, and the descriptor that it carries; how many bytes that were."""
+    """Send one message whole, and the descriptor that it carries; how many bytes that were.
+
+    Raises:
+        TimeoutError: The connection has a timeout, and the other side took nothing for so long.
+    """
     data = pickle.dumps(message, protocol=5)
-    connection.sendall(_LENGTH.pack(len(data)) + data)
+    left = memoryview(_LENGTH.pack(len(data)) + data)
+    while left:  # a timeout is for each part: what takes long is not silent
+        left = left[connection.send(left[:_PART_BYTES]) :]
     if descriptor is not None:
         socket.send_fds(connection, [b"f"], [descriptor])
     return _LENGTH.size + len(data)
@@ -154,13 +175,18 @@ def read_message(connection: socket.socket) -> Any:
     Raises:
         EOFError: The other side has ended.
         TimeoutError: The connection has a timeout, and nothing came.
+        NotUnderstoodError: The message does not unpickle.
     """
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
-    message = pickle.loads(_read(connection, length))
+    data = _read(connection, length)
+    try:
+        message = pickle.loads(data)
+    except Exception as error:
+        raise NotUnderstoodError from error
     if not isinstance(message, NewArena):
         return message
-    data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
-    if not data or not descriptors:
+    byte, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    if not byte or not descriptors:
         raise EOFError
     return message, descriptors[0]
 
@@ -169,7 +195,7 @@ def _read(connection: socket.socket, length: int) -> bytes:
     data = bytearray()
     while len(data) < length:
         try:
-            part = connection.recv(min(length - len(data), 1 << 20))
+            part = connection.recv(min(length - len(data), _PART_BYTES))
         except ConnectionError as error:
             raise EOFError from error
         if not part:

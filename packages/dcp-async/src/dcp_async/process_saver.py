@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
 from dcp_async.arena import Arena
-from dcp_async.errors import SaverDeadlineError, WorkerError, WorkerLostError
+from dcp_async.errors import SaverClosedError, SaverDeadlineError, WorkerError, WorkerLostError
 from dcp_async.jobs import SaveJob
 from dcp_async.links import GroupLink
 from dcp_async.meeting import Seat
-from dcp_async.messages import Failed, Forget, NewArena, NewGroup, NewStructure, Save, Saved
+from dcp_async.messages import Failed, Forget, ForgetArena, NewArena, NewGroup, NewStructure, Save, Saved
 from dcp_async.options import SaverOptions
 from dcp_async.staged_planner import pickled
 from dcp_async.staging import Staged
@@ -46,6 +47,8 @@ class _Known:
 
     arenas: dict[Arena, tuple[int, int]] = field(default_factory=dict)
     """Their numbers and sizes."""
+    drawn: int = 0
+    """Numbers of arenas that were given away."""
     groups: dict[str, Seat] = field(default_factory=dict)
     structures: OrderedDict[str, _Sent] = field(default_factory=OrderedDict)
 
@@ -65,6 +68,8 @@ class ProcessBackend:
         self._known = _Known()
         self._links: dict[str, GroupLink] = {}
         self._saves = 0
+        self._closed = False
+        self._start_lock = threading.Lock()
         self._owner = os.getpid()
 
     @property
@@ -100,27 +105,46 @@ class ProcessBackend:
             worker = self._running(job.link)
             self._tell_group(worker, seat)
             request = self._request(worker, job, seat, means)
+            self._send(worker, request, job)
         except BaseException as error:
+            self._doubt(job)
             job.link.withdraw(job.ticket, error)
             raise
-        answer = self._ask(worker, request, job)
+        try:
+            answer = self._answer(worker, request, job)
+        except BaseException:
+            self._doubt(job)
+            raise
         if isinstance(answer, Saved):
             return _metadata(job, answer)
+        self._doubt(job)
         raise _raised(answer.failure)
 
     def close(self) -> None:
-        """End the worker."""
-        if self._worker is not None and self._owner == os.getpid():
-            self._worker.close()
-        self._worker = None
+        """End the worker, and start none any more. May be called while `run` runs, which raises then."""
+        with self._start_lock:
+            self._closed = True
+            worker, self._worker = self._worker, None
+        if worker is not None and self._owner == os.getpid():
+            worker.close()
 
-    def _ask(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved | Failed:
-        deadline = time.monotonic() + self._options.save_seconds
+    def _send(self, worker: WorkerProcess, request: Save, job: SaveJob) -> None:
         try:
             worker.send(request)
-            answer = worker.read(deadline)
+        except WorkerLostError as error:
+            raise _naming(job, error) from error
+
+    def _answer(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved | Failed:
+        try:
+            answer = worker.read(time.monotonic() + self._options.save_seconds)
         except (WorkerLostError, SaverDeadlineError) as error:
-            raise type(error)(f"rank {job.link.seat.rank}, save to {_place(job)}: {error}") from error
+            raise _naming(job, error) from error
+        if isinstance(answer, Failed) and answer.number == 0:
+            # What it did not understand is not known, so that another one is told everything. It heeds no request.
+            worker.kill()
+            refused = _raised(answer.failure)
+            job.link.withdraw(job.ticket, refused)
+            raise refused
         if not isinstance(answer, Saved | Failed) or answer.number != request.number:
             worker.kill()
             raise WorkerError(f"the saver's process answered another request than {request.number}; it was ended")
@@ -128,15 +152,18 @@ class ProcessBackend:
 
     def _running(self, link: GroupLink) -> WorkerProcess:
         self._links[link.seat.key] = link
-        if self._worker is not None and not self._worker.alive:
-            self._worker.close()
-            self._worker = None
-        if self._worker is None:
+        with self._start_lock:
+            if self._closed:
+                raise SaverClosedError("the saver was closed before this save could begin")
+            worker = self._worker
+            if worker is not None and worker.alive:
+                return worker
+            if worker is not None:
+                worker.close()
             self._known = _Known()
-            worker = WorkerProcess(self._options.worker, self._worker_ended)
-            worker.wait_ready()
-            self._worker = worker
-        return self._worker
+            self._worker = worker = WorkerProcess(self._options.worker, self._worker_ended)
+        worker.wait_ready()  # without the lock: `close` need not wait
+        return worker
 
     def _worker_ended(self) -> None:
         """In a thread: let the other ranks look for a new worker in their next save, not in this one."""
@@ -170,9 +197,21 @@ class ProcessBackend:
             new_means,
         )
 
+    def _doubt(self, job: SaveJob) -> None:
+        """After a save that went wrong: nobody knows what the worker has of it, so that the next one sends all."""
+        if job.staged is not None:
+            sent = self._known.structures.get(job.staged.structure.identifier)
+            if sent is not None:
+                sent.objects, sent.means = [], b""
+
     def _tell_arena(self, worker: WorkerProcess, arena: Arena) -> int:
         known = self._known.arenas
-        number, nbytes = known.get(arena, (len(known), -1))
+        for dropped in [each for each in known if each.closed]:
+            worker.send(ForgetArena(known.pop(dropped)[0]))
+        if arena not in known:
+            known[arena] = self._known.drawn, -1
+            self._known.drawn += 1
+        number, nbytes = known[arena]
         if nbytes != arena.nbytes:
             worker.send(NewArena(number, arena.nbytes), arena.descriptor)
             known[arena] = number, arena.nbytes
@@ -208,6 +247,11 @@ def _changed(before: list[Any], now: list[Any]) -> dict[int, Any]:
 def _place(job: SaveJob) -> str:
     place = job.checkpoint_id if job.checkpoint_id is not None else getattr(job.storage_writer, "checkpoint_id", None)
     return "its storage" if place is None else os.fspath(place)
+
+
+def _naming(job: SaveJob, error: Exception) -> Exception:
+    """The same error, which says whose save it was."""
+    return type(error)(f"rank {job.link.seat.rank}, save to {_place(job)}: {error}")
 
 
 def _metadata(job: SaveJob, saved: Saved) -> Metadata:

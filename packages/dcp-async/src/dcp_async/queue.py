@@ -5,6 +5,7 @@ Not here: what a save does.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -12,7 +13,7 @@ from concurrent import futures
 from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSkippedError, SaveSupersededError
 from dcp_async.jobs import SaveJob
 from dcp_async.options import Overlap
-from dcp_core import Metadata
+from dcp_core import CoordinatorLostError, Metadata
 
 __all__ = ["SaveQueue"]
 
@@ -25,10 +26,12 @@ class SaveQueue:
     Args:
         run: Carries out a save.
         name: Of the thread.
+        save_seconds: How long a save is waited for that another one must wait for.
     """
 
-    def __init__(self, run: Callable[[SaveJob], Metadata], name: str) -> None:
+    def __init__(self, run: Callable[[SaveJob], Metadata], name: str, save_seconds: float = 3600.0) -> None:
         self._run = run
+        self._save_seconds = min(save_seconds, threading.TIMEOUT_MAX)
         # Its threads are joined, and what waits in it is done, before the interpreter ends.
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix=name)
         self._changed = threading.Condition()
@@ -53,22 +56,33 @@ class SaveQueue:
             raise SaverClosedError("the saver is closed: make another one, or close it after the last save")
 
     def raise_unasked(self) -> None:
-        """Raise the error of an earlier save that nobody has asked about."""
-        with self._changed:
-            failed, self._failed = self._failed, []
-        for job in failed:
+        """Raise the error of an earlier save that nobody has asked about: the first one's, the others' come later."""
+        error = self.next_unasked()
+        if error is not None:
+            raise error
+
+    def next_unasked(self) -> BaseException | None:
+        """The error of the first save that failed and that nobody has asked about, which counts as asked then."""
+        while True:
+            with self._changed:
+                if not self._failed:
+                    return None
+                job = self._failed.pop(0)
             error = job.future.failure()
             if error is not None and not job.future.asked:
                 job.future.asked = True
-                raise error
+                return error
 
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
         """Whether a save may be staged; False if it is left out. Waits where the policy says so.
 
+        Raises:
+            SaverDeadlineError: The save that is to be waited for takes longer than `save_seconds`.
+
         Ranks: all ranks of the job's group get the same answer.
         """
         if overlap == "wait" or not job.link.agrees:
-            self._wait(lambda: not self.busy)
+            self._wait_turn(lambda: not self.busy)
             return True
         if overlap == "skip":
             return self._admit_unless_busy(job)
@@ -80,7 +94,15 @@ class SaveQueue:
         with self._changed:
             self.check_open()
             self._waiting = job
-        self._thread.submit(self._take, job)
+        try:  # without the lock, so that the thread can begin at once
+            self._thread.submit(self._take, job)
+        except BaseException:  # closed meanwhile, or the interpreter ends
+            with self._changed:
+                if self._waiting is job:
+                    self._waiting = None
+                self._changed.notify_all()
+            self.check_open()
+            raise
 
     def drain(self, seconds: float) -> None:
         """Return when no save runs or waits.
@@ -98,14 +120,26 @@ class SaveQueue:
 
     def close(self) -> None:
         """Take no more saves. Does not wait."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
         self._thread.shutdown(wait=False)
+
+    def drop(self) -> None:
+        """Leave out the save that waits, on the other ranks, too. For a closed queue."""
+        with self._changed:
+            job, self._waiting = self._waiting, None
+            self._changed.notify_all()
+        if job is not None:
+            error = SaverClosedError(f"the save to {job.checkpoint_id!s} was left out: its saver was closed before")
+            self._leave_out(job, error)
+            with contextlib.suppress(CoordinatorLostError):  # then the other ranks know
+                job.link.withdraw(job.ticket, error)
 
     def _admit_unless_busy(self, job: SaveJob) -> bool:
         with self._changed:
             fate = job.link.decide(job.ticket, SKIP if self.busy else GO)
         if fate == GO:  # of a save that is over on another rank, the end is near here, too
-            self._wait(lambda: not self.busy)
+            self._wait_turn(lambda: not self.busy)
             return True
         self._leave_out(job, SaveSkippedError(f"the save to {job.checkpoint_id!s} was skipped: {self._what_runs()}"))
         return False
@@ -114,25 +148,24 @@ class SaveQueue:
         """Take the place of the save that waits, unless another rank has begun it."""
         with self._changed:
             waiting = self._waiting
-        if waiting is not None:
-            futures.wait([waiting.staging])
+        if waiting is None:
+            return
+        if waiting.may_be_superseded and futures.wait([waiting.staging], self._save_seconds).not_done:
+            raise _overdue("the copy for the save", waiting, self._save_seconds)
         with self._changed:
             if (
-                waiting is not None
-                and waiting is self._waiting
+                waiting is self._waiting
+                and waiting.may_be_superseded  # of another one, the other ranks would not hear
                 and waiting.link.decide(waiting.ticket, SUPERSEDED) == SUPERSEDED
             ):
                 self._waiting = None
                 self._leave_out(waiting, _superseded(waiting))
-        self._wait(lambda: self._waiting is None)
+        self._wait_turn(lambda: self._waiting is None)
 
     def _leave_out(self, job: SaveJob, error: Exception) -> None:
         job.future.asked = True
         job.future.set_exception(error)
-        if not job.staging.done():
-            job.staging.set_result(None)
-        for done in job.done:
-            done()
+        job.release()
 
     def _what_runs(self) -> str:
         running = self._running or self._waiting
@@ -142,25 +175,29 @@ class SaveQueue:
         with self._changed:
             return self._changed.wait_for(ready, seconds)
 
-    def _take(self, job: SaveJob) -> None:
+    def _wait_turn(self, ready: Callable[[], bool]) -> None:
+        """Wait for saves before; each of them has its own time."""
         with self._changed:
-            if self._waiting is not job:  # superseded
-                return
-            if job.may_be_superseded and job.link.decide(job.ticket, GO) != GO:
-                self._waiting = None
-                self._leave_out(job, _superseded(job))
-                self._changed.notify_all()
-                return
-            self._waiting, self._running = None, job
-            self._changed.notify_all()
+            while not ready():
+                before = self._running or self._waiting
+                if not self._changed.wait_for(
+                    lambda before=before: ready() or (self._running or self._waiting) is not before,  # type: ignore[misc]
+                    self._save_seconds,
+                ):
+                    raise _overdue("the save", before, self._save_seconds)
+
+    def _take(self, job: SaveJob) -> None:
         try:
+            if not self._begin(job):
+                return
             result, error = self._run(job), None
         except BaseException as raised:  # noqa: BLE001 - whatever it is, the caller hears of it
             result, error = None, raised
-        for done in job.done:
-            done()
+        job.release()
         with self._changed:
             self._running = None
+            if self._waiting is job:  # it could not begin
+                self._waiting = None
             if error is not None:
                 self._failed.append(job)
             self._changed.notify_all()
@@ -168,6 +205,28 @@ class SaveQueue:
             job.future.set_exception(error)
         elif result is not None:
             job.future.set_result(result)
+
+    def _begin(self, job: SaveJob) -> bool:
+        """Whether a save's turn has come; False if another one has taken its place."""
+        with self._changed:
+            if self._waiting is not job:
+                return False
+            if job.may_be_superseded and job.link.decide(job.ticket, GO) != GO:
+                self._waiting = None
+                self._leave_out(job, _superseded(job))
+                self._changed.notify_all()
+                return False
+            self._waiting, self._running = None, job
+            self._changed.notify_all()
+        return True
+
+
+def _overdue(what: str, job: SaveJob | None, seconds: float) -> SaverDeadlineError:
+    where = "" if job is None else f" to {job.checkpoint_id!s}"
+    return SaverDeadlineError(
+        f"{what}{where} was not done after {seconds:g} s (save_seconds), and this one must wait for it. Allow more "
+        "time, or look for what holds it up"
+    )
 
 
 def _superseded(job: SaveJob) -> SaveSupersededError:

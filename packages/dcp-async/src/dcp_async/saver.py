@@ -6,15 +6,17 @@ What carries a save out (a thread, a process) is a `Backend`, found by hook; how
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
 from dcp_async.arena import ArenaPool
 from dcp_async.copying import Copier, on_this_stream
+from dcp_async.errors import SaverDeadlineError
 from dcp_async.jobs import AsyncSaveResponse, SaveFuture, SaveJob
 from dcp_async.links import GroupLink, LinkTable
 from dcp_async.mutations import MutationGuard
@@ -24,6 +26,7 @@ from dcp_async.staged_planner import plan_here
 from dcp_async.stagers import DefaultStager, is_plain_blocking
 from dcp_async.staging import Staged, Stager
 from dcp_core import AsyncStager, DefaultSavePlanner, Metadata, SavePlanner, StorageWriter, plugins
+from dcp_core.logs import LOGGER_NAME
 from dcp_core.per_rank import with_rank_values
 from dcp_core.protocols import CheckpointId, is_stateful
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["AsyncSaver", "Backend"]
+
+_logger = logging.getLogger(LOGGER_NAME)
 
 
 class Backend(Protocol):
@@ -84,9 +89,11 @@ class AsyncSaver:
         )
         guard = MutationGuard() if self.options.mutation_guard else None
         self._stager = Stager(self._pool, Copier(self.options.copy_threads), guard)
-        self._queue = SaveQueue(self._run, f"dcp-{name}-saver")
+        self._queue = SaveQueue(self._run, f"dcp-{name}-saver", self.options.save_seconds)
         self._staging_thread: ThreadPoolExecutor | None = None
+        self._seconds = min(self.options.save_seconds, threading.TIMEOUT_MAX)
         self._values = threading.RLock()
+        self._locked_by: int | None = None
         self._entry = threading.Lock()
 
     @property
@@ -174,6 +181,7 @@ class AsyncSaver:
             Exception: What went wrong with the copy; or with an earlier save whose future nobody asked. Other ranks
                 get it from their futures.
             SaverClosedError: The saver is closed.
+            SaverDeadlineError: An earlier save of this rank, or `lock`, holds this one up for over `save_seconds`.
 
         Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
         """
@@ -190,20 +198,26 @@ class AsyncSaver:
                     return job.future
                 self._queue.raise_unasked()
                 answer = self._stage(job, state_dict, async_stager)
+                self._queue.put(job)
             except BaseException as error:
+                job.release()
                 link.withdraw(job.ticket, error)
                 raise
-            self._queue.put(job)
             return answer
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Values may change inside: waits until no copy is being made, and none begins before the end.
 
-        For stagers that give futures; with others every copy is complete before `save` returns.
+        For stagers that give futures; with others every copy is complete before `save` returns. A save inside, by the
+        same thread, makes its copy before it returns, whatever its stager.
         """
         with self._values:
-            yield
+            before, self._locked_by = self._locked_by, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._locked_by = before
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when every save has ended, however it ended. Raises SaverDeadlineError after so many seconds."""
@@ -216,19 +230,33 @@ class AsyncSaver:
             seconds: How long to wait; None takes `SaverOptions.close_seconds`.
 
         Raises:
-            SaverDeadlineError: A save takes longer; it is given up, and its checkpoint does not exist.
-            Exception: An earlier save failed, and nobody asked its future.
+            SaverDeadlineError: A save takes longer; see `end`.
+            Exception: An earlier save failed, and nobody asked its future; if there are several, the others are logged.
         """
         self._queue.close()
         try:
             self._queue.drain(self.options.close_seconds if seconds is None else seconds)
         finally:
             self.end()
-        self._queue.raise_unasked()
+        error = self._queue.next_unasked()
+        self.log_unasked()
+        if error is not None:
+            raise error
+
+    def log_unasked(self) -> None:
+        """Log the errors of all saves that failed and that nobody has asked about, where nothing can raise them."""
+        while (error := self._queue.next_unasked()) is not None:
+            _logger.error("a save in the background failed, and nobody asked its future", exc_info=error)
 
     def end(self) -> None:
-        """End what runs in the background, without waiting for saves; their checkpoints do not come to exist."""
+        """End what runs in the background, without waiting for saves.
+
+        A save that has not begun is left out: its future raises SaverClosedError. One that runs in a process ends with
+        it, and its checkpoint does not come to exist. One that runs in a thread cannot be ended: it goes on, its future
+        tells how it went, and the interpreter waits for it.
+        """
         self._queue.close()
+        self._queue.drop()
         self._backend.close()
         self._stager.copier.close()
         self._pool.close()
@@ -248,11 +276,24 @@ class AsyncSaver:
     def _stage(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
+        try:
+            return self._begin_copy(job, state_dict, stager)
+        except BaseException as error:
+            job.staging.set_exception(error)
+            raise
+
+    def _begin_copy(
+        self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
+    ) -> SaveFuture | AsyncSaveResponse:
         values = _values(state_dict, job.link)
         chosen = stager if stager is not None else _stager_of(job.storage_writer)
         if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):
-            with self._values:
+            if not self._values.acquire(timeout=self._seconds):
+                raise self._late_copy(job)
+            try:
                 self._copy(job, values)
+            finally:
+                self._values.release()
             job.staging.set_result(None)
             return job.future
         if isinstance(chosen, DefaultStager):
@@ -289,12 +330,13 @@ class AsyncSaver:
         self._copy_for_worker(job, values)
 
     def _copy_later(self, job: SaveJob, values: dict[str, Any]) -> AsyncSaveResponse:
-        if self._staging_thread is None:
-            self._staging_thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
         begun = threading.Event()
+        claim = threading.Lock()  # whoever is first: the copy, or the caller who has waited for long enough
 
         def copy() -> None:
             with self._values:
+                if not claim.acquire(blocking=False):
+                    return
                 begun.set()
                 try:
                     self._copy(job, values)
@@ -303,14 +345,32 @@ class AsyncSaver:
                 else:
                     job.staging.set_result(None)
 
+        if self._locked_by == threading.get_ident():  # the other thread would wait for this one
+            copy()
+            return AsyncSaveResponse(job.staging, job.future)
+        if self._staging_thread is None:
+            self._staging_thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
         self._staging_thread.submit(on_this_stream(copy))
-        begun.wait()  # from now on `lock` waits for the copy
+        # From its beginning on `lock` waits for the copy.
+        if not begun.wait(self._seconds) and claim.acquire(blocking=False):
+            raise self._late_copy(job)
         return AsyncSaveResponse(job.staging, job.future)
+
+    def _late_copy(self, job: SaveJob) -> SaverDeadlineError:
+        return SaverDeadlineError(
+            f"the copy for the save to {job.checkpoint_id!s} was not complete after {self._seconds:g} s (save_seconds)"
+            ": another thread is in `lock`, or the stager has not finished"
+        )
+
+    def _await_copy(self, job: SaveJob) -> None:
+        if wait([job.staging], self._seconds).not_done:
+            raise self._late_copy(job)
+        job.staging.result()
 
     def _run(self, job: SaveJob) -> Metadata:
         """In the queue's thread: the copy is complete, or the other ranks hear why not; then the save."""
         try:
-            job.staging.result()
+            self._await_copy(job)
             if job.staged is None and self._backend.shares_memory:
                 self._plan_and_copy(job)
         except BaseException as error:
@@ -332,9 +392,9 @@ def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
 
 
 def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
-    error = done.exception()
-    if error is not None:
+    try:
+        job.staged_state = done.result()
+    except BaseException as error:  # noqa: BLE001 - cancelling, too: both futures tell
         job.staging.set_exception(error)
-        return
-    job.staged_state = done.result()
-    job.staging.set_result(None)
+    else:
+        job.staging.set_result(None)

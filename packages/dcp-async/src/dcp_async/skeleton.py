@@ -201,7 +201,10 @@ def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[
         s=lambda node: _local(node, tensors),
         o=thing,
     )
-    return mapping(skeleton)
+    try:
+        return mapping(skeleton)
+    finally:
+        makers.clear()  # a cycle through them would keep the tensors' memory until it is collected
 
 
 def _local(node: Skeleton, tensors: Iterator[torch.Tensor]) -> LocalTensor:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from dcp_async.messages import Beat, Failed, Hello, Ready, read_message, send_message
+from dcp_async.messages import Beat, Failed, Hello, NotUnderstoodError, Ready, read_message, send_message
 
 __all__ = ["main"]
 
@@ -42,8 +42,10 @@ class Trainer:
     def listen(self, parent: int) -> None:
         """Queue what the trainer sends, and end the process when the trainer has ended.
 
-        A process that the trainer has forked may hold its end of the socket: its own end is watched, too.
+        A process that the trainer has forked may hold its end of the socket: its own end is watched, too. After a
+        message that does not unpickle the trainer hears why, at once, and no other one is heeded: they may build on it.
         """
+        heeding = True
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
         poller.register(_watch(parent), select.POLLIN)
@@ -52,9 +54,15 @@ class Trainer:
             if self._connection.fileno() not in ready:
                 os._exit(1)
             try:
-                self.messages.put(read_message(self._connection))
+                message = read_message(self._connection)
+            except NotUnderstoodError as error:
+                heeding = False
+                _report(self, error.__cause__ or error)
+                continue
             except (EOFError, OSError):
                 os._exit(0)
+            if heeding:
+                self.messages.put(message)
 
     def beat(self) -> None:
         """Show that this process lives, for ever."""

@@ -29,6 +29,7 @@ from dcp_core.logs import LOGGER_NAME
 __all__ = ["WorkerProcess"]
 
 _TERM_SECONDS = 5.0
+_KILL_SECONDS = 5.0
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -46,6 +47,8 @@ class WorkerProcess:
         self._connection = ours
         self.bytes_sent = 0
         self._closing = False
+        self._given_up = False
+        self._end_lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", "dcp_async.worker", str(theirs.fileno()), str(os.getpid())],
@@ -66,8 +69,8 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
+        """Whether it runs, and can be used."""
+        return not self._given_up and self._process.poll() is None
 
     def wait_ready(self) -> None:
         """Return once it has imported what it needs.
@@ -88,9 +91,18 @@ class WorkerProcess:
             raise WorkerError(f"the saver's process said {type(answer).__name__} when it should be ready")
 
     def send(self, message: object, descriptor: int | None = None) -> None:
-        """Send a message. Raises WorkerLostError if the process has ended."""
+        """Send a message.
+
+        Raises:
+            WorkerLostError: The process has ended, or takes nothing for too long (it is ended then).
+        """
         try:
+            self._connection.settimeout(self._options.silence_seconds)
             self.bytes_sent += send_message(self._connection, message, descriptor)
+            self._connection.settimeout(None)
+        except TimeoutError as error:
+            self.kill()
+            raise WorkerLostError(self._silent("took no message")) from error
         except OSError as error:
             raise WorkerLostError(self._how_it_ended()) from error
 
@@ -108,34 +120,43 @@ class WorkerProcess:
                 raise SaverDeadlineError(
                     "the saver's process took longer than it may (start_seconds, save_seconds), and was ended"
                 )
-            self._connection.settimeout(left if starts else min(left, self._options.silence_seconds))
             try:
+                self._connection.settimeout(left if starts else min(left, self._options.silence_seconds))
                 message = read_message(self._connection)
+                self._connection.settimeout(None)
             except TimeoutError as error:
                 if time.monotonic() >= deadline:
                     continue
                 self.kill()
-                raise WorkerLostError(
-                    f"the saver's process {self.pid} gave no sign of life for {self._options.silence_seconds:g} s, and "
-                    "was ended; the next save starts another one"
-                ) from error
-            except EOFError as error:
+                raise WorkerLostError(self._silent("gave no sign of life")) from error
+            except (EOFError, OSError) as error:  # the latter after `close` in another thread
                 raise WorkerLostError(self._how_it_ended()) from error
-            finally:
-                self._connection.settimeout(None)
             if not _pass_on(message):
                 return message
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once. One that the kernel does not end soon (its disk hangs) is given up, and not used again."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(_KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            logging.getLogger(LOGGER_NAME).warning(
+                "the saver's process %d was killed, but has not ended after %g s; another one takes its place",
+                self.pid,
+                _KILL_SECONDS,
+            )
+            self._given_up = True
+            self._tell_end()
 
     def close(self) -> None:
         """End it: it ends by itself when nobody talks to it any more."""
         self._closing = True
+        with contextlib.suppress(OSError):  # a thread that reads or sends wakes up
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+        if self._given_up:
+            return
         try:
             self._process.wait(_TERM_SECONDS)
         except subprocess.TimeoutExpired:
@@ -143,8 +164,20 @@ class WorkerProcess:
 
     def _watch(self) -> None:
         self._process.wait()
-        if not self._closing:
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        """Once, unless the end was wanted."""
+        with self._end_lock:
+            wanted, self._closing = self._closing, True
+        if not wanted:
             self._on_end()
+
+    def _silent(self, how: str) -> str:
+        seconds = self._options.silence_seconds
+        return (
+            f"the saver's process {self.pid} {how} for {seconds:g} s, and was ended; the next save starts another one"
+        )
 
     def _how_it_ended(self) -> str:
         try:

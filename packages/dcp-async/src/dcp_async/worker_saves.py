@@ -21,6 +21,7 @@ from dcp_async.meeting import Meeting, Ticket, prefixed
 from dcp_async.messages import (
     Failed,
     Forget,
+    ForgetArena,
     Hello,
     Logged,
     NewArena,
@@ -86,6 +87,9 @@ class WorkerSaves:
             self._structures[message.structure.identifier] = _Known(message.structure)
         elif isinstance(message, Forget):
             self._structures.pop(message.identifier, None)
+        elif isinstance(message, ForgetArena):
+            self._arenas.pop(message.number, None)
+            self._unmap(message.number)
         elif isinstance(message, NewGroup):
             self._meetings[message.seat.key] = Meeting(message.seat)
         else:
@@ -98,8 +102,12 @@ class WorkerSaves:
         )
         os.close(descriptor)
         self._arenas[arena.number] = torch.from_numpy(np.frombuffer(mapped, np.uint8))
+        self._unmap(arena.number)
+
+    def _unmap(self, number: int) -> None:
+        """Let go of the tensors in an arena."""
         for known in self._structures.values():
-            if known.arena == arena.number:
+            if known.arena == number:
                 known.arena, known.tensors = -1, []
 
     def _reply_to(self, save: Save) -> None:
@@ -110,6 +118,7 @@ class WorkerSaves:
             self._send(Failed(save.number, failure_of(rank, error)))
 
     def _save(self, save: Save) -> Saved:
+        self._learn(save)
         meeting = self._meetings[save.group]
         with assume_job_size(meeting.seat.job_size):
             coordinator = meeting.coordinator(save.ticket)
@@ -134,12 +143,16 @@ class WorkerSaves:
             return Saved(save.number, meta.save_id, None)
         return Saved(save.number, None, encode(dict(vars(metadata))))
 
+    def _learn(self, save: Save) -> None:
+        """First of all: the next save of this structure tells only what differs from this one."""
+        known = self._structures.get(save.structure)
+        if known is not None:  # where it is missing, the other ranks hear of it, too
+            known.objects.update(save.objects)
+            known.means = known.means if save.means is None else save.means
+
     def _what(self, save: Save) -> tuple[dict[Any, Any], StorageWriter, SavePlanner | None]:
         """The state dict in shared memory, and by what means it is saved."""
         known = self._structures[save.structure]
-        known.objects.update(save.objects)
-        if save.means is not None:
-            known.means = save.means
         if known.arena != save.arena:
             known.arena, known.tensors = save.arena, staged_tensors(known.structure, self._arenas[save.arena])
         objects = (known.objects[number] for number in range(len(known.objects)))

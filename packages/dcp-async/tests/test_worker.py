@@ -1,0 +1,58 @@
+"""What a worker does with messages as they come."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from dcp_async.messages import Failed, Forget, read_message, send_message
+from dcp_async.worker import Trainer
+
+
+def _refuse() -> Any:
+    raise ModuleNotFoundError("No module named 'only_in_the_trainer'")
+
+
+class OnlyThere:
+    """Pickles, but does not unpickle."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+class EndedError(BaseException):
+    pass
+
+
+@pytest.mark.timeout(30)
+def test_a_message_that_does_not_unpickle_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(status: int) -> None:
+        raise EndedError
+
+    monkeypatch.setattr("dcp_async.worker._watch", lambda parent: os.pidfd_open(os.getpid()))
+    monkeypatch.setattr("dcp_async.worker.os._exit", ended)
+    ours, theirs = socket.socketpair()
+    trainer = Trainer(theirs)
+
+    def listen() -> None:
+        with pytest.raises(EndedError):
+            trainer.listen(os.getpid())
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    with ours, theirs:
+        ours.settimeout(10)
+        send_message(ours, Forget("before"))
+        send_message(ours, OnlyThere())
+        answer = read_message(ours)
+        assert isinstance(answer, Failed)
+        assert (answer.number, "only_in_the_trainer" in answer.failure.text) == (0, True)
+        send_message(ours, Forget("after"))
+        ours.shutdown(socket.SHUT_WR)
+        listener.join(10)
+    assert trainer.messages.get_nowait() == Forget("before")
+    assert trainer.messages.empty()
