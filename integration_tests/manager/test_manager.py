@@ -116,6 +116,20 @@ def test_the_newest_stays_whatever_the_policy_says(tmp_path: Path) -> None:
             assert steps(tmp_path) == {f"step-{step}"}
 
 
+def test_training_that_went_back_keeps_its_checkpoints(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (50, 100):
+            manager.save(step, state(step))
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as manager:
+        assert manager.restore(state(), step=50) is not None
+        manager.save(60, state(60))
+        assert steps(tmp_path) == {"step-60"}
+        manager.save(70, state(70))
+    assert steps(tmp_path) == {"step-70"}
+    assert (tmp_path / "latest").read_text() == "step-70\n"
+    assert restored(tmp_path) == 70
+
+
 def test_what_is_being_read_stays(tmp_path: Path) -> None:
     catalogue = Catalogue(LocalStore(tmp_path), stale_after_seconds=3600)
     with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as manager:

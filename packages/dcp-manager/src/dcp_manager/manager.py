@@ -89,7 +89,7 @@ class CheckpointManager:
         stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
 
     Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
-    has been published, never the newest good one, and never while somebody reads them; what a killed process leaves is
+    has been published, never the good one that was made last, and never while somebody reads them; what a killed process leaves is
     removed by the next one.
     """
 
@@ -289,7 +289,7 @@ class CheckpointManager:
                 running = {other for other in self._background.steps if other != step}
                 if saved:
                     self._catalogue.published(step)
-                    removed = self._retention.apply(running)
+                    removed = self._retention.apply(running, published=step)
                     _tell("remove", self.checkpoint_id(step), removed)
                 else:
                     self._retention.sweep(running, always=True)
