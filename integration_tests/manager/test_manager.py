@@ -345,6 +345,36 @@ def test_saves_in_the_background_are_settled_when_they_end(tmp_path: Path) -> No
     assert restored(tmp_path) == 3
 
 
+class WaitingSaver(ThreadSaver):
+    """Takes a save only when the one before has ended and been settled, like the policy `wait`."""
+
+    last: Future[Any] | None = None
+
+    def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Future[Any]:
+        if self.last is not None:
+            self.gate.set()
+            self.last.result()
+            self.pool.submit(int).result()  # the only thread has come back from the manager's callback
+            self.gate.clear()
+        self.last = super().save(state_dict, process_group=process_group, no_dist=no_dist, **place)
+        return self.last
+
+
+def test_the_end_of_a_save_leaves_the_next_one_its_note(tmp_path: Path) -> None:
+    saver = WaitingSaver()
+    losses = {1: 5.0, 2: 1.0, 3: 3.0, 4: 4.0}
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(1) | KeepBest(1, "loss"), saver=saver) as manager:
+        for step, loss in losses.items():
+            manager.save(step, state(step), metrics={"loss": loss})
+        saver.gate.set()
+        manager.wait()
+        assert {record.step: dict(record.metrics) for record in manager.checkpoints()} == {
+            2: {"loss": 1.0},
+            4: {"loss": 4.0},
+        }
+    assert steps(tmp_path) == {"step-2", "step-4"}
+
+
 def test_failures_in_the_background_are_raised_by_the_next_call(tmp_path: Path) -> None:
     saver = ThreadSaver()
     saver.gate.set()

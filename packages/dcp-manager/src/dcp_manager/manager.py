@@ -130,6 +130,7 @@ class CheckpointManager:
         self._preempted = False
         self._last_save = time.monotonic()
         self._lock = threading.RLock()
+        self._preparing: int | None = None
         self._watch.start()
 
     @property
@@ -250,8 +251,10 @@ class CheckpointManager:
                 peers=self._ranks.peers,
             )
         except BaseException:
+            self._prepared()
             self._settle(step, saved=False)
             raise
+        self._prepared()
         self._settle(step, saved=True)
         return None
 
@@ -264,6 +267,8 @@ class CheckpointManager:
 
         def make_ready(_: list[None]) -> None:
             with self._lock:
+                # Until the saver has it, an earlier save may end and look for what nobody is saving.
+                self._preparing = step
                 self._retention.sweep({*self._background.steps, step})
                 self._catalogue.prepare(step, metrics)
 
@@ -277,8 +282,15 @@ class CheckpointManager:
         group, alone = self._ranks.process_group, self._ranks.no_dist
         answer = saver.save(values, process_group=group, no_dist=alone, **self._place(step))
         future: Future[Metadata] = getattr(answer, "upload_completion", answer)
-        self._background.add(step, future, lambda saved: self._settle(step, saved=saved))
+        with self._lock:
+            self._prepared()
+            self._background.add(step, future, lambda saved: self._settle(step, saved=saved))
         return future
+
+    def _prepared(self) -> None:
+        """No step waits for its save to begin any more."""
+        with self._lock:
+            self._preparing = None
 
     def _settle(self, step: int, *, saved: bool) -> None:
         """After a save, on the coordinator: name it, and remove what need not stay; never raises."""
@@ -287,6 +299,8 @@ class CheckpointManager:
         with self._lock:
             try:
                 running = {other for other in self._background.steps if other != step}
+                if self._preparing is not None:
+                    running.add(self._preparing)
                 if saved:
                     self._catalogue.published(step)
                     removed = self._retention.apply(running, published=step)
