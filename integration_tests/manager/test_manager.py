@@ -496,6 +496,42 @@ def test_one_ranks_failure_is_everybodys(ranks: Any, tmp_path: Path) -> None:
     assert steps(tmp_path) == {"step-3"}
 
 
+class OneRankFailsSaver:
+    """Its futures fail on the last rank only; the others' succeed."""
+
+    def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        if dist.get_rank() == dist.get_world_size() - 1:
+            error: Exception = OSError("its disk is full") if state_dict["full"] else RuntimeError("a bug")
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        return done
+
+
+def tell_one_by_one(root: str, full: bool, tolerated: int) -> list[str]:
+    manager = CheckpointManager(root, saver=OneRankFailsSaver(), tolerated_failures=tolerated)
+    told = []
+    for step in range(1, 5):
+        try:
+            told.append(str(manager.maybe_save(step, {"full": full})))
+        except CheckpointException as error:
+            told.append(f"failed on {[*error.failures]}: {error}".splitlines()[0])
+    return told
+
+
+@pytest.mark.parametrize(
+    ("full", "tolerated", "told"),
+    [(True, 9, ["True", "False", "True", "False"]), (True, 0, ["raises"]), (False, 9, ["raises"])],
+    ids=["tolerated", "not tolerated", "a bug"],
+)
+def test_all_ranks_tolerate_the_same(ranks: Any, tmp_path: Path, full: bool, tolerated: int, told: list[str]) -> None:
+    first, second = ranks.run(2, tell_one_by_one, str(tmp_path), full, tolerated, timeout=60)
+    assert first == second
+    expected = "failed on [1]: a save in the background failed (failed on rank 1)"
+    assert first == (["True", expected, "True", expected] if told == ["raises"] else told)
+
+
 def state_fails_on_one_rank(root: str) -> str:
     def broken() -> dict[str, Any]:
         if dist.get_rank() == 1:

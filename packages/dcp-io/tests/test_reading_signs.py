@@ -18,8 +18,15 @@ ELSEWHERE = ProcessIdentity("another-host", "x", "y", 1, 1)
 
 @pytest.mark.parametrize(
     ("process", "age_seconds", "alive"),
-    [(HERE, 0, True), (HERE, 10_000, True), (DEAD, 0, False), (ELSEWHERE, 0, True), (ELSEWHERE, 100, False)]
-    + [(None, 0, True), (None, 100, False)],
+    [
+        (HERE, 0, True),
+        (HERE, 10_000, True),
+        (DEAD, 0, False),
+        (ELSEWHERE, 0, True),
+        (ELSEWHERE, 100, False),
+        (None, 0, True),
+        (None, 100, False),
+    ],
     ids=["ours", "ours, old", "a dead one's", "another host's", "another host's, old", "unreadable", "unreadable, old"],
 )
 def test_who_is_alive(store, process, age_seconds, alive):

@@ -75,7 +75,7 @@ class KeepLast(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(KeepPolicy):
-    """Keeps the best `count` by a metric; of equals the one made later. Without the metric, or with NaN, none is among them.
+    """Keeps the best `count` by a metric; of equals the one made later. One without the metric or with NaN is none.
 
     Args:
         count: How many.
