@@ -84,7 +84,8 @@ class CheckpointManager:
         no_dist: This process alone, whatever process groups exist.
         timeout_seconds: How long ranks wait for each other in one phase.
         peers: How ranks watch each other.
-        preemption_seconds: How long a save may take, from the signal on, after a signal that ends the training.
+        preemption_seconds: How long ranks wait for each other in a save, from the signal on, after a signal that ends
+            the training. A saver has deadlines of its own: neither its saves nor the waits for them are bounded by it.
         tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises.
         stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
 
