@@ -116,6 +116,20 @@ def test_the_newest_stays_whatever_the_policy_says(tmp_path: Path) -> None:
             assert steps(tmp_path) == {f"step-{step}"}
 
 
+def test_training_that_went_back_keeps_its_checkpoints(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (50, 100):
+            manager.save(step, state(step))
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as manager:
+        assert manager.restore(state(), step=50) is not None
+        manager.save(60, state(60))
+        assert steps(tmp_path) == {"step-60"}
+        manager.save(70, state(70))
+    assert steps(tmp_path) == {"step-70"}
+    assert (tmp_path / "latest").read_text() == "step-70\n"
+    assert restored(tmp_path) == 70
+
+
 def test_what_is_being_read_stays(tmp_path: Path) -> None:
     catalogue = Catalogue(LocalStore(tmp_path), stale_after_seconds=3600)
     with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as manager:
@@ -333,6 +347,36 @@ def test_saves_in_the_background_are_settled_when_they_end(tmp_path: Path) -> No
     assert restored(tmp_path) == 3
 
 
+class WaitingSaver(ThreadSaver):
+    """Takes a save only when the one before has ended and been settled, like the policy `wait`."""
+
+    last: Future[Any] | None = None
+
+    def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Future[Any]:
+        if self.last is not None:
+            self.gate.set()
+            self.last.result()
+            self.pool.submit(int).result()  # the only thread has come back from the manager's callback
+            self.gate.clear()
+        self.last = super().save(state_dict, process_group=process_group, no_dist=no_dist, **place)
+        return self.last
+
+
+def test_the_end_of_a_save_leaves_the_next_one_its_note(tmp_path: Path) -> None:
+    saver = WaitingSaver()
+    losses = {1: 5.0, 2: 1.0, 3: 3.0, 4: 4.0}
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(1) | KeepBest(1, "loss"), saver=saver) as manager:
+        for step, loss in losses.items():
+            manager.save(step, state(step), metrics={"loss": loss})
+        saver.gate.set()
+        manager.wait()
+        assert {record.step: dict(record.metrics) for record in manager.checkpoints()} == {
+            2: {"loss": 1.0},
+            4: {"loss": 4.0},
+        }
+    assert steps(tmp_path) == {"step-2", "step-4"}
+
+
 def test_failures_in_the_background_are_raised_by_the_next_call(tmp_path: Path) -> None:
     saver = ThreadSaver()
     saver.gate.set()
@@ -452,6 +496,42 @@ def one_rank_fails(root: str) -> list[str]:
 def test_one_ranks_failure_is_everybodys(ranks: Any, tmp_path: Path) -> None:
     assert ranks.run(2, one_rank_fails, str(tmp_path)) == [["False", "[1]", "True"]] * 2
     assert steps(tmp_path) == {"step-3"}
+
+
+class OneRankFailsSaver:
+    """Its futures fail on the last rank only; the others' succeed."""
+
+    def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        if dist.get_rank() == dist.get_world_size() - 1:
+            error: Exception = OSError("its disk is full") if state_dict["full"] else RuntimeError("a bug")
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        return done
+
+
+def tell_one_by_one(root: str, full: bool, tolerated: int) -> list[str]:
+    manager = CheckpointManager(root, saver=OneRankFailsSaver(), tolerated_failures=tolerated)
+    told = []
+    for step in range(1, 5):
+        try:
+            told.append(str(manager.maybe_save(step, {"full": full})))
+        except CheckpointException as error:
+            told.append(f"failed on {[*error.failures]}: {error}".splitlines()[0])
+    return told
+
+
+@pytest.mark.parametrize(
+    ("full", "tolerated", "told"),
+    [(True, 9, ["True", "False", "True", "False"]), (True, 0, ["raises"]), (False, 9, ["raises"])],
+    ids=["tolerated", "not tolerated", "a bug"],
+)
+def test_all_ranks_tolerate_the_same(ranks: Any, tmp_path: Path, full: bool, tolerated: int, told: list[str]) -> None:
+    first, second = ranks.run(2, tell_one_by_one, str(tmp_path), full, tolerated, timeout=60)
+    assert first == second
+    expected = "failed on [1]: a save in the background failed (failed on rank 1)"
+    assert first == (["True", expected, "True", expected] if told == ["raises"] else told)
 
 
 def state_fails_on_one_rank(root: str) -> str:

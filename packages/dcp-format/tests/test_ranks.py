@@ -257,6 +257,29 @@ def test_a_file_that_lacks_a_tensor_fails_on_all_ranks(ranks: Any, tmp_path: Pat
     assert all("missing.pt" in told for told in ranks.run(2, failing, str(tmp_path / "missing.pt")))
 
 
+SHAPES = {"more rows": (12, 6), "fewer rows": (8, 6), "fewer columns": (10, 4), "another dimension": (10, 6, 1)}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_another_shape_fails_on_all_ranks_before_anything_is_filled(
+    ranks: Any, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    torch.save({"a": torch.ones(4), "rows": torch.ones(10, 6)}, tmp_path / "model.pt")
+
+    def failing(path: str, shape: tuple[int, ...]) -> tuple[str, float]:
+        rows = torch.zeros(shape if dist.get_rank() == 1 else (10, 6))
+        template = {"a": torch.zeros(4), "rows": rows}
+        try:
+            load(template, storage_reader=BroadcastingTorchSaveReader(path), planner=DynamicMetaLoadPlanner())
+        except Exception as error:
+            return str(error), float(sum(each.sum() for each in template.values()))
+        return "nothing", 0.0
+
+    for told, filled in ranks.run(2, failing, str(tmp_path / "model.pt"), shape):
+        assert f"'rows' has shape {[*shape]} in the template and [10, 6] in the file" in told
+        assert filled == 0.0
+
+
 def test_objects_cannot_be_broadcast(tmp_path: Path) -> None:
     torch.save({"step": 7}, tmp_path / "model.pt")
     reader = BroadcastingTorchSaveReader(tmp_path / "model.pt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dcp_core import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError, load, save
+from dcp_core import (
+    CheckpointException,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    UnsupportedFormatError,
+    load,
+    save,
+)
 from dcp_core.errors import MissingKeyError, UnsupportedValueError
-from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter, WriteOptions, convert
 from dcp_format.safetensors_index import INDEX_NAME, open_safetensors
 
 
@@ -89,6 +97,53 @@ def test_saving_again_leaves_no_old_files(tmp_path: Path) -> None:
     save(value, storage_writer=HuggingFaceStorageWriter(str(tmp_path), mapping))
     save({"a": value["a"]}, storage_writer=HuggingFaceStorageWriter(str(tmp_path)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model-00001-of-00001.safetensors", INDEX_NAME]
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    place = tmp_path / "model.hf"
+    place.mkdir()
+    save_file({"lora": torch.ones(3)}, place / "adapter.safetensors")
+    value = tensors()
+    torch.save(value, tmp_path / "value.pt")
+    mapping = {name: 1 + number % 3 for number, name in enumerate(value)}
+    for numbers in (mapping, None):
+        save(value, storage_writer=HuggingFaceStorageWriter(str(place), numbers))
+        assert same(loaded(place, value), value)
+        convert(tmp_path / "value.pt", place, options=WriteOptions(overwrite=True))
+        assert same(loaded(place, value), value)
+    assert sorted(path.name for path in place.glob("*.safetensors")) == ["adapter.safetensors", "model.safetensors"]
+    assert set(open_safetensors(place).index.tensor_names) == set(value)  # the adapter's tensor is not the model's
+
+
+def loaded(path: Path, value: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    template = blank(value)
+    load(template, storage_reader=HuggingFaceStorageReader(path))
+    return template
+
+
+@pytest.mark.parametrize("crash_after", [1, 2])
+def test_files_of_two_saves_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_after: int) -> None:
+    value = tensors()
+    mapping = {name: 1 + number % 3 for number, name in enumerate(value)}
+    save(value, storage_writer=HuggingFaceStorageWriter(str(tmp_path), mapping))
+    replaced: list[object] = []
+
+    def replace(source: object, destination: object) -> None:
+        if len(replaced) == crash_after:
+            raise KeyboardInterrupt
+        replaced.append(destination)
+        os.rename(str(source), str(destination))
+
+    again = HuggingFaceStorageWriter(str(tmp_path), mapping)
+    with monkeypatch.context() as patch:
+        patch.setattr("dcp_format.hf_writer.os.replace", replace)
+        with pytest.raises((CheckpointException, KeyboardInterrupt)):
+            save(value, storage_writer=again)
+    assert not (tmp_path / INDEX_NAME).exists()
+    with pytest.raises(CorruptCheckpointError, match="two saves"):
+        open_safetensors(tmp_path)
+    save(value, storage_writer=HuggingFaceStorageWriter(str(tmp_path), mapping))
+    assert same(loaded(tmp_path, value), value)
 
 
 def test_tied_tensors_are_kept(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import numpy as np
 import pytest
 
 from dcp_inspect.cli import COMMANDS, run
-from dcp_io import LocalStore, StoreBackend
+from dcp_io import LocalStore, ProcessIdentity, StoreBackend, this_process
 from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, Payload, WriteRequest, encode
 
 
@@ -191,6 +193,60 @@ def test_rm_leaves_a_running_save_alone(tmp_path: Path, capsys: pytest.CaptureFi
     assert code != 0
     assert "a save is writing" in err
     assert dcp(capsys, "rm", path, "--yes", "--force")[0] == 0
+    assert not path.exists()
+
+
+def sign(process: ProcessIdentity) -> str:
+    return json.dumps(process.to_dict())
+
+
+def gone() -> ProcessIdentity:
+    return replace(this_process(), pid=2**22 + 1, start_ticks=1)
+
+
+@pytest.mark.parametrize("name", [".dcp-reading-1", ".dcp-save-0123456789abcdef"])
+def test_rm_and_prune_leave_what_is_used_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    path, newer = write(tmp_path / "c"), write(tmp_path / "d")
+    os.utime(path / ".metadata", (1, 1))
+    marker = {"save_id": "0123456789abcdef", "rank": None, "phase": "saving", "started_ns": 1, "replaced": []}
+
+    def used_by(process: ProcessIdentity) -> None:
+        (path / name).write_text(json.dumps({**process.to_dict(), **marker, "process": process.to_dict()}))
+
+    used_by(this_process())
+    for command in (("rm", path, "--yes"), ("prune", tmp_path, "--keep", 1, "--yes")):
+        code, _, err = dcp(capsys, *command)
+        assert (code != 0, name.removeprefix(".dcp-save-") in err) == (True, True)
+        assert data_file(path).exists()
+    used_by(gone())  # however young it is
+    assert dcp(capsys, "prune", tmp_path, "--keep", 1, "--yes")[0] == 0
+    assert (path.exists(), newer.exists()) == (False, True)
+    assert newer.exists()
+
+
+def test_rm_looks_again_after_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "c")
+    meanwhile: list[Callable[[], object]] = [
+        lambda: (path / ".dcp-reading-1").write_text(sign(this_process())),
+        lambda: write(path),
+    ]
+    for happens in meanwhile:
+        monkeypatch.setattr("click.confirm", lambda *_, happens=happens, **__: happens())
+        code, _, err = dcp(capsys, "rm", path)
+        assert code == 4
+        assert str(path) in err
+        assert data_file(path).exists()
+        assert not (path / ".dcp-removing").exists()
+        (path / ".dcp-reading-1").unlink(missing_ok=True)
+
+
+def test_rm_takes_what_the_manager_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "c")
+    (path / ".dcp-note.json").write_text("{}")
+    (path / ".dcp-reading-1").write_text(sign(gone()))
+    assert dcp(capsys, "rm", path, "--yes")[0] == 0
     assert not path.exists()
 
 

@@ -82,12 +82,13 @@ def test_damage_is_told(catalogue: Catalogue, tmp_path: Path) -> None:
     ("sign_of", "age_seconds", "removed"),
     [
         (this_process(), 0, False),
+        (this_process(), 100, False),
         (elsewhere(), 0, False),
         (elsewhere(), 100, True),
         (dead(), 0, True),
         (None, 0, False),
     ],
-    ids=["ours", "another host's", "another host's, stale", "a dead one's", "unreadable"],
+    ids=["ours", "ours, for long", "another host's", "another host's, stale", "a dead one's", "unreadable"],
 )
 def test_readers_keep_what_they_read(
     catalogue: Catalogue, tmp_path: Path, sign_of: ProcessIdentity | None, age_seconds: float, removed: bool

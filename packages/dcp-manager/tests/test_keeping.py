@@ -42,6 +42,18 @@ def test_keeps(policy: KeepPolicy, kept: set[int]) -> None:
     assert policy.keep([], now_seconds=501.0) == set()
 
 
+@pytest.mark.parametrize(
+    ("policy", "kept"), [(KeepLast(1), {60}), (KeepLast(2), {60, 200}), (KeepBest(1, "loss"), {60})], ids=repr
+)
+def test_later_means_made_later(policy: KeepPolicy, kept: set[int]) -> None:
+    back_again = [
+        CheckpointRecord(60, 900.0, {"loss": 1.0}),
+        CheckpointRecord(100, 100.0, {"loss": 1.0}),
+        CheckpointRecord(200, 200.0, {"loss": 1.0}),
+    ]
+    assert policy.keep(back_again, now_seconds=901.0) == kept
+
+
 def test_combinations_are_flat() -> None:
     both = (KeepLast(1) | KeepAll()) | KeepEvery(2)
     assert both.policies == (KeepLast(1), KeepAll(), KeepEvery(2))

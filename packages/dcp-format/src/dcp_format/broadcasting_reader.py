@@ -22,6 +22,7 @@ __all__ = ["BroadcastingTorchSaveReader"]
 
 _BROADCAST_BYTES = 32 << 20
 Forms = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+Targets = dict[str, list[tuple[ReadItem, torch.Tensor]]]
 
 
 class BroadcastingTorchSaveReader(StorageReader):
@@ -73,21 +74,27 @@ class BroadcastingTorchSaveReader(StorageReader):
         """Receive every tensor of the template, one after another.
 
         Raises:
-            CheckpointException: A rank cannot take part; raised on every rank, before anything is sent.
+            CheckpointException: A rank cannot take part, or a tensor has another shape in the file than in a template;
+                raised on every rank, before anything is sent.
         """
         items: dict[str, list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             items[item.storage_index.fqn].append(item)
         tensors: Mapping[str, torch.Tensor] = {}
+        targets: Targets = {}
         error: BaseException | None = None
         try:
             tensors = self._tensors() if self.is_coordinator else {}
+            targets = {
+                name: [(item, planner.resolve_tensor(item).detach()) for item in wanted]
+                for name, wanted in items.items()
+            }
         except Exception as caught:  # noqa: BLE001 - raised on every rank
             error = caught
         forms: Forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-        names, forms = self._agree(sorted(items), forms, error)
+        names, forms = self._agree(_wanted(items, planner), forms, error)
         for name in names:
-            self._receive(*forms[name], tensors.get(name), items.get(name, []), planner)
+            self._receive(*forms[name], tensors.get(name), targets.get(name, []), planner)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)
         return done
@@ -100,7 +107,9 @@ class BroadcastingTorchSaveReader(StorageReader):
         values = flatten(state).values
         return {name: value.detach() for name, value in values.items() if isinstance(value, torch.Tensor)}
 
-    def _agree(self, wanted: list[str], forms: Forms, error: BaseException | None) -> tuple[list[str], Forms]:
+    def _agree(
+        self, wanted: dict[str, tuple[int, ...]], forms: Forms, error: BaseException | None
+    ) -> tuple[list[str], Forms]:
         """Names to send, in one order for all; raises on every rank what is wrong on any."""
         mine: dict[str, Any] = {"wanted": wanted, "forms": forms, "error": None if error is None else repr(error)}
         told = _gathered(mine)
@@ -108,13 +117,21 @@ class BroadcastingTorchSaveReader(StorageReader):
             rank: (error if rank == _rank() else None, each["error"]) for rank, each in enumerate(told) if each["error"]
         }
         if failed:
-            raise CheckpointException("the file cannot be read", failed)
+            raise CheckpointException("the file cannot be read, or not into the template", failed)
         forms = told[self.coordinator_rank if len(told) > 1 else 0]["forms"]
         names = sorted({name for each in told for name in each["wanted"]})
         missing = [name for name in names if name not in forms]
         if missing:
             texts = dict.fromkeys(range(len(told)), (None, f"not in the file: {missing[:8]}"))
             raise CheckpointException(f"{len(missing)} names of the template are not in {self.checkpoint_id}", texts)
+        others = {
+            rank: (None, f"{name!r} has shape {list(shape)} in the template and {list(forms[name][1])} in the file")
+            for rank, each in enumerate(told)
+            for name, shape in each["wanted"].items()
+            if tuple(shape) != tuple(forms[name][1])
+        }
+        if others:
+            raise CheckpointException(f"the template does not fit {self.checkpoint_id}", others)
         return names, forms
 
     def _receive(
@@ -122,11 +139,10 @@ class BroadcastingTorchSaveReader(StorageReader):
         dtype: torch.dtype,
         shape: tuple[int, ...],
         source: torch.Tensor | None,
-        items: list[ReadItem],
+        targets: list[tuple[ReadItem, torch.Tensor]],
         planner: LoadPlanner,
     ) -> None:
         """Pass a tensor on, rows at a time; every rank copies what it wants."""
-        targets = [(item, planner.resolve_tensor(item).detach()) for item in items]
         rows = shape[0] if shape else 1
         row_bytes = max(1, torch.Size(shape[1:]).numel() * dtype.itemsize)
         step = max(1, _BROADCAST_BYTES // row_bytes)
@@ -146,6 +162,18 @@ class BroadcastingTorchSaveReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a file."""
         return os.path.isfile(checkpoint_id)
+
+
+def _wanted(items: Mapping[str, list[ReadItem]], planner: LoadPlanner) -> dict[str, tuple[int, ...]]:
+    """The names that a rank reads, with the shapes that its template has; as far as its parts reach if none is said."""
+    metadata = getattr(planner, "metadata", None)
+    said = {} if metadata is None else metadata.state_dict_metadata
+    found: dict[str, tuple[int, ...]] = {}
+    for name, parts in items.items():
+        size = getattr(said.get(name), "size", None)
+        ends = [[at + length for at, length in zip(item.storage_offsets, item.lengths, strict=True)] for item in parts]
+        found[name] = tuple(size) if size is not None else tuple(map(max, zip(*ends, strict=True)))
+    return found
 
 
 def _copy(piece: torch.Tensor, start: int, item: ReadItem, target: torch.Tensor) -> None:

@@ -106,11 +106,26 @@ class ChunkPieces:
                 yield chunk, start, min(size, chunk.nbytes - start)
 
     def _by_boxes(self, max_bytes: int) -> Iterator[memoryview]:
+        """Boxes of the tensor, each put together from its chunks; what cannot be checked in parts is checked before."""
+        in_parts = self.nbytes > max_bytes // 2
+        for chunk in self.chunks:
+            if in_parts and _has_one_crc(self._reader, chunk):
+                self._check_whole(chunk, max_bytes)
         for offsets, sizes in boxes_of(self._shape, max(1, max_bytes // 2 // self._item_bytes)):
             slab = np.empty((*sizes, self._item_bytes), np.uint8)
             for chunk in self.chunks:
                 self._fill(slab, offsets, sizes, chunk)
             yield slab.reshape(-1).data
+
+    def _check_whole(self, chunk: StoredChunk, max_bytes: int) -> None:
+        check = _WholeCheck()
+        size = min(max(max_bytes, 1), _PIECE_BYTES, chunk.nbytes)
+        buffer = np.empty(size, np.uint8).data
+        for start in range(0, chunk.nbytes, size):
+            length = min(size, chunk.nbytes - start)
+            piece = buffer[:length]
+            self._reader.read(chunk, start, piece)
+            check.update(self._reader, (chunk, start, length), piece)
 
     def _fill(
         self, slab: npt.NDArray[np.uint8], offsets: tuple[int, ...], sizes: tuple[int, ...], chunk: StoredChunk
@@ -160,16 +175,22 @@ class _WholeCheck:
     def update(self, reader: ChunkReader, step: Step, piece: memoryview) -> None:
         """Take the next bytes of a chunk. Raises CorruptCheckpointError if all of it is there and damaged."""
         chunk, start, size = step
+        if not _has_one_crc(reader, chunk):
+            return
         item = reader.item(chunk)
-        if item is None or item.crc32 is None or item.running_crcs is not None or item.blocks is not None:
-            return
-        if not border_count(item.stored_bytes):
-            return
         self._value = crc32(piece, self._value if start else 0)
-        if start + size == chunk.nbytes and self._value != item.crc32:
+        if start + size == chunk.nbytes and item is not None and self._value != item.crc32:
             raise CorruptCheckpointError(
                 "the stored bytes do not match their CRC; restore the file from a copy",
                 file=chunk.item.file,
                 key=chunk.name,
                 offset=chunk.item.offset,
             )
+
+
+def _has_one_crc(reader: ChunkReader, chunk: StoredChunk) -> bool:
+    """Whether a chunk has one CRC for many blocks, as PyTorch writes it: no part of it can be checked alone."""
+    item = reader.item(chunk)
+    if item is None or item.crc32 is None or item.running_crcs is not None or item.blocks is not None:
+        return False
+    return bool(border_count(item.stored_bytes))

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from dcp_core.errors import CheckpointException, MissingKeyError
 from dcp_format.content import TensorEntry
 from dcp_format.new_file import new_file
-from dcp_format.safetensors_index import INDEX_NAME, SUFFIX, open_safetensors
+from dcp_format.safetensors_index import INDEX_NAME, SAVE_ID, SUFFIX, open_safetensors
 from dcp_format.safetensors_write import index_json, write_tensor_file
 from dcp_format.stored import stored_content
 from dcp_io import LocalStore
@@ -98,6 +98,7 @@ class _Plan:
     folder: Path
     entries: Mapping[str, Sequence[TensorEntry]]
     """By name of the file."""
+    metadata: Mapping[str, str]
 
     @classmethod
     def of(cls, input_dir: str, output_dir: str, mapping: Mapping[str, int]) -> _Plan:
@@ -118,7 +119,8 @@ class _Plan:
         files: dict[str, list[TensorEntry]] = {name: [] for name in names.values()}
         for name, entry in entries.items():
             files[names[mapping.get(name, 1)]].append(entry)
-        return cls(Path(output_dir), files)
+        metadata = {"format": "pt"} if source.save_id is None else {"format": "pt", SAVE_ID: source.save_id}
+        return cls(Path(output_dir), files, metadata)
 
     @property
     def numbers(self) -> list[int]:
@@ -143,7 +145,7 @@ class _Plan:
                 try:
                     with new_file(self.folder / name, overwrite=True) as sink:
                         inflight = _INFLIGHT_BYTES // threads
-                        write_tensor_file(sink, self.entries[name], {"format": "pt"}, max_inflight_bytes=inflight)
+                        write_tensor_file(sink, self.entries[name], self.metadata, max_inflight_bytes=inflight)
                 except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
                     errors.append(error)
 

@@ -16,7 +16,7 @@ from dcp_core.errors import DcpError, UnsupportedValueError
 from dcp_core.payloads import tensor_payload
 from dcp_format.new_file import WriteBack
 from dcp_format.safetensors_header import build_header
-from dcp_format.safetensors_index import ALIASES, SHAPES, SHARDING, SUFFIX
+from dcp_format.safetensors_index import ALIASES, SAVE_ID, SHAPES, SHARDING, SUFFIX
 from dcp_io import TEMPORARY_SUFFIX, Store
 from dcp_manifest import Framing, Payload
 
@@ -40,13 +40,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class OneFile:
-    """A file to write: its items, whether they are parts of tensors, and which of its tensors are one."""
+    """A file to write: its items, whether they are parts of tensors, which of its tensors are one, and whose it is."""
 
     name: str
     temporary: str
     items: Sequence[WriteItem]
     sharded: bool
     ties: Mapping[str, str]
+    save_id: str
 
 
 def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
@@ -98,7 +99,7 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
 
 
 def _metadata(job: OneFile) -> dict[str, str]:
-    metadata = {"format": "pt"}
+    metadata = {"format": "pt", SAVE_ID: job.save_id}
     if job.sharded:
         metadata["DCP_VERSION"] = "1.0"
         metadata[SHARDING] = json.dumps({item.index.fqn: {"saved_offsets": _offsets(item)} for item in job.items})

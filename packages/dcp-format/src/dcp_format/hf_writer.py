@@ -34,7 +34,7 @@ from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
 from dcp_format.consolidate import consolidate_safetensors_files
 from dcp_format.content import refuse_objects
 from dcp_format.hf_files import OneFile, Placement, names_of_files, sharded_files, write_part
-from dcp_format.safetensors_index import INDEX_NAME, SUFFIX
+from dcp_format.safetensors_index import INDEX_NAME, SUFFIX, earlier_files
 from dcp_format.safetensors_write import index_json
 from dcp_io import LocalStore
 
@@ -150,7 +150,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
             groups.append(numbers)
         highest = max((self.fqn_to_index_mapping or {"": 1}).values())
         make = sharded_files if self.save_distributed else names_of_files
-        tag = secrets.token_hex(4)
+        tag = secrets.token_hex(8)
         self._store().make()
         return [
             replace(plan, storage_data=Placement(tag, names))
@@ -181,7 +181,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
             files[name].append(item)
         store = self._store()
         jobs = [
-            OneFile(name, placement.temporary(name), items, self.save_distributed, self._ties(items))
+            OneFile(name, placement.temporary(name), items, self.save_distributed, self._ties(items), placement.tag)
             for name, items in files.items()
         ]
         self._temporary = [job.temporary for job in jobs]
@@ -196,7 +196,10 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Give the files their names, remove those of an older save, and write the index or the whole files."""
+        """Give the files their names, remove those of an older save, and write the index or the whole files.
+
+        A crash in between leaves files of two saves, which readers tell by the save ids.
+        """
         store = self._store()
         folder = Path(store.path)
         files: dict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -206,12 +209,13 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
                 name, temporary_name = result.storage_data
                 temporary[name] = temporary_name
                 files[name].append((result.index.fqn, result.size_in_bytes))
+        earlier = earlier_files(folder)
         LocalStore(self.path).delete(INDEX_NAME)
-        for old in folder.glob(f"*{SUFFIX}"):
-            if old.name not in files:
-                store.delete(old.name)
+        LocalStore(self.path).sync_folder()
         for name, temporary_name in temporary.items():
             os.replace(folder / temporary_name, folder / name)
+        for name in sorted(earlier - files.keys()):
+            store.delete(name)
         store.sync_folder()
         if not self.save_distributed:
             store.publish(INDEX_NAME, index_json(dict(sorted(files.items()))))

@@ -21,7 +21,8 @@ from dcp_io import LocalStore, Store
 from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index
 
 __all__ = [
-    "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING", "SUFFIX", "Folder", "open_safetensors", "read_weight_map",
+    "ALIASES", "INDEX_NAME", "SAVE_ID", "SHAPES", "SHARDING", "SUFFIX",
+    "Folder", "earlier_files", "open_safetensors", "read_weight_map",
 ]  # fmt: skip
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -32,6 +33,10 @@ SHAPES = "DCP_GLOBAL_SHAPES"
 """Ours: JSON, name → sizes of the whole tensor, so that a lost file is noticed."""
 ALIASES = "DCP_ALIASES"
 """Ours: JSON, name → the name of the tensor that it is another name of."""
+SAVE_ID = "DCP_SAVE_ID"
+"""Ours: the same in all files of one save, so that files of two saves are told apart."""
+# What writers of whole models, ours among them, call their files.
+_WRITTEN = re.compile(r"(shard-\d{5}-)?model(-\d{5}-of-\d{5})?(-part-\d+)?\.safetensors")
 _SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})")
 Box = tuple[HeaderEntry, str, tuple[int, ...]]
 
@@ -43,6 +48,21 @@ class Folder:
     store: Store
     index: CheckpointIndex
     files: tuple[str, ...]
+    save_id: str | None
+    """Of the save that wrote the files; None if they do not say."""
+
+
+def earlier_files(folder: Path) -> set[str]:
+    """The files of a folder that an earlier save made: its index names them, or they have names that writers give.
+
+    Others, such as an adapter's, are not a save's to remove.
+    """
+    try:
+        named = {*(read_weight_map(folder) or {}).values()}
+    except CorruptCheckpointError:
+        named = set()
+    present = {path.name for path in folder.glob(f"*{SUFFIX}")}
+    return {name for name in present if name in named or _WRITTEN.fullmatch(name)}
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> Folder:
@@ -67,13 +87,14 @@ def open_safetensors(path: str | os.PathLike[str]) -> Folder:
         names = _names(folder, weight_map)
     store = LocalStore(folder)
     headers = {name: _header(store, name) for name in names}
+    save_id = _one_save(headers, str(folder))
     boxes = _boxes(headers, weight_map, str(folder))
     index = _index(boxes, _shapes(headers, boxes), _aliases(headers))
     try:
         check_index(index)
     except ValueError as error:
         raise CorruptCheckpointError(f"the files in {folder} contradict each other: {error}") from error
-    return Folder(store, index, tuple(names))
+    return Folder(store, index, tuple(names), save_id)
 
 
 def read_weight_map(folder: Path) -> dict[str, str] | None:
@@ -125,6 +146,23 @@ def _header(store: Store, name: str) -> Header:
         return read_header(source, file=name)
     finally:
         source.close()
+
+
+def _one_save(headers: Mapping[str, Header], folder: str) -> str | None:
+    """The id of the save that made the files. Raises CorruptCheckpointError if there are several."""
+    ids: dict[str | None, str] = {}
+    for file, header in headers.items():
+        save_id = header.metadata.get(SAVE_ID)
+        if save_id is not None or _WRITTEN.fullmatch(file):
+            ids.setdefault(save_id, file)
+    if len(ids) > 1:
+        first, second = [*ids.values()][:2]
+        raise CorruptCheckpointError(
+            f"{first} and {second} of {folder} are of two saves: one of them was interrupted while it replaced the "
+            "other; save again, or restore the files from a copy",
+            file=second,
+        )
+    return next(iter(ids), None)
 
 
 def _table(header: Header, key: str, file: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dcp_core.objects import load_object
 from dcp_format.content import Content, TensorEntry, refuse_objects
 from dcp_format.new_file import WriteBack, aborting, new_file, refuse_existing
 from dcp_format.safetensors_header import build_header
-from dcp_format.safetensors_index import ALIASES, INDEX_NAME, SUFFIX
+from dcp_format.safetensors_index import ALIASES, INDEX_NAME, SAVE_ID, SUFFIX, earlier_files
 from dcp_io import TEMPORARY_SUFFIX, LocalStore, Sink
 from dcp_manifest import ITEM_BYTES
 
@@ -142,29 +142,35 @@ def _write_folder(
     *,
     overwrite: bool,
 ) -> None:
-    """Write all files of a folder, then give them their names; files of an older, larger set are removed."""
+    """Write all files of a folder, then give them their names; files of an older, larger set are removed last.
+
+    A crash in between leaves files of two saves, which readers tell by the save ids.
+    """
     _check_folder(folder, files, overwrite=overwrite)
     store = LocalStore(folder)
     store.make()
-    tag = secrets.token_hex(4)
+    tag = secrets.token_hex(8)
     temporary = {name: f".{name}.{tag}{TEMPORARY_SUFFIX}" for name in files}
+    stamped = {**metadata, SAVE_ID: tag}
+    earlier = earlier_files(folder)
     try:
         for name, entries in files.items():
             sink = WriteBack(store.create(temporary[name]))
             with aborting(sink):
-                write_tensor_file(sink, entries, metadata, max_inflight_bytes=max_inflight_bytes, tick=tick)
+                write_tensor_file(sink, entries, stamped, max_inflight_bytes=max_inflight_bytes, tick=tick)
                 sink.close(sync=True)
         store.delete(INDEX_NAME)
-        for old in folder.glob(f"*{SUFFIX}"):
-            if old.name not in files:
-                store.delete(old.name)
+        store.sync_folder()
         for name in files:
             os.replace(folder / temporary[name], folder / name)
+        for name in sorted(earlier - files.keys()):
+            store.delete(name)
     except BaseException:
         for name in temporary.values():
             store.delete(name)
         raise
-    if len(files) > 1:
+    others = {path.name for path in folder.glob(f"*{SUFFIX}")} - files.keys()
+    if len(files) > 1 or others:
         sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in files.items()}
         store.publish(INDEX_NAME, index_json(sizes))
     store.sync_folder()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dcp_manifest import DcpError
 
-__all__ = ["MissingValueError"]
+__all__ = ["CheckpointInUseError", "MissingValueError"]
+
+
+class CheckpointInUseError(DcpError, RuntimeError):
+    """Somebody reads the checkpoint that should be removed, or it is not the one that was looked at."""
 
 
 class MissingValueError(DcpError, LookupError):

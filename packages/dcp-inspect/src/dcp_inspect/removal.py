@@ -1,20 +1,29 @@
-"""Removing a checkpoint so that it never looks valid while half of it is gone: first its index, then its files."""
+"""What `rm` and `prune` remove, and whether they may; `dcp_io` removes: first the index, then the files."""
 
 from __future__ import annotations
 
-import contextlib
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcp_io import LocalStore, SaveInProgressError
+from dcp_inspect.errors import CheckpointInUseError
+from dcp_io import (
+    DATA_SUFFIX,
+    REMOVING,
+    STALE_AFTER_SECONDS,
+    TEMPORARY_SUFFIX,
+    LocalStore,
+    SaveInProgressError,
+    live_readers,
+    remove_checkpoint,
+    running_saves,
+)
 from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError, index_of, needed_bytes
+from dcp_manifest.discover import is_index_name
 
 __all__ = ["Removal", "plan_removal", "remove"]
 
-_MARKER = ".dcp-save-"
-_STALE_SECONDS = 3600.0
-_RANK_INDEXES = "__*.metadata"
+# Notes, signs and markers that packages of this family leave beside a checkpoint.
+_OURS = ".dcp-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,9 @@ class Removal:
     files: tuple[str, ...]
     bytes: int
     others: tuple[str, ...]
-    """Files that stay, because no index names them."""
+    """Files that stay, because no save has made them."""
+    force: bool
+    """Whether nobody who uses it is in the way."""
 
 
 def plan_removal(path: Path, *, force: bool = False) -> Removal:
@@ -34,43 +45,63 @@ def plan_removal(path: Path, *, force: bool = False) -> Removal:
 
     Args:
         path: A checkpoint's folder.
-        force: Also where the index cannot be read (then all files with names of data files), or a save seems to run.
+        force: Also where the index cannot be read, or somebody seems to save or read there.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
-        SaveInProgressError: A save is, or lately was, writing there.
+        SaveInProgressError: A save that is alive, or cannot be proven dead, writes there.
+        CheckpointInUseError: A reader that is alive, or cannot be proven dead, reads it.
         CorruptCheckpointError, …: The index cannot be read.
     """
     if not path.is_dir():
         raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
-    live = [each for each in path.glob(f"{_MARKER}*") if time.time() - each.stat().st_mtime < _STALE_SECONDS]
-    if live and not force:
-        raise SaveInProgressError(f"a save is writing to {path} ({live[0].name}); wait for it, or use --force")
-    indexes = sorted({each.name for pattern in (METADATA_NAME, _RANK_INDEXES) for each in path.glob(pattern)})
+    store = LocalStore(path)
+    if not force:
+        _refuse_users(store, path)
+    sizes = {entry.name: entry.bytes for entry in store.list()}
+    indexes = tuple(sorted(name for name in sizes if is_index_name(name)))
     if not indexes:
         raise CheckpointNotFoundError(f"there is no checkpoint in {path}: it has no {METADATA_NAME}")
     try:
-        files = set(needed_bytes(index_of(path)))
+        named = set(needed_bytes(index_of(path)))
     except DcpError:
         if not force:
             raise
-        files = set()
-    found = {each.name for each in path.glob("__*.distcp")} if force else set()
-    present = sorted(name for name in files | found if (path / name).is_file())
-    markers = [each.name for each in path.glob(f"{_MARKER}*")] if force else []
-    sizes = sum((path / name).stat().st_size for name in (*indexes, *present))
-    mine = {*indexes, *present, *markers}
-    others = tuple(sorted(each.name for each in path.iterdir() if each.name not in mine))
-    return Removal(path, tuple(indexes), (*present, *markers), sizes, others)
+        named = set()
+    below = {name for name in named - sizes.keys() if (path / name).is_file()}
+    files = {name for name in sizes if name.endswith((DATA_SUFFIX, TEMPORARY_SUFFIX)) or name.startswith(_OURS)}
+    files = {*files, *(named & sizes.keys()), *below} - {*indexes}
+    total = sum((path / name).lstat().st_size for name in (*indexes, *files))
+    others = tuple(sorted(sizes.keys() - files - {*indexes}))
+    return Removal(path, indexes, tuple(sorted(files)), total, others, force)
 
 
 def remove(removal: Removal) -> None:
-    """Remove it, and the folder if nothing else is in it."""
+    """Remove it, and the folder if nothing else is in it; looks again whether it may, since asking takes time.
+
+    Raises:
+        SaveInProgressError, CheckpointInUseError: Somebody began to use it since it was planned, or it is another one.
+    """
     store = LocalStore(removal.path)
-    for name in removal.indexes:
-        store.delete(name)
-    store.sync_folder()
-    for name in removal.files:
-        store.delete(name)
-    with contextlib.suppress(OSError):
-        removal.path.rmdir()
+    if not removal.force:
+        again = plan_removal(removal.path)
+        if (again.indexes, again.files) != (removal.indexes, removal.files):
+            raise CheckpointInUseError(f"{removal.path} has changed since you were asked: look at it, and try again")
+    # Readers look for this when they have left their sign, and we for signs when we have left this: one sees the other.
+    store.publish(REMOVING, b"{}", sync=False)
+    if not removal.force:
+        try:
+            _refuse_users(store, removal.path)
+        except DcpError:
+            store.delete(REMOVING)
+            raise
+    remove_checkpoint(store, also=frozenset({*removal.files, REMOVING}))
+
+
+def _refuse_users(store: LocalStore, path: Path) -> None:
+    saves = running_saves(store, stale_after_seconds=STALE_AFTER_SECONDS)
+    if saves:
+        raise SaveInProgressError(f"a save is writing to {path} ({saves[0]}); wait for it, or use rm --force")
+    readers = live_readers(store, stale_after_seconds=STALE_AFTER_SECONDS)
+    if readers:
+        raise CheckpointInUseError(f"somebody is reading {path} ({readers[0]}); wait for it, or use rm --force")

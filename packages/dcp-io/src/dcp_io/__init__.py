@@ -22,6 +22,7 @@ from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
 from dcp_io.ranges import align_to_blocks, merge_ranges, split_range
 from dcp_io.read_engine import read_items
 from dcp_io.read_plan import Verify
+from dcp_io.reading_signs import READING_PREFIX, REMOVING, ReadingSign, is_dead_sign, live_readers
 from dcp_io.removal import clear_dead_saves, remove_checkpoint
 from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
 from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
@@ -33,6 +34,8 @@ from dcp_io.zip_payload import Frame, tensor_frame
 
 __all__ = [
     "DATA_SUFFIX",
+    "READING_PREFIX",
+    "REMOVING",
     "STALE_AFTER_SECONDS",
     "TEMPORARY_SUFFIX",
     "CheckpointExistsError",
@@ -45,6 +48,7 @@ __all__ = [
     "LocalStore",
     "Problem",
     "ProcessIdentity",
+    "ReadingSign",
     "RunningCrc",
     "SaveInProgressError",
     "SaveLostError",
@@ -67,8 +71,10 @@ __all__ = [
     "coverage_problems",
     "crc32",
     "find_checkpoints",
+    "is_dead_sign",
     "is_gone",
     "is_zip",
+    "live_readers",
     "merge_ranges",
     "new_save_id",
     "open_store",

@@ -7,7 +7,7 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 
-__all__ = ["ProcessIdentity", "is_gone", "this_process"]
+__all__ = ["ProcessIdentity", "can_be_checked", "is_gone", "this_process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,19 @@ def this_process() -> ProcessIdentity:
     return _identity(os.getpid())
 
 
+def can_be_checked(process: ProcessIdentity) -> bool:
+    """Whether `is_gone` knows from here: the process belongs to this host, boot and pid namespace."""
+    here = this_process()
+    same = (process.host, process.boot_id, process.pid_namespace) == (here.host, here.boot_id, here.pid_namespace)
+    return same and process.pid > 0
+
+
 def is_gone(process: ProcessIdentity) -> bool:
     """Whether the process is certainly not running any more.
 
     False whenever that cannot be known from here: another host, another boot or another pid namespace.
     """
-    here = this_process()
-    if (process.host, process.boot_id, process.pid_namespace) != (here.host, here.boot_id, here.pid_namespace):
-        return False
-    if process.pid <= 0:
+    if not can_be_checked(process):
         return False
     try:
         os.kill(process.pid, 0)

@@ -56,7 +56,7 @@ class BackgroundSaves:
             event.wait()
 
     def raise_failures(self, ranks: Ranks, *, waits: bool) -> None:
-        """Raise what a save that ended has failed with, on all ranks; each failure once.
+        """Raise what a save that ended has failed with, the same on all ranks; each failure once.
 
         Args:
             ranks: Who saves.
@@ -65,15 +65,14 @@ class BackgroundSaves:
         own = self._failures()
         if not waits:
             return
-        text = None if not own else f"{type(own[0]).__name__}: {own[0]}"
-        told = ranks.combine("ask for failed saves", lambda: text, lambda texts: texts)
-        if own:
+        failures = {} if not own else _failures_of(own[0], ranks.rank)
+        texts = {rank: text for rank, (_, text) in failures.items()}
+        told = ranks.combine("ask for failed saves", lambda: texts, _joined)
+        if own and ranks.alone:
             raise own[0]
-        failed: dict[int, tuple[BaseException | None, str]] = {
-            rank: (None, other) for rank, other in enumerate(told) if other is not None
-        }
-        if failed:
-            raise CheckpointException("a save in the background failed", failed)
+        if told:
+            causes = {rank: (failures.get(rank, (None, ""))[0], text) for rank, text in told.items()}
+            raise CheckpointException("a save in the background failed", causes) from (own[0] if own else None)
 
     def _failures(self) -> list[BaseException]:
         """Of saves that ended; they are forgotten."""
@@ -89,3 +88,15 @@ class BackgroundSaves:
                 elif error is not None:
                     found.append(error)
         return found
+
+
+def _failures_of(error: BaseException, rank: int) -> dict[int, tuple[BaseException | None, str]]:
+    """What failed on which rank, as far as one rank's future tells."""
+    if isinstance(error, CheckpointException) and error.failures:
+        return error.failures
+    return {rank: (error, f"{type(error).__name__}: {error}")}
+
+
+def _joined(told: list[dict[int, str]]) -> dict[int, str]:
+    """The failures that any rank knows of; of those that several know what the first one says."""
+    return {rank: text for each in reversed(told) for rank, text in each.items()}

@@ -3,9 +3,6 @@
 Each checkpoint is a folder `step-<n>`. Beside what makes it a checkpoint there may be
 `.dcp-note.json` (metrics, and who is saving), `.dcp-quarantined.json` (it turned out to be damaged),
 `.dcp-reading-<id>` (somebody reads it) and `.dcp-removing` (it is about to go).
-
-A reader leaves its sign before it looks whether the folder is about to go; who removes says so before looking for
-readers' signs: so one of them sees the other, whatever the storage is.
 """
 
 from __future__ import annotations
@@ -14,19 +11,22 @@ import contextlib
 import json
 import logging
 import re
-import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from dcp_io import (
+    READING_PREFIX,
+    REMOVING,
     TEMPORARY_SUFFIX,
     Entry,
-    ProcessIdentity,
+    ReadingSign,
     Store,
     check_files,
     clear_dead_saves,
+    is_dead_sign,
     is_gone,
+    live_readers,
     remove_checkpoint,
     running_saves,
     this_process,
@@ -34,15 +34,14 @@ from dcp_io import (
 from dcp_io.current import read_current
 from dcp_manager.records import CheckpointRecord, Note
 from dcp_manifest.discover import is_index_name
-from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.errors import CheckpointNotFoundError
 
 __all__ = ["Catalogue", "Folder"]
 
 _log = logging.getLogger(__name__)
 
 LATEST = "latest"
-NOTE, QUARANTINE, REMOVING = ".dcp-note.json", ".dcp-quarantined.json", ".dcp-removing"
-_READING = ".dcp-reading-"
+NOTE, QUARANTINE = ".dcp-note.json", ".dcp-quarantined.json"
 # Publishing a few bytes is over, or its process dead, after so long.
 _PUBLISHING_SECONDS = 5.0
 # Of the markers of running saves, which are dcp_io's.
@@ -158,20 +157,15 @@ class Catalogue:
             CheckpointNotFoundError: It is not there, or about to go.
         """
         store = self._root.child(self.folder_name(step))
-        name = f"{_READING}{secrets.token_hex(6)}"
-        try:
-            store.publish(name, json.dumps(this_process().to_dict()).encode(), sync=False)
-        except OSError as error:  # a full disk, or a root that may only be read, must not keep anybody from reading
-            _log.warning("%s is read without a sign that keeps it from being removed: %s", store.url, error)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(ReadingSign(store, stale_after_seconds=self._stale_after_seconds))
+            except OSError as error:  # a full disk, or a root that may only be read, must not keep anybody from reading
+                _log.warning("%s is read without a sign that keeps it from being removed: %s", store.url, error)
+            else:
+                if store.exists(REMOVING):
+                    raise CheckpointNotFoundError(f"{store.url} is being removed; choose another checkpoint")
             yield
-            return
-        try:
-            if store.exists(REMOVING):
-                raise CheckpointNotFoundError(f"{store.url} is being removed; choose another checkpoint")
-            yield
-        finally:
-            with contextlib.suppress(OSError, DcpError):
-                store.delete(name)
 
     def remove(self, step: int) -> bool:
         """Remove a checkpoint unless somebody reads it or saves to it; whether it is gone."""
@@ -206,9 +200,11 @@ class Catalogue:
         if any(name.startswith(_SAVING) for name in folder.names):
             clear_dead_saves(folder.store, stale_after_seconds=self._stale_after_seconds)
         for entry in folder.entries:
-            if entry.name.startswith(_READING) and self._is_dead_sign(folder.store, entry):
+            if not entry.name.startswith(READING_PREFIX):
+                continue
+            if is_dead_sign(folder.store, entry, stale_after_seconds=self._stale_after_seconds):
                 folder.store.delete(entry.name)
-        self._remove_temporaries(folder.store, folder.entries, (NOTE, QUARANTINE, REMOVING, _READING))
+        self._remove_temporaries(folder.store, folder.entries, (NOTE, QUARANTINE, REMOVING, READING_PREFIX))
 
     def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
         """Remove what a store made on the way to publishing objects of ours, if whoever did so must be dead."""
@@ -229,19 +225,10 @@ class Catalogue:
 
     def _has_readers(self, store: Store) -> bool:
         """Whether a sign of a reader lies there that is not known to be a dead one's."""
-        return any(not self._is_dead_sign(store, entry) for entry in store.list() if entry.name.startswith(_READING))
-
-    def _is_dead_sign(self, store: Store, entry: Entry) -> bool:
-        data = _read(store, entry.name)
-        if data is None or time.time() - entry.mtime > self._stale_after_seconds:
-            return True
-        try:
-            return is_gone(ProcessIdentity.from_dict(json.loads(data)))
-        except (ValueError, KeyError, TypeError):
-            return False
+        return bool(live_readers(store, stale_after_seconds=self._stale_after_seconds))
 
     def _remove(self, folder: Folder) -> bool:
-        signs = {name for name in folder.names if name.startswith(_READING)}
+        signs = {name for name in folder.names if name.startswith(READING_PREFIX)}
         left = remove_checkpoint(folder.store, also=frozenset({*signs, NOTE, QUARANTINE, REMOVING}))
         if left:
             _log.warning("%s stays, since it holds files that no save has made: %s", folder.store.url, ", ".join(left))

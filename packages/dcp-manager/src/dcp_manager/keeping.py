@@ -1,6 +1,6 @@
 """Which checkpoints to keep: small policies that combine with `|`. They look at records and remove nothing.
 
-Whatever they say, a manager keeps the newest good checkpoint, and what is being read.
+Whatever they say, a manager keeps the good checkpoint that was made last, and what is being read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dcp_manager.records import CheckpointRecord
+from dcp_manager.records import CheckpointRecord, by_creation
 
 __all__ = ["KeepAll", "KeepAny", "KeepBest", "KeepEvery", "KeepFor", "KeepLast", "KeepPolicy"]
 
@@ -24,7 +24,8 @@ class KeepPolicy(ABC):
         """The steps to keep.
 
         Args:
-            records: Of all good checkpoints, by ascending step.
+            records: Of all good checkpoints, in the order in which they were made: not always that of their steps,
+                since training may go back to an earlier one.
             now_seconds: Since the epoch.
         """
 
@@ -59,7 +60,7 @@ class KeepAll(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepLast(KeepPolicy):
-    """Keeps the last `count`, by step."""
+    """Keeps the `count` that were made last, whatever their steps."""
 
     count: int
 
@@ -69,12 +70,12 @@ class KeepLast(KeepPolicy):
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """See `KeepPolicy`."""
         del now_seconds
-        return {record.step for record in records[-self.count :]}
+        return {record.step for record in by_creation(records)[-self.count :]}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(KeepPolicy):
-    """Keeps the best `count` by a metric; of equals the later. Without the metric, or with NaN, none is among them.
+    """Keeps the best `count` by a metric; of equals the one made later. One without the metric or with NaN is none.
 
     Args:
         count: How many.
@@ -95,7 +96,7 @@ class KeepBest(KeepPolicy):
         del now_seconds
         sign = 1 if self.mode == "min" else -1
         found = [
-            (sign * record.metrics[self.metric], -record.step, record.step)
+            (sign * record.metrics[self.metric], -record.created_seconds, -record.step, record.step)
             for record in records
             if not math.isnan(record.metrics.get(self.metric, math.nan))
         ]

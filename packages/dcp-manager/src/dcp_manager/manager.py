@@ -35,7 +35,7 @@ from dcp_core.hookspecs import CheckpointEvent
 from dcp_io import STALE_AFTER_SECONDS, open_store
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.catalogue import Catalogue
-from dcp_manager.failures import is_storage_failure
+from dcp_manager.failures import Tolerance
 from dcp_manager.keeping import KeepAll, KeepPolicy
 from dcp_manager.records import CheckpointRecord
 from dcp_manager.restoring import Restored, restore_newest, restore_step
@@ -84,13 +84,14 @@ class CheckpointManager:
         no_dist: This process alone, whatever process groups exist.
         timeout_seconds: How long ranks wait for each other in one phase.
         peers: How ranks watch each other.
-        preemption_seconds: How long a save may take, from the signal on, after a signal that ends the training.
+        preemption_seconds: How long ranks wait for each other in a save, from the signal on, after a signal that ends
+            the training. A saver has deadlines of its own: neither its saves nor the waits for them are bounded by it.
         tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises.
         stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
 
     Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
-    has been published, never the newest good one, and never while somebody reads them; what a killed process leaves is
-    removed by the next one.
+    has been published, never the good one that was made last, and never while somebody reads them; what a killed
+    process leaves is removed by the next one.
     """
 
     def __init__(
@@ -124,12 +125,12 @@ class CheckpointManager:
         self._background = BackgroundSaves()
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
         self._preemption_seconds = preemption_seconds
-        self._tolerated_failures = tolerated_failures
-        self._failures = 0
+        self._tolerance = Tolerance(self._ranks, tolerated_failures)
         self._requested = False
         self._preempted = False
         self._last_save = time.monotonic()
         self._lock = threading.RLock()
+        self._preparing: set[int] = set()
         self._watch.start()
 
     @property
@@ -185,12 +186,11 @@ class CheckpointManager:
         try:
             self.save(step, state, metrics=metrics)
         except Exception as error:
-            self._failures += 1
-            if self._failures > self._tolerated_failures or not is_storage_failure(error):
+            if not self._tolerance.passes(error):
                 raise
-            _log.warning("the save of step %d failed, training goes on (failure %d): %s", step, self._failures, error)
+            _log.warning("saving step %d failed, training goes on (failure %d): %s", step, self._tolerance.count, error)
             return False
-        self._failures = 0
+        self._tolerance.succeeded()
         return True
 
     def _decide(self, step: int) -> bool:
@@ -250,8 +250,10 @@ class CheckpointManager:
                 peers=self._ranks.peers,
             )
         except BaseException:
+            self._preparing.discard(step)
             self._settle(step, saved=False)
             raise
+        self._preparing.discard(step)
         self._settle(step, saved=True)
         return None
 
@@ -264,6 +266,8 @@ class CheckpointManager:
 
         def make_ready(_: list[None]) -> None:
             with self._lock:
+                # Until the saver has it, an earlier save may end and look for what nobody is saving.
+                self._preparing.add(step)
                 self._retention.sweep({*self._background.steps, step})
                 self._catalogue.prepare(step, metrics)
 
@@ -277,7 +281,9 @@ class CheckpointManager:
         group, alone = self._ranks.process_group, self._ranks.no_dist
         answer = saver.save(values, process_group=group, no_dist=alone, **self._place(step))
         future: Future[Metadata] = getattr(answer, "upload_completion", answer)
-        self._background.add(step, future, lambda saved: self._settle(step, saved=saved))
+        with self._lock:
+            self._preparing.discard(step)
+            self._background.add(step, future, lambda saved: self._settle(step, saved=saved))
         return future
 
     def _settle(self, step: int, *, saved: bool) -> None:
@@ -286,10 +292,10 @@ class CheckpointManager:
             return
         with self._lock:
             try:
-                running = {other for other in self._background.steps if other != step}
+                running = self._preparing | {other for other in self._background.steps if other != step}
                 if saved:
                     self._catalogue.published(step)
-                    removed = self._retention.apply(running)
+                    removed = self._retention.apply(running, published=step)
                     _tell("remove", self.checkpoint_id(step), removed)
                 else:
                     self._retention.sweep(running, always=True)

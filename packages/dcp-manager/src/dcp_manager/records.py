@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dcp_io import ProcessIdentity, this_process
 
-__all__ = ["CheckpointRecord", "Note"]
+__all__ = ["CheckpointRecord", "Note", "by_creation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,11 @@ class CheckpointRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     quarantined: str | None = None
     """Why it is not loaded any more; None for a good one."""
+
+
+def by_creation(records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+    """The records in the order in which the checkpoints were made: of equals the lower step first."""
+    return sorted(records, key=lambda record: (record.created_seconds, record.step))
 
 
 @dataclass(frozen=True, slots=True)

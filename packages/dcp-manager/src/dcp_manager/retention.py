@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from dcp_manager.catalogue import Catalogue
 from dcp_manager.keeping import KeepPolicy
+from dcp_manager.records import by_creation
 
 __all__ = ["Retention"]
 
@@ -19,7 +20,7 @@ class Retention:
 
     Args:
         catalogue: Of the root.
-        policy: What shall stay, beside the newest good checkpoint and what is being read or saved.
+        policy: What shall stay, beside the good checkpoint that was made last and what is being read or saved.
 
     Ranks: the coordinator's.
     """
@@ -40,16 +41,18 @@ class Retention:
             self._catalogue.sweep(running=running)
             self._swept = True
 
-    def apply(self, running: Collection[int]) -> list[int]:
+    def apply(self, running: Collection[int], *, published: int) -> list[int]:
         """Remove the checkpoints that need not stay; their steps.
 
         Args:
             running: Steps that this process is saving.
+            published: The step that was just published. It stays, whatever clocks and numbers of steps say: training
+                that went back to an earlier step makes checkpoints below those of the time before.
         """
-        records = self._catalogue.records()
+        records = by_creation(self._catalogue.records())
         good = [record for record in records if record.quarantined is None]
         now = time.time()
-        keep = {*self._policy.keep(good, now), *running}
+        keep = {*self._policy.keep(good, now), *running, published}
         keep |= {record.step for record in good[-1:]}
         # A damaged one stays as long as a good one of its step would, for whoever wants to look at it.
         damaged = {record.step for record in records if record.quarantined is not None}

@@ -48,9 +48,19 @@ class Ranks:
     @property
     def is_coordinator(self) -> bool:
         """Whether this rank decides, and looks after the storage."""
+        return self.rank == 0
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        return 0 if self.alone else dist.get_rank(self.process_group)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks."""
         if self.no_dist or not (dist.is_available() and dist.is_initialized()):
             return True
-        return dist.get_rank(self.process_group) == 0
+        return dist.get_world_size(self.process_group) == 1
 
     def decide(self, what: str, function: Callable[[], T]) -> T:
         """Give all ranks what `function` gives on the coordinator, or its error."""

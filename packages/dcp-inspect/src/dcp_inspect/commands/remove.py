@@ -16,10 +16,13 @@ __all__ = ["command"]
 @click.argument("path", type=click.Path())
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@click.option("--force", is_flag=True, help="Also if it is damaged, or a save seems to be running.")
+@click.option("--force", is_flag=True, help="Also if it is damaged, or somebody seems to save or read it.")
 @json_option
 def command(path: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> int:
-    """Remove the checkpoint in PATH: its index, then the files that the index names. Other files stay."""
+    """Remove the checkpoint in PATH: its index, then all files of saves. Other files stay.
+
+    It is refused while a save writes there or somebody reads it.
+    """
     removal = plan_removal(Path(path), force=force)
     what = f"{path}: {len(removal.indexes) + len(removal.files)} files, {count_bytes(removal.bytes)}"
     if not (yes or dry_run):
