@@ -7,10 +7,11 @@ import re
 from dataclasses import dataclass, replace
 
 from dcp_io import check_name
+from dcp_manifest.schemes import OBJECT_STORE_SCHEMES
 
 __all__ = ["SCHEMES", "Address", "is_address", "parse_address"]
 
-SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
+SCHEMES = OBJECT_STORE_SCHEMES
 # Of these the container is the part before the first slash; of the others the client reads the whole URI.
 _BUCKETS = ("s3", "s3a", "gs")
 _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]+)(?:/(.*?))?/*", re.IGNORECASE | re.DOTALL)

@@ -1,10 +1,9 @@
 """Registers the storage of object stores by URI scheme. Imports nothing heavy."""
 
 from dcp_core.hookspecs import StorageBackendSpec, hookimpl
+from dcp_manifest.schemes import OBJECT_STORE_SCHEMES
 
 __all__ = ["dcp_register_storage"]
-
-_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
 
 
 @hookimpl
@@ -17,5 +16,5 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
             writer="dcp_object:ObjectStoreWriter",
             guarantees=("atomic publish", "durable", "verified reads", "ranged reads", "parallel uploads"),
         )
-        for scheme in _SCHEMES
+        for scheme in OBJECT_STORE_SCHEMES
     ]
