@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcp_io import StoreBackend, open_store, scheme_of
+from dcp_io import open_store, scheme_of
 from dcp_manifest import (
     ITEM_BYTES,
     METADATA_NAME,
@@ -63,6 +63,8 @@ def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
         UnsupportedFormatError: It is a file of another format.
     """
     if is_uri(path):
+        from dcp_io import StoreBackend  # noqa: PLC0415 - folders need none of its engines
+
         return StoreBackend(open_store(path)).read_index()
     place = Path(path)
     if place.name == METADATA_NAME and place.is_file():
