@@ -21,7 +21,7 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...] | None] = {
     "s3torchconnector": (
         *("s3torchconnector==1.5.0", "s3torchconnectorclient==1.5.0", "tenacity", "torch", "numpy"),
         *("click", "fsspec", "isal", "obstore", "pluggy", "psutil", "rich", "s3fs", "safetensors"),
-        *("typing_extensions", "zstandard"),
+        *("pytest", "typing_extensions", "zstandard"),
     ),
 }
 """Name → what pip installs, through `constraints.txt`."""

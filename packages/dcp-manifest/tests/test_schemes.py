@@ -13,7 +13,8 @@ from dcp_manifest.schemes import OBJECT_STORE_SCHEMES, package_for
         ("file", "dcp-fs"),
         *((scheme, "dcp-object") for scheme in OBJECT_STORE_SCHEMES),
         ("memory", "dcp-fsspec"),
-        ("https", "dcp-fsspec"),
+        ("https", "dcp-object"),
+        ("sftp", "dcp-fsspec"),
     ],
 )
 def test_the_package_of_a_scheme(scheme: str, package: str) -> None:

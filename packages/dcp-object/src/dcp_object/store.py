@@ -68,7 +68,7 @@ class ObjectStore(Store):
     def child(self, name: str) -> ObjectStore:
         """The folder of that name; shares the client."""
         address = self._address.child(name)
-        return ObjectStore(
+        return type(self)(
             self._client, address, part_bytes=self._part_bytes, uploads=self._uploads, spread=self._spread
         )
 
@@ -178,10 +178,14 @@ class ObjectStore(Store):
 
     def size(self, name: str) -> int:
         """Bytes of the object."""
+        return int(self.about(name)["size"])
+
+    def about(self, name: str) -> Mapping[str, Any]:
+        """What the service says of the object: `size`, `last_modified`, … Raises CheckpointNotFoundError."""
         meta = self._head(self._key(name))
         if meta is None:
             raise self._missing(name)
-        return int(meta["size"])
+        return meta
 
     def exists(self, name: str) -> bool:
         """Whether there is such an object."""
