@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from dcp_core import load, save
 from dcp_core.testing.conformance import StorageConformance
+from dcp_core.testing.ranks import RankPool
 from dcp_fsspec import FsspecReader, FsspecStore, FsspecWriter, open_store
 from dcp_io.testing import StoreConformance
 from dcp_io.testing.fault_proxy import FaultProxy, sometimes
@@ -81,3 +87,23 @@ class TestS3StorageWithFaults(TestS3Storage):
 
     def make_reader(self, checkpoint_id: str) -> FsspecReader:
         return FsspecReader(checkpoint_id, endpoint_url=self.endpoint)
+
+
+def _on_ranks(checkpoint_id: str) -> tuple[bool, int]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    full = torch.arange(300_000.0).reshape(1000, 300)
+    state = {"w": distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None), "step": 7}
+    save(state, storage_writer=FsspecWriter(checkpoint_id, thread_count=2))
+    template = {"w": distribute_tensor(torch.zeros_like(full), mesh, [Shard(1)], src_data_rank=None), "step": 0}
+    load(template, storage_reader=FsspecReader(checkpoint_id))
+    wanted = distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)
+    return torch.equal(template["w"].to_local(), wanted.to_local()), template["step"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks(ranks: RankPool, s3: S3Server, world_size: int) -> None:
+    checkpoint_id = f"s3://{s3.bucket}/fsspec/ranks/{world_size}"
+    for _ in range(2):  # the second save replaces the first
+        assert ranks.run(world_size, _on_ranks, checkpoint_id) == [(True, 7)] * world_size
+    names = RawBucket(s3, f"fsspec/ranks/{world_size}").names()
+    assert len({name.partition(".")[2] for name in names if name.endswith(".distcp")}) == 1
