@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_inspect.contents import is_uri
+from dcp_inspect.contents import existing_folder, is_uri, open_store
 from dcp_inspect.output import age, console, count_bytes, json_option, print_json
-from dcp_io import open_store
 from dcp_manifest import (
     CheckpointEntry,
     CheckpointIndex,
@@ -63,10 +62,8 @@ def command(path: str, as_json: bool) -> int:
 
         found = [_look_into(entry) for entry in stored_checkpoints(open_store(path))]
         found.sort(key=lambda one: (one.modified_seconds, one.path), reverse=True)
-    elif os.path.isdir(path):
-        found = [look_at(entry) for entry in find_checkpoints(path)]
     else:
-        raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
+        found = [look_at(entry) for entry in find_checkpoints(existing_folder(path))]
     if as_json:
         print_json([asdict(one) for one in found])
         return 0
