@@ -45,6 +45,7 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, as_json: bool) -> in
         for removal in removals:
             click.echo(f"{'would remove' if dry_run else 'removed'} {removal.path}  {count_bytes(removal.bytes)}")
         damaged = len(listed) - len(valid)
-        left = f"; {damaged} that {'is' if damaged == 1 else 'are'} not valid stay, see `dcp ls`" if damaged else ""
+        stay = "is not valid stays" if damaged == 1 else "are not valid stay"
+        left = f"; {damaged} that {stay}, see `dcp ls`" if damaged else ""
         click.echo(f"{len(removals)} of {len(valid)} valid checkpoints, {count_bytes(size)}{left}")
     return 0
