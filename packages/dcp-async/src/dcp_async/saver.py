@@ -47,6 +47,10 @@ class Backend(Protocol):
         """Be ready for the first save of a group, of a state of that structure if one is given."""
         ...
 
+    def before_save(self) -> None:
+        """Called in the caller's thread before a save gets its number, and before its copy; waits for nothing."""
+        ...
+
     def run(self, job: SaveJob) -> Metadata:
         """Carry out one save; called in one thread, for one save at a time."""
         ...
@@ -133,6 +137,7 @@ class AsyncSaver:
         link = self._links.of(process_group, no_dist=no_dist)
         self._enter(None, wait=True)
         try:
+            self._backend.before_save()
             if state_dict is None:
                 self._backend.warm_up(link, None)
                 return
@@ -195,6 +200,7 @@ class AsyncSaver:
             link.withdraw(link.draw(), error)
             raise
         try:
+            self._backend.before_save()
             job = SaveJob(link, link.draw(), checkpoint_id, storage_writer, planner, use_collectives)
             job.may_be_superseded = policy == "latest" and link.agrees
             return self._start(job, policy, state_dict, async_stager)
