@@ -94,22 +94,22 @@ def _in_turn(folder: str, kind: str) -> tuple[list[int], int]:
         for name, count in PARTS.items()
     }
     wrong = 0
-    with AsyncSaver(kind, overlap="wait") as saver:
-        for step in range(1, 4):
-            for name, part in parts.items():
-                for tensor in part.values():
-                    tensor.fill_(step)
-                saver.save({**part, "step": step}, checkpoint_id=f"{folder}/{name}-{step % 2}")
-            saver.wait()
-            worker = getattr(saver.backend, "worker", None)
-            sent.append(0 if worker is None else worker.bytes_sent)
-        dist.barrier()
+    saver = shared_saver(kind)
+    for step in range(1, 4):
         for name, part in parts.items():
-            for step in (2, 3):
-                found: dict[str, Any] = {**{key: torch.zeros_like(value) for key, value in part.items()}, "step": 0}
-                load(found, checkpoint_id=f"{folder}/{name}-{step % 2}", no_dist=True)
-                wrong += found.pop("step") != step
-                wrong += sum(not bool((value == step).all()) for value in found.values())
+            for tensor in part.values():
+                tensor.fill_(step)
+            saver.save({**part, "step": step}, checkpoint_id=f"{folder}/{name}-{step % 2}")
+        saver.wait()
+        worker = getattr(saver.backend, "worker", None)
+        sent.append(0 if worker is None else worker.bytes_sent)
+    dist.barrier()
+    for name, part in parts.items():
+        for step in (2, 3):
+            found: dict[str, Any] = {**{key: torch.zeros_like(value) for key, value in part.items()}, "step": 0}
+            load(found, checkpoint_id=f"{folder}/{name}-{step % 2}", no_dist=True)
+            wrong += found.pop("step") != step
+            wrong += sum(not bool((value == step).all()) for value in found.values())
     return [later - before for before, later in itertools.pairwise(sent)], wrong
 
 

@@ -71,7 +71,7 @@ def run(name: str, ranks: int, **options: Any) -> Rounds:
 
 def median(rounds: Rounds, name: str) -> float:
     """The median of one figure."""
-    return statistics.median(each[name] for each in rounds)
+    return float(statistics.median(each[name] for each in rounds))
 
 
 def lost_time(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
