@@ -92,20 +92,25 @@ def hooks() -> dict[str, str]:
         "::: dcp_core.hookspecs.CheckpointEvent\n    options: { show_root_heading: true, heading_level: 3 }\n"
     )
     introduction = "# Hook signatures\n\nFrom the declarations. How to use them: [Hooks](../hooks.md).\n"
-    return {"reference/hooks.md": f"{introduction}\n## What is installed here\n\n" + "\n".join(lines) + "\n" + declared}
+    return {
+        "reference/hooks.md": f"{introduction}\n## What the packages here offer\n\n`http+dcp` is the example's.\n\n"
+        + "\n".join(lines)
+        + "\n"
+        + declared
+    }
 
 
 def command() -> dict[str, str]:
     """What `dcp --help` says, and each of its commands."""
     from dcp_inspect.cli import dcp  # noqa: PLC0415 - as above
 
-    text = "\n".join(_help(dcp, click.Context(dcp, info_name="dcp")))
+    text = "\n".join(_help(dcp, click.Context(dcp, info_name="dcp", **dcp.context_settings)))
     introduction = "# Options of dcp\n\nAs `--help` prints them. With pictures: [The command](../command.md).\n"
     return {"reference/command.md": introduction + text}
 
 
 def _help(found: click.Command, context: click.Context) -> Iterator[str]:
-    context.terminal_width = 100
+    context.terminal_width = 84
     title = context.command_path
     yield f"\n## {title}\n\n```text\n{found.get_help(context)}\n```\n"
     if isinstance(found, click.Group):

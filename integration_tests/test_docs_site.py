@@ -91,3 +91,4 @@ def test_every_command_has_its_options() -> None:
     page = generated.command()["reference/command.md"]
     assert [name for name in COMMANDS if f"## dcp {name}\n" not in page] == []
     assert "--world INTEGER RANGE" in page
+    assert "-h, --help" in page
