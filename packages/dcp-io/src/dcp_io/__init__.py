@@ -28,7 +28,7 @@ from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
 from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
 from dcp_io.verify import Problem, VerifyReport, verify_checkpoint
 from dcp_io.write_engine import DATA_SUFFIX, Layout, write_items
-from dcp_io.zip_check import ZipRecord, is_zip, verify_zip, zip_records
+from dcp_io.zip_check import ZipRecord, is_zip, record_crc32, verify_zip, zip_records
 from dcp_io.zip_file import ZipFileWriter
 from dcp_io.zip_payload import Frame, tensor_frame
 
@@ -80,6 +80,7 @@ __all__ = [
     "open_store",
     "read_current",
     "read_items",
+    "record_crc32",
     "remove_checkpoint",
     "running_crcs",
     "running_saves",
