@@ -1,7 +1,7 @@
-"""Whether an archive that came out of transforms matches the CRCs in it.
+"""Whether an archive may be opened: it matches the CRCs in it, and does not become more than it is.
 
-Where an item lies bare in a file, the engine below checks it as it reads. What stock compressed has no other CRC than
-those of the archive within, which show only when it is decoded.
+Where an item lies bare in a file, the engine below checks its CRCs as it reads. What stock compressed has no other CRC
+than those of the archive within, which show only when it is decoded.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import zipfile
 
-__all__ = ["archive_problem"]
+__all__ = ["archive_problem", "refuse_bomb"]
 
+_BOMB = "its records say that they are longer than it is"
 _MAGIC = b"PK\x03\x04"
 
 
@@ -25,11 +26,31 @@ def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             records = [record for record in archive.infolist() if record.file_size]
-            if sum(record.file_size for record in records) > len(data):
-                return "its records say that they are longer than it is"
+            if _is_bomb(archive, len(data)):
+                return _BOMB
             if records and not any(record.CRC for record in records):
                 return None
             bad = archive.testzip()
     except Exception as error:  # noqa: BLE001 - whatever zipfile cannot read is damaged
         return f"its archive cannot be read: {type(error).__name__}: {error}"
     return None if bad is None else f"the record {bad!r} of its archive does not match its CRC"
+
+
+def refuse_bomb(data: memoryview | bytearray | bytes) -> None:
+    """Make sure that the records of an archive take no more bytes than it has: `torch.save` compresses none.
+
+    Raises:
+        ValueError: They do, or its directory cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            bomb = _is_bomb(archive, len(data))
+    except Exception as error:
+        raise ValueError(f"its archive cannot be read: {error}") from error
+    if bomb:
+        raise ValueError(_BOMB)
+
+
+def _is_bomb(archive: zipfile.ZipFile, nbytes: int) -> bool:
+    """Also for records that share their bytes, of which one may seem to be many."""
+    return sum(record.file_size for record in archive.infolist()) > nbytes

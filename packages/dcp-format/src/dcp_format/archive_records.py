@@ -41,6 +41,8 @@ class ArchiveRecords:
             records = zip_records(self._view)
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"the file cannot be read: {error}", file=file) from error
+        if sum(record.bytes for record in records) > self.nbytes:
+            raise CorruptCheckpointError("its records say that they are longer than the file", file=file)
         # A writer may leave CRCs out: nothing can be checked then.
         known = any(record.crc32 for record in records if record.bytes)
         self._unchecked = [record for record in records if record.bytes] if known else []
