@@ -7,6 +7,7 @@ with something else than 0 if something broke.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import resource
 import sys
 import warnings
@@ -53,7 +54,16 @@ def main() -> None:
     ]
     known = [folder / options.target for folder in (HERE / "corpus", HERE / "findings")]
     folders = [str(folder) for folder in (options.corpus, *known) if folder.is_dir()]
-    atheris.Setup([sys.argv[0], *arguments, *folders], TARGETS[options.target])
+    target = TARGETS[options.target]
+
+    def attempt(data: bytes) -> None:
+        try:
+            target(data)
+        except BaseException as error:
+            (options.findings / f"{type(error).__name__}-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
+            raise
+
+    atheris.Setup([sys.argv[0], *arguments, *folders], attempt)
     atheris.Fuzz()
 
 

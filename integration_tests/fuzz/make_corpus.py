@@ -46,6 +46,14 @@ def inputs() -> Iterator[tuple[str, str, bytes]]:
     yield "stream", "archive", buffer.getvalue()
     header = build_header([("a", "float32", (2, 3)), ("b", "bfloat16", ()), ("c", "int64", (0,))], {"format": "pt"})
     yield "safetensors", "three", header + bytes(26)
+    parts = {
+        "DCP_SHARDING_INFO": '{"a":{"saved_offsets":[2,0]}}',
+        "DCP_GLOBAL_SHAPES": '{"a":[4,3]}',
+        "DCP_ALIASES": '{"b":"a"}',
+    }
+    yield "folder", "part", build_header([("a", "float32", (2, 3))], parts) + bytes(24)
+    index = b'\0INDEX\0{"metadata":{"total_size":26},"weight_map":{"a":"model.safetensors"}}'
+    yield "folder", "indexed", header + bytes(26) + index
     yield "calls", "rebuild", bytes([2, 0, 3]) + bytes(range(64))
 
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from dcp_core.archive_crcs import archive_problem
 from dcp_core.block_transforms import BlockUndo
@@ -17,10 +20,13 @@ from dcp_core.objects import load_object
 from dcp_core.stock_archive import locate_tensor
 from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_format.safetensors_header import build_header, read_header
+from dcp_format.safetensors_index import INDEX_NAME, open_safetensors
+from dcp_format.stored import stored_content
 from dcp_io import LocalStore, Source, verify_zip, zip_records
 from dcp_manifest import decode, encode, read_index, verify
 from dcp_manifest.blob import WholeBlob, index_crc32
 from dcp_manifest.errors import (
+    CheckpointNotFoundError,
     CorruptCheckpointError,
     DcpError,
     InvalidIndexError,
@@ -191,6 +197,20 @@ def fuzz_safetensors(data: bytes) -> None:
         position = entry.stop
     with contextlib.suppress(DcpError):
         build_header([(entry.name, entry.dtype, entry.shape) for entry in header.entries], header.metadata)
+
+
+_SPLIT = b"\0INDEX\0"
+
+
+def fuzz_folder(data: bytes) -> None:
+    """A folder with one safetensors file, and an index of it behind a mark in the input."""
+    file, found, index = data.partition(_SPLIT)
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        Path(folder, "model.safetensors").write_bytes(file)
+        if found:
+            Path(folder, INDEX_NAME).write_bytes(index)
+        with contextlib.suppress(*_REFUSED, CheckpointNotFoundError):
+            stored_content(LocalStore(folder), open_safetensors(folder).index)
 
 
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
