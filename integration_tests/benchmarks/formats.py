@@ -254,8 +254,8 @@ def compare(mib: int = 2048, rounds: int = 5, folder: str | None = None) -> dict
             for side, each in loads.items():
                 each.append(_load_round(place, side))
         medians = {side: _medians(each) for side, each in loads.items()}
-        for name, each in (("ratio", "seconds"), ("first_ratio", "first_seconds")):
-            medians["ours"][name] = medians["ours"][each] / medians["stock"][each]
+        for name, figure in (("ratio", "seconds"), ("first_ratio", "first_seconds")):
+            medians["ours"][name] = medians["ours"][figure] / medians["stock"][figure]
         results[_LOAD] = medians
         results[_COMMAND] = {
             f"dcp {command}": {"seconds": statistics.median(clock), "cpu_seconds": statistics.median(cpu)}

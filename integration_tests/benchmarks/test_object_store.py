@@ -23,7 +23,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LoopbackS3]:
-    with LoopbackS3() as running, running.in_environment():
+    running = LoopbackS3()
+    with running, running.in_environment():
         yield running
 
 
