@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dcp_core import LoadMismatchError
 from dcp_core.errors import DcpError
 from dcp_io import LocalStore, verify_checkpoint
 from integration_tests.oracle.kinds import same_bits
@@ -112,6 +113,9 @@ def _changed(subject: Subject, folder: Path) -> bool:
 
 
 def _says_where(error: DcpError, folder: Path) -> bool:
+    """Whether an error names the file, the folder, or the key of the value that is wrong."""
+    if isinstance(error, LoadMismatchError) or getattr(error, "key", None) is not None:
+        return True
     text = str(error)
     names = {path.name for path in folder.iterdir()}
     return str(folder) in text or any(name in text for name in names) or ".distcp" in text or ".metadata" in text

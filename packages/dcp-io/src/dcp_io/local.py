@@ -131,7 +131,7 @@ class LocalStore(Store):
             with os.scandir(self._path) as found:
                 for item in found:
                     with contextlib.suppress(FileNotFoundError):  # removed while we look
-                        if not item.is_dir():
+                        if not _is_folder_entry(item):
                             status = item.stat(follow_symlinks=False)
                             entries.append(Entry(item.name, status.st_size, status.st_mtime_ns / 1e9))
         except FileNotFoundError:
@@ -307,6 +307,16 @@ class _LocalSource(Source):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _is_folder_entry(item: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a link to one; a link to itself is neither."""
+    try:
+        return item.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def _no_file(path: str) -> UnsafeCheckpointError:
