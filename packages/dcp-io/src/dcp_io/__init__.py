@@ -16,6 +16,7 @@ from dcp_io.errors import (
     StoreNotFoundError,
 )
 from dcp_io.folders import FoundCheckpoint, check_files, find_checkpoints, running_saves
+from dcp_io.latest import check_checkpoint, latest_valid
 from dcp_io.local import LocalStore
 from dcp_io.opening import open_store, scheme_of
 from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
@@ -64,6 +65,7 @@ __all__ = [
     "ZipFileWriter",
     "ZipRecord",
     "align_to_blocks",
+    "check_checkpoint",
     "check_files",
     "check_name",
     "clear_dead_saves",
@@ -74,6 +76,7 @@ __all__ = [
     "is_dead_sign",
     "is_gone",
     "is_zip",
+    "latest_valid",
     "live_readers",
     "merge_ranges",
     "new_save_id",
