@@ -52,13 +52,17 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """All that a change must pass: style, types, imports, every test but the slow ones."""
+    """All that a change must pass: style, types, imports, every test but the slow ones.
+
+    The tests of packages that need no PyTorch run where there is none, those of all others together.
+    """
     lint(session)
     types(session)
-    for package in PACKAGES:
-        if not needs_torch(package):
-            unit_tests(session, package)
-    pytest(session, *TWO_AT_A_TIME, "-m", "not slow", *session.posargs)
+    alone = [package for package in PACKAGES if not needs_torch(package)]
+    for package in alone:
+        unit_tests(session, package)
+    others = [f"--ignore={PACKAGES[package] / 'tests'}" for package in alone]
+    pytest(session, *TWO_AT_A_TIME, "-m", "not slow", *others, *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -198,15 +202,15 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
     """The tests of one package in a fresh environment that holds it and what it declares, nothing else."""
     python = fresh_environment(session, f"unit-{package}")
-    session.run(python, *CONSTRAINED, *BUILD_TOOLS, external=True)
+    session.run(python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist", external=True)
     folders = [str(PACKAGES[name]) for name in [*needed_packages(package), package]]
     folders[-1] += "[testing]"
     session.run(python, *CONSTRAINED, "--no-build-isolation", *folders, external=True)
     if not needs_torch(package):
         alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
         session.run(python, "-c", alone, external=True)
-    of_package = ("-c", str(ROOT / "pyproject.toml"), str(PACKAGES[package] / "tests"), "-m", "not slow")
-    session.run(python, "-m", "pytest", *of_package, *arguments, env=SINGLE_THREAD, external=True)
+    chosen = ("-c", str(ROOT / "pyproject.toml"), *TWO_AT_A_TIME, "-m", "not slow", str(PACKAGES[package] / "tests"))
+    session.run(python, "-m", "pytest", *chosen, *arguments, env=SINGLE_THREAD, external=True)
 
 
 def fresh_environment(session: nox.Session, name: str) -> str:
