@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,12 +145,14 @@ def _follow(
     try:
         for pid in pids:
             kernel.seize(pid)
-    except OSError:
+    except OSError as error:
         watch.kill()
         for pid in pids:
             os.waitpid(pid, 0)
-        raise
-    os.close(gate_writer)
+        text = f"{error.strerror}: ptrace is forbidden here; allow it, or run this elsewhere"
+        raise OSError(error.errno, text) from error
+    finally:
+        os.close(gate_writer)
     recorder = Recorder() if record else None
     ranks = {pid: rank for rank, pid in enumerate(pids)}
     tracer = Tracer(
@@ -166,7 +169,10 @@ def _follow(
 
 
 def _fork(job: _Job, rank: int, report: int, gate_reader: int, gate_writer: int) -> int:
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # That there are threads, which is so: one follows, one waits for it, and the child uses nothing of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         status = 1
         try:
