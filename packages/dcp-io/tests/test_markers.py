@@ -33,7 +33,7 @@ def test_what_a_marker_says_can_be_read_by_people():
 @given(st.binary(max_size=100))
 def test_damaged_markers_keep_their_id_and_stay_in_force(data):
     marker = Marker.from_bytes(".dcp-save-abc.r3", data)
-    assert marker == Marker("abc", 3, None, "saving")
+    assert marker in (Marker("abc", 3, None, "saving"), Marker("abc", 3, None, "saving", torn=True))
 
 
 @pytest.mark.parametrize(

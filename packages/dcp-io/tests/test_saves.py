@@ -170,6 +170,24 @@ def test_a_damaged_marker_is_believed_until_it_is_old(store):
     assert store.list() == []
 
 
+@pytest.mark.parametrize("data", [b"", bytes(300), b'{"save_id": "odd", "proc', b"\xff"])
+def test_a_marker_that_lost_its_bytes_with_the_power_does_not_block(store, data):
+    store.publish(".dcp-save-odd", data)
+    store.publish("__0_0.odd.distcp", b"x")
+    minute_ago = time.time() - 60
+    os.utime(os.path.join(store.path, ".dcp-save-odd"), (minute_ago, minute_ago))
+    SaveSession.begin(store).abort()
+    assert store.list() == []
+
+
+def test_a_marker_of_a_later_version_is_believed(store):
+    store.publish(".dcp-save-odd", b'{"version": 2}')
+    minute_ago = time.time() - 60
+    os.utime(os.path.join(store.path, ".dcp-save-odd"), (minute_ago, minute_ago))
+    with pytest.raises(SaveInProgressError, match="unknown process"):
+        SaveSession.begin(store)
+
+
 def test_what_a_killed_finish_left_is_removed(store, helpers, plant):
     helpers.save_all(store, OLD)
     old = helpers.names(store)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         StoreNotFoundError,
     )
     from dcp_io.folders import FoundCheckpoint, check_files, find_checkpoints, running_saves
+    from dcp_io.latest import check_checkpoint, latest_valid
     from dcp_io.local import LocalStore
     from dcp_io.opening import open_store, scheme_of
     from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
@@ -76,6 +77,7 @@ __all__ = [
     "ZipFileWriter",
     "ZipRecord",
     "align_to_blocks",
+    "check_checkpoint",
     "check_files",
     "check_layout",
     "check_name",
@@ -88,6 +90,7 @@ __all__ = [
     "is_dead_sign",
     "is_gone",
     "is_zip",
+    "latest_valid",
     "live_readers",
     "merge_ranges",
     "new_save_id",
@@ -144,6 +147,10 @@ _HOMES = {
         "check_files",
         "find_checkpoints",
         "running_saves",
+    ),
+    "latest": (
+        "check_checkpoint",
+        "latest_valid",
     ),
     "local": ("LocalStore",),
     "opening": (

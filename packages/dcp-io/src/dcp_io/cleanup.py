@@ -74,6 +74,7 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
         else:
             done = remove_leftovers(store, marker.save_id, entries, keep=keep)
         if done:
+            store.sync_folder()  # or a loss of power may bring files back, and not the marker that says whose they are
             _delete(store, [marker.name])
 
 

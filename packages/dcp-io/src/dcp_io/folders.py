@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from dcp_io.local import LocalStore
 from dcp_io.markers import find_markers
 from dcp_io.store import Store
 from dcp_manifest.columns import CheckpointIndex
@@ -25,6 +27,13 @@ class FoundCheckpoint:
     store: Store
     modified_seconds: float
     """Of the youngest index, seconds since the epoch on the storage's clock."""
+
+    @property
+    def path(self) -> Path:
+        """The folder. Raises TypeError if it is none of the file system; its `store.url` says where it is."""
+        if not isinstance(self.store, LocalStore):
+            raise TypeError(f"{self.store.url} is no folder of the file system: use .store, or .store.url as an id")
+        return Path(self.store.path)
 
 
 def find_checkpoints(root: Store) -> Iterator[FoundCheckpoint]:

@@ -37,6 +37,11 @@ _NAME = re.compile(r"\.dcp-save-([A-Za-z0-9_-]+)(?:\.r(\d+))?")
 _SAVE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+# Markers appear under their names complete; one that does not is what a host that lost its power left, and no host is
+# up again sooner. Where a shared file system shows a name before its bytes, they follow within this time.
+_TORN_SECONDS = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class Marker:
     """What a save says of itself."""
@@ -51,6 +56,8 @@ class Marker:
     """Wall-clock time of the host, for display."""
     replaced: tuple[str, ...] = ()
     """What nobody needs any more once this save is the published one."""
+    torn: bool = False
+    """Whether the bytes are not what anybody wrote: a loss of power took a part of them."""
 
     @property
     def name(self) -> str:
@@ -81,6 +88,8 @@ class Marker:
             process = ProcessIdentity.from_dict(values["process"])
             phase, started_ns = values["phase"], int(values["started_ns"])
             replaced = tuple(str(file) for file in values["replaced"])
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            return cls(save_id, rank, None, "saving", torn=True)
         except (ValueError, KeyError, TypeError):
             return cls(save_id, rank, None, "saving")
         if phase not in get_args(Phase):
@@ -102,7 +111,10 @@ class FoundMarker:
             now: On the storage's clock.
             stale_after_seconds: How long a save may be silent where its process cannot be checked.
         """
-        if self.marker.phase == "ended" or now - self.entry.mtime > stale_after_seconds:
+        age_seconds = now - self.entry.mtime
+        if self.marker.phase == "ended" or age_seconds > stale_after_seconds:
+            return True
+        if self.marker.torn and age_seconds > _TORN_SECONDS:
             return True
         return self.marker.process is not None and is_gone(self.marker.process)
 

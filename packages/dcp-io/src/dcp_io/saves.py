@@ -187,6 +187,8 @@ class SaveSession:
             if self._may_be_published():
                 self._mark_ended()
             elif self._remove_own():
+                if self._sync:
+                    self._store.sync_folder()
                 self._store.delete(self._marker.name)
         except (OSError, DcpError):
             self._mark_ended()
@@ -309,7 +311,7 @@ class SaveSession:
         self._marker = replace(self._marker, phase="ended")
         with contextlib.suppress(OSError, DcpError):
             if self._store.exists(self._marker.name):
-                self._write_marker(sync=False)
+                self._write_marker(sync=self._sync)  # it replaces the one that says what is to be removed
 
     def _is_complete(self) -> bool:
         """Whether every rank of a save without a coordinator has published."""
@@ -320,6 +322,8 @@ class SaveSession:
     def _remove_replaced(self, keep: Collection[str], world_size: int = 0) -> bool:
         if not remove_replaced(self._store, self._marker, keep=keep, world_size=world_size):
             return False
+        if self._sync and self._marker.replaced:
+            self._store.sync_folder()  # a disk that forgets a removal must not forget who is to make up for it
         self._store.delete(self._marker.name)
         return True
 

@@ -22,7 +22,7 @@ from dcp_io import (
     Entry,
     ReadingSign,
     Store,
-    check_files,
+    check_checkpoint,
     clear_dead_saves,
     is_dead_sign,
     is_gone,
@@ -31,7 +31,6 @@ from dcp_io import (
     running_saves,
     this_process,
 )
-from dcp_io.current import read_current
 from dcp_manager.records import CheckpointRecord, Note
 from dcp_manifest.discover import is_index_name
 from dcp_manifest.errors import CheckpointNotFoundError
@@ -125,12 +124,7 @@ class Catalogue:
             OSError: The storage failed.
         """
         folder = self._folder(step)
-        current = read_current(folder.store, list(folder.entries))
-        if current.damage is not None:
-            raise current.damage
-        if current.index is None:
-            raise CheckpointNotFoundError(f"there is no checkpoint in {folder.store.url}: it has no complete index")
-        check_files(folder.store, current.index)
+        check_checkpoint(folder.store, entries=folder.entries)
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note that this process is about to save a step. A damaged checkpoint of that step goes first."""

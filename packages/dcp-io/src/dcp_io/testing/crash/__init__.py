@@ -1,0 +1,24 @@
+"""The crash kit: what is left of a folder when a process or a machine fails at any moment of writing to it.
+
+`run_traced` runs processes with a fault at their n-th system call; `disk_states` gives what a disk may hold after a
+loss of power, from a recording of such a run. Needs x86-64 Linux, no privileges and no compiler.
+"""
+
+from dcp_io.testing.crash.disk import DiskState, disk_states, snapshot
+from dcp_io.testing.crash.faults import WRITING, Fault, FaultKind
+from dcp_io.testing.crash.recording import Change
+from dcp_io.testing.crash.running import RankEnd, Run, mark, run_traced
+
+__all__ = [
+    "WRITING",
+    "Change",
+    "DiskState",
+    "Fault",
+    "FaultKind",
+    "RankEnd",
+    "Run",
+    "disk_states",
+    "mark",
+    "run_traced",
+    "snapshot",
+]

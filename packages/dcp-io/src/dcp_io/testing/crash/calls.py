@@ -1,0 +1,188 @@
+"""The system calls by which a folder is changed or read, and what each one is about: which files, which bytes.
+
+Source: Linux's `arch/x86/entry/syscalls/syscall_64.tbl`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+
+__all__ = ["BY_NUMBER", "CREATE_BITS", "MARK_FOLDER", "READS", "SPACE", "WRITES", "Kind", "Memory", "places_of"]
+
+MARK_FOLDER = "/.dcp-crash-mark/"
+"""Creating a file in this folder, which does not exist, is a message to the tracer."""
+CREATE_BITS = os.O_CREAT | os.O_TRUNC
+_AT_FDCWD = -100
+_PATH_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One system call."""
+
+    name: str
+    number: int
+    fds: tuple[int, ...] = ()
+    """Which arguments are descriptors of the files that it is about."""
+    paths: tuple[tuple[int | None, int], ...] = ()
+    """Which arguments are paths: (the one with the folder they start from, the one with the path)."""
+    flags: int | None = None
+    """Which argument says whether a file may be created or truncated; only then the call changes anything."""
+
+
+WRITES = (
+    Kind("write", 1, fds=(0,)),
+    Kind("open", 2, paths=((None, 0),), flags=1),
+    Kind("close", 3, fds=(0,)),
+    Kind("pwrite64", 18, fds=(0,)),
+    Kind("writev", 20, fds=(0,)),
+    Kind("sendfile", 40, fds=(0,)),
+    Kind("fsync", 74, fds=(0,)),
+    Kind("fdatasync", 75, fds=(0,)),
+    Kind("truncate", 76, paths=((None, 0),)),
+    Kind("ftruncate", 77, fds=(0,)),
+    Kind("rename", 82, paths=((None, 0), (None, 1))),
+    Kind("mkdir", 83, paths=((None, 0),)),
+    Kind("rmdir", 84, paths=((None, 0),)),
+    Kind("creat", 85, paths=((None, 0),)),
+    Kind("link", 86, paths=((None, 0), (None, 1))),
+    Kind("unlink", 87, paths=((None, 0),)),
+    Kind("symlink", 88, paths=((None, 1),)),
+    Kind("openat", 257, paths=((0, 1),), flags=2),
+    Kind("mkdirat", 258, paths=((0, 1),)),
+    Kind("unlinkat", 263, paths=((0, 1),)),
+    Kind("renameat", 264, paths=((0, 1), (2, 3))),
+    Kind("linkat", 265, paths=((0, 1), (2, 3))),
+    Kind("symlinkat", 266, paths=((1, 2),)),
+    Kind("sync_file_range", 277, fds=(0,)),
+    Kind("utimensat", 280, paths=((0, 1),)),
+    Kind("fallocate", 285, fds=(0,)),
+    Kind("pwritev", 296, fds=(0,)),
+    Kind("renameat2", 316, paths=((0, 1), (2, 3))),
+    Kind("copy_file_range", 326, fds=(2,)),
+    Kind("pwritev2", 328, fds=(0,)),
+)
+READS = (
+    Kind("read", 0, fds=(0,)),
+    Kind("open", 2, paths=((None, 0),)),
+    Kind("stat", 4, paths=((None, 0),)),
+    Kind("fstat", 5, fds=(0,)),
+    Kind("lstat", 6, paths=((None, 0),)),
+    Kind("pread64", 17, fds=(0,)),
+    Kind("getdents64", 217, fds=(0,)),
+    Kind("openat", 257, paths=((0, 1),)),
+    Kind("newfstatat", 262, paths=((0, 1),)),
+    Kind("preadv", 295, fds=(0,)),
+    Kind("preadv2", 327, fds=(0,)),
+    Kind("statx", 332, paths=((0, 1),)),
+)
+BY_NUMBER = {"writes": {kind.number: kind for kind in WRITES}, "reads": {kind.number: kind for kind in READS}}
+
+SPACE = frozenset(
+    [
+        "write",
+        "open",
+        "pwrite64",
+        "writev",
+        "sendfile",
+        "mkdir",
+        "creat",
+        "link",
+        "symlink",
+        "openat",
+        "mkdirat",
+        "linkat",
+        "symlinkat",
+        "fallocate",
+        "pwritev",
+        "copy_file_range",
+        "pwritev2",
+    ]
+)
+"""Calls that a full disk refuses."""
+
+
+class Memory:
+    """What a stopped thread's memory, descriptors and folder say."""
+
+    def __init__(self, tid: int) -> None:
+        self._tid = tid
+
+    def read(self, address: int, count: int) -> bytes:
+        """Bytes of its memory; fewer where it ends."""
+        with open(f"/proc/{self._tid}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(count)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Change its memory."""
+        with open(f"/proc/{self._tid}/mem", "r+b", buffering=0) as memory:
+            memory.seek(address)
+            memory.write(data)
+
+    def text(self, address: int) -> str:
+        """A path. Reads up to the end of a page at a time: the next one may not be there."""
+        found = b""
+        while b"\0" not in found and len(found) < _PATH_BYTES:
+            found += self.read(address + len(found), 4096 - (address + len(found)) % 4096)
+        return os.fsdecode(found.split(b"\0", 1)[0])
+
+    def descriptor(self, number: int) -> str | None:
+        """The path of an open descriptor; None if it is not open, or its file has no name any more."""
+        try:
+            path = os.readlink(f"/proc/{self._tid}/fd/{_signed(number)}")
+        except OSError:
+            return None
+        return None if path.endswith(" (deleted)") else path
+
+    def position(self, number: int) -> int:
+        """Of an open descriptor, in its file."""
+        with open(f"/proc/{self._tid}/fdinfo/{_signed(number)}", encoding="ascii") as lines:
+            return int(next(lines).split()[1])
+
+    def file(self, number: int, offset: int, count: int) -> bytes:
+        """Bytes of the file behind an open descriptor."""
+        with open(f"/proc/{self._tid}/fd/{_signed(number)}", "rb") as file:
+            file.seek(offset)
+            return file.read(count)
+
+    def vectors(self, address: int, count: int) -> list[tuple[int, int]]:
+        """Addresses and lengths of an `iovec` array."""
+        return list(struct.iter_unpack("QQ", self.read(address, 16 * count)))
+
+    def gather(self, address: int, count: int, length: int) -> bytes:
+        """The first `length` bytes that an `iovec` array describes."""
+        parts = []
+        for start, size in self.vectors(address, count):
+            parts.append(self.read(start, min(size, length)))
+            length -= len(parts[-1])
+        return b"".join(parts)
+
+    def path(self, folder: int | None, address: int) -> str:
+        """A path argument, absolute. `folder` is a descriptor, or None for the current folder."""
+        text = self.text(address)
+        if text.startswith("/"):
+            return os.path.normpath(text)
+        if folder is None or _signed(folder) == _AT_FDCWD:
+            base = os.readlink(f"/proc/{self._tid}/cwd")
+        else:
+            base = self.descriptor(folder) or "/"
+        return os.path.normpath(os.path.join(base, text))
+
+
+def _signed(number: int) -> int:
+    """A descriptor as an int: the upper half of its register is not defined."""
+    return (number & 0xFFFFFFFF) - (1 << 32 if number & 0x80000000 else 0)
+
+
+def places_of(kind: Kind, arguments: tuple[int, ...], memory: Memory) -> list[str]:
+    """The absolute paths that a call is about."""
+    found = [memory.descriptor(arguments[index]) for index in kind.fds]
+    for folder, path in kind.paths:
+        if arguments[path] == 0:  # utimensat of a descriptor
+            found.append(None if folder is None else memory.descriptor(arguments[folder]))
+        else:
+            found.append(memory.path(None if folder is None else arguments[folder], arguments[path]))
+    return [path for path in found if path is not None and path.startswith("/")]

@@ -1,0 +1,41 @@
+"""What goes wrong, and at which system call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["KINDS", "WRITING", "Fault", "FaultKind"]
+
+FaultKind = Literal["kill", "torn", "eio", "enospc", "short", "stop"]
+KINDS: tuple[str, ...] = get_args(FaultKind)
+WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range"})
+"""Calls that may be torn or short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    `kill`: SIGKILL instead of the call. `torn`: SIGKILL when half of a write is done. `eio`: the call fails, once.
+    `enospc`: from the call on, whatever needs space fails. `short`: a write writes half, and says so. `stop`: the
+    process is held before the call; see `run_traced`.
+
+    Attributes:
+        kind: See above.
+        at: Which call, counted from 1 on.
+        rank: Whose calls are counted.
+        of: Count the calls of the rank's own process (`own`), of those that it started (`started`), or of both (`all`).
+            Who makes the call meets the fault.
+    """
+
+    kind: FaultKind
+    at: int
+    rank: int = 0
+    of: Literal["own", "started", "all"] = "own"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r} is no fault; choose one of {', '.join(map(repr, KINDS))}")
+        if self.at < 1:
+            raise ValueError(f"at={self.at}: calls are counted from 1 on")

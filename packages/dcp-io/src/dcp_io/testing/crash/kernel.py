@@ -1,0 +1,189 @@
+"""The kernel's own interface to tracing, over ctypes: ptrace, seccomp filters, registers. x86-64 Linux only.
+
+What is done with it is in `tracer`. Needs no privileges beyond tracing one's own children.
+
+Source: ptrace(2), seccomp(2), linux/filter.h, linux/seccomp.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+from collections.abc import Iterable
+
+__all__ = [
+    "EVENT_SECCOMP",
+    "EVENT_STOP",
+    "Registers",
+    "install_filter",
+    "is_supported",
+    "listen",
+    "registers",
+    "resume",
+    "seize",
+    "set_registers",
+    "to_syscall_exit",
+]
+
+EVENT_SECCOMP, EVENT_STOP = 7, 128
+
+_CONT, _GETREGS, _SETREGS, _SYSCALL, _SEIZE, _LISTEN = 7, 12, 13, 24, 0x4206, 0x4208
+# Syscall stops are marked; forks, vforks, clones and execs are followed; who is traced dies with who traces.
+_OPTIONS = 0x01 | 0x02 | 0x04 | 0x08 | 0x10 | 0x80 | 0x100000
+
+_PR_SET_NO_NEW_PRIVS = 38
+_SYS_SECCOMP, _SET_MODE_FILTER, _TSYNC = 317, 1, 1
+_ALLOW, _TRACE = 0x7FFF0000, 0x7FF00000
+_AUDIT_ARCH_X86_64 = 0xC000003E
+_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
+_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.restype = ctypes.c_long
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.syscall.restype = ctypes.c_long
+
+
+class Registers(ctypes.Structure):
+    """`struct user_regs_struct` of x86-64."""
+
+    _fields_ = [
+        (name, ctypes.c_ulong)
+        for name in [
+            "r15",
+            "r14",
+            "r13",
+            "r12",
+            "rbp",
+            "rbx",
+            "r11",
+            "r10",
+            "r9",
+            "r8",
+            "rax",
+            "rcx",
+            "rdx",
+            "rsi",
+            "rdi",
+            "orig_rax",
+            "rip",
+            "cs",
+            "eflags",
+            "rsp",
+            "ss",
+            "fs_base",
+            "gs_base",
+            "ds",
+            "es",
+            "fs",
+            "gs",
+        ]
+    ]
+
+    @property
+    def number(self) -> int:
+        """Of the system call."""
+        return int(self.orig_rax)
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """Of the system call."""
+        return tuple(int(value) for value in (self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9))
+
+    @property
+    def result(self) -> int:
+        """What it returned; a negative errno if it failed."""
+        return ctypes.c_long(self.rax).value
+
+    def skip(self, result: int) -> None:
+        """Have the call not run, and return this."""
+        self.orig_rax = ctypes.c_ulong(-1).value
+        self.rax = ctypes.c_ulong(result).value
+
+
+def is_supported() -> bool:
+    """Whether this machine can be traced: Linux on x86-64, and nothing forbids tracing."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], create_bits: int) -> None:
+    """Have the tracer told of system calls of this process, all its threads and all it will start.
+
+    Args:
+        numbers: Told of always.
+        creating: (number, which argument holds flags): told of if one of `create_bits` is set there.
+        create_bits: See `creating`.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    rules = [_rule(number, None, 0) for number in numbers]
+    rules += [_rule(number, argument, create_bits) for number, argument in creating]
+    program = [_code(_LOAD, _ARCH_AT), _code(_EQUAL, _AUDIT_ARCH_X86_64, 1, 0), _code(_RETURN, _ALLOW)]
+    program += [code for rule in rules for code in rule]
+    program.append(_code(_RETURN, _ALLOW))
+    text = b"".join(program)
+    buffer = ctypes.create_string_buffer(text, len(text))
+    description = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(buffer)))
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    number = ctypes.c_long(_SYS_SECCOMP)
+    _check(_libc.syscall(number, ctypes.c_long(_SET_MODE_FILTER), ctypes.c_long(_TSYNC), description))
+
+
+def _rule(number: int, argument: int | None, bits: int) -> list[bytes]:
+    """Instructions that return if the call is the one, and otherwise end up behind themselves."""
+    trace = _code(_RETURN, _TRACE)
+    load = _code(_LOAD, _NUMBER_AT)
+    if argument is None:
+        return [load, _code(_EQUAL, number, 0, 1), trace]
+    flags = _code(_LOAD, _ARGUMENTS_AT + 8 * argument)
+    return [load, _code(_EQUAL, number, 0, 3), flags, _code(_ANY_BIT, bits, 0, 1), trace]
+
+
+def _code(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, value)
+
+
+def seize(pid: int) -> None:
+    """Trace a child, and whatever it starts. Raises OSError if that is forbidden here."""
+    _ptrace(_SEIZE, pid, _OPTIONS)
+
+
+def resume(tid: int, number: int = 0) -> None:
+    """Let a stopped thread go on, with a signal if one is given."""
+    _ptrace(_CONT, tid, number)
+
+
+def to_syscall_exit(tid: int) -> None:
+    """Let a thread go on to the end of the system call that it is about to make."""
+    _ptrace(_SYSCALL, tid, 0)
+
+
+def listen(tid: int) -> None:
+    """Leave a thread stopped by a signal as it is, until it is continued by one."""
+    _ptrace(_LISTEN, tid, 0)
+
+
+def registers(tid: int) -> Registers:
+    """Of a stopped thread."""
+    found = Registers()
+    _check(_libc.ptrace(_GETREGS, tid, None, ctypes.addressof(found)))
+    return found
+
+
+def set_registers(tid: int, values: Registers) -> None:
+    """Of a stopped thread."""
+    _check(_libc.ptrace(_SETREGS, tid, None, ctypes.addressof(values)))
+
+
+def _ptrace(request: int, tid: int, data: int) -> None:
+    _check(_libc.ptrace(request, tid, None, data or None))
+
+
+def _check(result: int) -> None:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,114 @@
+"""A recording of what processes did to a folder: an ordered list of changes and barriers, with the bytes.
+
+Only what a system call had done when it returned is here. What a disk keeps of it is `disk`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from dcp_io.testing.crash.calls import Memory
+
+__all__ = ["Change", "Recorder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that happened, all paths absolute.
+
+    `create`, `mkdir`, `unlink`, `rmdir`: `path`. `rename`, `link`: from `path` to `target`. `symlink`: `path`, to
+    `target`. `write`: `data` at `offset`. `truncate`: to `offset` bytes (`grow`: at least). `sync`: everything that
+    was done to `path`, file or folder, before change number `begun` is durable. `mark`: the process said `path`.
+    """
+
+    kind: str
+    path: str
+    target: str = ""
+    offset: int = 0
+    data: bytes = b""
+    begun: int = 0
+
+
+@dataclass
+class Recorder:
+    """Takes the changes down."""
+
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def now(self) -> int:
+        """The number that the next change gets."""
+        return len(self.changes)
+
+    def mark(self, text: str, rank: int) -> None:
+        """A process has said something."""
+        self.changes.append(Change("mark", text, offset=rank))
+
+    def done(
+        self,
+        name: str,
+        arguments: tuple[int, ...],
+        places: list[str],
+        result: int,
+        memory: Memory,
+        *,
+        existed: bool,
+        begun: int,
+    ) -> None:
+        """A system call has succeeded."""
+        path = places[0]
+        if name in {"fsync", "fdatasync"}:
+            self.changes.append(Change("sync", path, begun=begun))
+        elif name in _NAMES:
+            self.changes.append(Change(_named(name, arguments), path, target=places[-1]))
+        elif name in {"open", "openat", "creat"}:
+            self._opened(path, existed=existed, truncated=name == "creat" or _truncates(name, arguments))
+        elif name in {"ftruncate", "truncate"}:
+            self.changes.append(Change("truncate", path, offset=arguments[1]))
+        elif name == "fallocate":
+            self.changes.append(Change("grow", path, offset=arguments[2] + arguments[3]))
+        elif name in {"symlink", "symlinkat"}:
+            self.changes.append(Change("symlink", path, target=os.readlink(path)))
+        elif name not in _NOTHING:
+            offset, data = _written(name, arguments, result, memory)
+            self.changes.append(Change("write", path, offset=offset, data=data))
+
+    def _opened(self, path: str, *, existed: bool, truncated: bool) -> None:
+        if not existed:
+            self.changes.append(Change("create", path))
+        elif truncated:
+            self.changes.append(Change("truncate", path))
+
+
+_NAMES = {
+    "rename": "rename", "renameat": "rename", "renameat2": "rename", "link": "link", "linkat": "link",
+    "unlink": "unlink", "unlinkat": "unlink", "mkdir": "mkdir", "mkdirat": "mkdir", "rmdir": "rmdir",
+}  # fmt: skip
+_NOTHING = {"close", "utimensat", "sync_file_range"}
+_AT_REMOVEDIR = 0x200
+_FLAGS = {"open": 1, "openat": 2}
+
+
+def _named(name: str, arguments: tuple[int, ...]) -> str:
+    return "rmdir" if name == "unlinkat" and arguments[2] & _AT_REMOVEDIR else _NAMES[name]
+
+
+def _truncates(name: str, arguments: tuple[int, ...]) -> bool:
+    return bool(arguments[_FLAGS[name]] & os.O_TRUNC)
+
+
+def _written(name: str, arguments: tuple[int, ...], count: int, memory: Memory) -> tuple[int, bytes]:
+    """Where a write began, and its bytes."""
+    if name == "pwrite64":
+        return arguments[3], memory.read(arguments[1], count)
+    if name == "write":
+        return memory.position(arguments[0]) - count, memory.read(arguments[1], count)
+    if name in {"writev", "pwritev", "pwritev2"}:
+        data = memory.gather(arguments[1], arguments[2], count)
+        return (memory.position(arguments[0]) - count if name == "writev" else arguments[3]), data
+    descriptor = arguments[2] if name == "copy_file_range" else arguments[0]
+    offset = memory.position(descriptor) - count
+    if name == "copy_file_range" and arguments[3]:
+        offset = int.from_bytes(memory.read(arguments[3], 8), "little") - count
+    return offset, memory.file(descriptor, offset, count)

@@ -1,0 +1,267 @@
+"""`run_traced`: forks the ranks of a job, and has their system calls counted, recorded or struck."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcp_io.testing.crash import kernel
+from dcp_io.testing.crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER
+from dcp_io.testing.crash.faults import Fault
+from dcp_io.testing.crash.recording import Change, Recorder
+from dcp_io.testing.crash.tracer import Tracer
+
+__all__ = ["RankEnd", "Run", "mark", "run_traced"]
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank ended."""
+
+    signal: int | None
+    """The signal that killed it; None if it ended by itself."""
+    calls: list[str] = field(default_factory=list)
+    """Names of the system calls on the folder that its own process made or tried to make."""
+    started_calls: list[str] = field(default_factory=list)
+    """The same of the processes that it started."""
+    result: Any = None
+    error: str | None = None
+    """The traceback, if it raised."""
+
+    @property
+    def survived(self) -> bool:
+        """Whether it was not killed."""
+        return self.signal is None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a run."""
+
+    ranks: list[RankEnd]
+    struck: bool
+    """Whether the call of the fault was reached."""
+    changes: list[Change]
+    """What was done to the folder, if it was recorded."""
+
+
+def mark(text: str) -> None:
+    """Note in the recording that this process has come so far: that it was told that a save succeeded, say."""
+    with contextlib.suppress(OSError):
+        os.open(MARK_FOLDER + text, os.O_WRONLY | os.O_CREAT)
+
+
+def run_traced(
+    action: Callable[[int], Any],
+    folder: str | os.PathLike[str],
+    *,
+    world: int = 1,
+    prepare: Callable[[int], object] = lambda _: None,
+    fault: Fault | None = None,
+    record: bool = False,
+    reads: bool = False,
+    timeout_seconds: float = 120.0,
+    grace_seconds: float = 0.5,
+    started: Callable[[list[int]], object] = lambda _: None,
+    held: Callable[[int], object] = lambda _: None,
+) -> Run:
+    """Run `action(rank)` in a forked process per rank, with a fault at one of its system calls on a folder.
+
+    Processes that the ranks start are followed as well. None is left when this returns.
+
+    Args:
+        action: What the ranks do; what it returns must be JSON. Only its calls are counted.
+        folder: Calls on this folder and all below it are counted.
+        world: How many ranks.
+        prepare: Run in each rank before, uncounted.
+        fault: What goes wrong; None only counts.
+        record: Take down what is changed, for `dcp_io.testing.crash.disk`.
+        reads: Count calls that read instead of those that change something.
+        timeout_seconds: After so long everything is killed, and TimeoutError raised.
+        grace_seconds: How long ranks may live on after one of them was killed, as under a launcher.
+        started: Told the process ids once the ranks run.
+        held: Called with the process id while `stop` holds it; it goes on when this returns.
+
+    Raises:
+        TimeoutError: The ranks did not end.
+        OSError: The kernel forbids tracing (a container without it, another machine than x86-64 Linux).
+    """
+    if not kernel.is_supported():
+        raise OSError("system calls are traced on x86-64 Linux only: run this test there")
+    job = _Job(action, prepare, reads)
+    watch = _Watch(timeout_seconds, grace_seconds)
+    # In a thread of its own: the kernel tells it of these processes only, and of no other children of this process.
+    found: list[Run | BaseException] = []
+
+    def follow() -> None:
+        try:
+            found.append(_follow(job, folder, world, watch, started, fault, record=record, held=held))
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+            found.append(error)
+
+    thread = threading.Thread(target=follow, name="dcp-crash-tracer")
+    thread.start()
+    thread.join()
+    watch.cancel()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    if watch.expired:
+        raise TimeoutError(f"the traced processes did not end within {timeout_seconds:g} s, and were killed")
+    return found[0]
+
+
+@dataclass(frozen=True)
+class _Job:
+    action: Callable[[int], Any]
+    prepare: Callable[[int], object]
+    reads: bool
+
+
+def _follow(
+    job: _Job,
+    folder: str | os.PathLike[str],
+    world: int,
+    watch: _Watch,
+    started: Callable[[list[int]], object],
+    fault: Fault | None,
+    *,
+    record: bool,
+    held: Callable[[int], object],
+) -> Run:
+    reports = [os.memfd_create(f"dcp-crash-rank-{rank}") for rank in range(world)]
+    gate_reader, gate_writer = os.pipe()
+    pids = [_fork(job, rank, report, gate_reader, gate_writer) for rank, report in enumerate(reports)]
+    os.close(gate_reader)
+    watch.begin(pids)
+    try:
+        for pid in pids:
+            kernel.seize(pid)
+    except OSError as error:
+        watch.kill()
+        for pid in pids:
+            os.waitpid(pid, 0)
+        text = f"{error.strerror}: ptrace is forbidden here; allow it, or run this elsewhere"
+        raise OSError(error.errno, text) from error
+    finally:
+        os.close(gate_writer)
+    recorder = Recorder() if record else None
+    ranks = {pid: rank for rank, pid in enumerate(pids)}
+    tracer = Tracer(
+        os.fspath(folder), ranks, fault, reads=job.reads, recorder=recorder, held=held, on_end=watch.rank_ended
+    )
+    watch.processes = tracer.ranks
+    started(pids)
+    statuses = tracer.follow()
+    ends = []
+    for rank, (pid, report) in enumerate(zip(pids, reports, strict=True)):
+        calls = (tracer.calls.get(rank, []), tracer.started_calls.get(rank, []))
+        ends.append(_end(statuses[pid], report, *calls))
+    return Run(ends, tracer.struck, recorder.changes if recorder else [])
+
+
+def _fork(job: _Job, rank: int, report: int, gate_reader: int, gate_writer: int) -> int:
+    with warnings.catch_warnings():
+        # That there are threads, which is so: one follows, one waits for it, and the child uses nothing of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(gate_writer)
+            os.read(gate_reader, 1)  # until whoever traces is there
+            _report(report, _outcome(job, rank))
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
+
+
+def _outcome(job: _Job, rank: int) -> dict[str, Any]:
+    try:
+        job.prepare(rank)
+        kinds = BY_NUMBER["reads" if job.reads else "writes"]
+        creating = [] if job.reads else [(kind.number, kind.flags) for kind in kinds.values() if kind.flags is not None]
+        always = kinds.keys() - {number for number, _ in creating}
+        kernel.install_filter(always, creating, CREATE_BITS)
+        return {"result": job.action(rank)}
+    except BaseException:  # noqa: BLE001 - what became of it is what the caller wants to know
+        return {"error": traceback.format_exc()}
+
+
+def _report(report: int, outcome: dict[str, Any]) -> None:
+    data = json.dumps(outcome).encode()
+    while data:
+        data = data[os.write(report, data) :]
+
+
+def _end(status: int, report: int, calls: list[str], started_calls: list[str]) -> RankEnd:
+    with os.fdopen(report, "rb") as file:
+        file.seek(0)
+        text = file.read()
+    if os.WIFSIGNALED(status):
+        return RankEnd(os.WTERMSIG(status), calls, started_calls)
+    values = json.loads(text) if text else {"error": f"the process ended with {os.WEXITSTATUS(status)} and no report"}
+    return RankEnd(None, calls, started_calls, values.get("result"), values.get("error"))
+
+
+class _Watch:
+    """Kills what is left: at the end of the time, or shortly after a rank was killed."""
+
+    def __init__(self, timeout_seconds: float, grace_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._grace_seconds = grace_seconds
+        self._timers: list[threading.Timer] = []
+        self.processes: dict[int, int] = {}
+        self.expired = False
+
+    def begin(self, pids: list[int]) -> None:
+        self.processes = dict.fromkeys(pids, 0)
+        self._start(self._timeout_seconds, self._expire)
+
+    def rank_ended(self, pid: int, status: int) -> None:
+        del pid
+        if os.WIFSIGNALED(status) and len(self._timers) == 1:
+            self._start(self._grace_seconds, self.kill)
+
+    def kill(self) -> None:
+        for pid in [*self.processes]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def cancel(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for timer in self._timers:
+            timer.join()
+
+    def _expire(self) -> None:
+        self.expired = True
+        # A process may be about to start another one: until none is left to tell of.
+        while True:
+            self.kill()
+            time.sleep(0.05)
+            if all(_is_gone(pid) for pid in [*self.processes]):
+                return
+
+    def _start(self, seconds: float, action: Callable[[], object]) -> None:
+        timer = threading.Timer(seconds, action)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False

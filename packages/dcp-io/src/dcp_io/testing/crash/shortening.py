@@ -1,0 +1,39 @@
+"""Making a write that is about to happen a short one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from dcp_io.testing.crash import kernel
+from dcp_io.testing.crash.calls import Memory
+
+__all__ = ["shorten"]
+
+# Which register holds the bytes of a call that has no vectors.
+_COUNTS = {"write": "rdx", "pwrite64": "rdx", "sendfile": "r10", "copy_file_range": "r8"}
+
+
+def shorten(tid: int, name: str, values: kernel.Registers) -> Callable[[], None]:
+    """Let a stopped thread write half of what it wants to; what it returns undoes that in its memory afterwards."""
+    if name in _COUNTS:
+        register = _COUNTS[name]
+        setattr(values, register, _half(getattr(values, register)))
+        kernel.set_registers(tid, values)
+        return lambda: None
+    _, address, count = values.arguments[:3]
+    memory = Memory(tid)
+    vectors = memory.vectors(address, count)
+    left = _half(sum(size for _, size in vectors))
+    shorter = []
+    for start, size in vectors:
+        shorter.append(struct.pack("QQ", start, min(size, left)))
+        left -= min(size, left)
+    before = memory.read(address, 16 * count)
+    memory.write(address, b"".join(shorter))
+    return lambda: memory.write(address, before)
+
+
+def _half(count: int) -> int:
+    """A write of one byte is done or not."""
+    return count // 2 if count > 1 else count

@@ -1,0 +1,225 @@
+"""Follows processes through their system calls on one folder: counts them, records them, strikes one of them.
+
+The kernel stops a process at those calls alone (a seccomp filter names them), so everything else runs at full speed.
+Starting the processes is `running`; what a disk would hold after a power loss is `disk`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dcp_io.testing.crash import kernel
+from dcp_io.testing.crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER, SPACE, Kind, Memory, places_of
+from dcp_io.testing.crash.faults import WRITING, Fault
+from dcp_io.testing.crash.recording import Recorder
+from dcp_io.testing.crash.shortening import shorten
+
+__all__ = ["Tracer"]
+
+_ALL_CHILDREN, _THIS_THREAD = 0x40000000, 0x20000000  # __WALL, __WNOTHREAD
+_SYSCALL_STOP = signal.SIGTRAP | 0x80
+
+
+@dataclass(slots=True)
+class _Running:
+    """A call that has begun, and what becomes of it."""
+
+    kind: Kind
+    arguments: tuple[int, ...]
+    places: list[str]
+    existed: bool
+    begun: int
+    kill: bool = False
+    fail: int = 0
+    undo: Callable[[], None] | None = None
+
+
+@dataclass
+class Tracer:
+    """See the module; used from the one thread that started the processes.
+
+    Attributes:
+        folder: What is looked at, with all that is below.
+        ranks: Process id → rank, of the processes that were started; what they start belongs to the same rank.
+        fault: What goes wrong.
+        reads: Look at calls that read instead of those that change something.
+        recorder: Told of all that changed.
+        held: Called while a process is held by a `stop`; it goes on when this returns.
+    """
+
+    folder: str
+    ranks: dict[int, int]
+    fault: Fault | None = None
+    reads: bool = False
+    recorder: Recorder | None = None
+    held: Callable[[int], object] = lambda _: None
+    on_end: Callable[[int, int], object] = lambda _pid, _status: None
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    started_calls: dict[int, list[str]] = field(default_factory=dict)
+    struck: bool = False
+
+    def __post_init__(self) -> None:
+        self.folder = os.path.realpath(self.folder)
+        self._kinds = BY_NUMBER["reads" if self.reads else "writes"]
+        self._own = set(self.ranks)
+        self._processes: dict[int, int] = {}
+        self._running: dict[int, _Running] = {}
+        self._counted = 0
+
+    def follow(self) -> dict[int, int]:
+        """Until all processes have ended, those that ranks started included; the wait status of each rank's."""
+        ended: dict[int, int] = {}
+        while True:
+            try:
+                tid, status = os.waitpid(-1, _ALL_CHILDREN | _THIS_THREAD)
+            except ChildProcessError:
+                return ended
+            if os.WIFSTOPPED(status):
+                # A thread that was killed meanwhile is gone: its end is reported next.
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopped(tid, status)
+                continue
+            self._running.pop(tid, None)
+            if tid in self._own:
+                ended[tid] = status
+                self.on_end(tid, status)
+
+    def _stopped(self, tid: int, status: int) -> None:
+        number, event = os.WSTOPSIG(status), status >> 16
+        if event == kernel.EVENT_SECCOMP:
+            self._begins(tid)
+        elif number == _SYSCALL_STOP:
+            self._ends(tid)
+        elif event == kernel.EVENT_STOP and number != signal.SIGTRAP:
+            kernel.listen(tid)
+        else:
+            kernel.resume(tid, 0 if event else number)
+
+    def _begins(self, tid: int) -> None:
+        values = kernel.registers(tid)
+        kind, arguments, memory = self._kinds[values.number], values.arguments, Memory(tid)
+        inside = self._inside(places_of(kind, arguments, memory))
+        changes = self.reads or kind.flags is None or arguments[kind.flags] & CREATE_BITS
+        if inside is None or not changes:
+            kernel.resume(tid)
+            return
+        if inside and inside[0].startswith(MARK_FOLDER):
+            if self.recorder is not None:
+                self.recorder.mark(inside[0].removeprefix(MARK_FOLDER), self._rank_of(tid))
+            kernel.resume(tid)
+            return
+        existed = os.path.lexists(inside[0])
+        running = _Running(kind, arguments, inside, existed, self.recorder.now if self.recorder else 0)
+        self._running[tid] = running
+        self._strike(tid, kind, values, running)
+
+    def _inside(self, places: list[str]) -> list[str] | None:
+        """The places, if one of them is in the folder (or is a mark); a deleted file is in none."""
+        if places and places[0].startswith(MARK_FOLDER):
+            return places
+        real = [self._real(path) for path in places]
+        below = self.folder + os.sep
+        return real if any(path == self.folder or path.startswith(below) for path in real) else None
+
+    def _real(self, path: str) -> str:
+        if path == self.folder or path.startswith(self.folder + os.sep):
+            return path
+        folder, name = os.path.split(path)
+        return os.path.join(os.path.realpath(folder), name)
+
+    def _strike(self, tid: int, kind: Kind, values: kernel.Registers, running: _Running) -> None:
+        """Count the call, and let it go on as the fault says."""
+        number = self._count(tid, kind)
+        fault = self.fault
+        if fault is None or number < fault.at or (number > fault.at and fault.kind != "enospc"):
+            self._go(tid, running)
+            return
+        self.struck = True
+        if fault.kind == "kill":
+            os.kill(self._process_of(tid), signal.SIGKILL)
+            return
+        if fault.kind == "stop":
+            self.held(self._process_of(tid))
+        elif fault.kind in {"torn", "short"} and kind.name in WRITING:
+            running.undo = shorten(tid, kind.name, values)
+            running.kill = fault.kind == "torn"
+        elif fault.kind == "torn":
+            os.kill(self._process_of(tid), signal.SIGKILL)
+            return
+        elif fault.kind == "eio" or (fault.kind == "enospc" and kind.name in SPACE):
+            running.fail = errno.EIO if fault.kind == "eio" else errno.ENOSPC
+            if kind.name != "close":  # whatever it says, a descriptor is closed
+                values.skip(-running.fail)
+                kernel.set_registers(tid, values)
+                self._running.pop(tid)
+                kernel.resume(tid)
+                return
+        self._go(tid, running)
+
+    def _go(self, tid: int, running: _Running) -> None:
+        if self.recorder is None and not (running.kill or running.fail or running.undo):
+            self._running.pop(tid)
+            kernel.resume(tid)
+        else:
+            kernel.to_syscall_exit(tid)
+
+    def _ends(self, tid: int) -> None:
+        running = self._running.pop(tid, None)
+        if running is None:
+            kernel.resume(tid)
+            return
+        values = kernel.registers(tid)
+        if self.recorder is not None and values.result >= 0:
+            self.recorder.done(
+                running.kind.name,
+                running.arguments,
+                running.places,
+                values.result,
+                Memory(tid),
+                existed=running.existed,
+                begun=running.begun,
+            )
+        if running.undo is not None:
+            running.undo()
+        if running.kill:
+            os.kill(self._process_of(tid), signal.SIGKILL)
+            return
+        if running.fail:
+            values.rax = (1 << 64) - running.fail
+            kernel.set_registers(tid, values)
+        kernel.resume(tid)
+
+    def _count(self, tid: int, kind: Kind) -> int:
+        """The number of the call among those that the fault counts; 0 if it is none of them."""
+        rank, own = self._rank_of(tid), self._process_of(tid) in self._own
+        (self.calls if own else self.started_calls).setdefault(rank, []).append(kind.name)
+        if self.fault is None or rank != self.fault.rank:
+            return 0
+        if self.fault.of != "all" and own != (self.fault.of == "own"):
+            return 0
+        self._counted += 1
+        return self._counted
+
+    def _process_of(self, tid: int) -> int:
+        if tid not in self._processes:
+            self._processes[tid] = _status(tid, "Tgid")
+        return self._processes[tid]
+
+    def _rank_of(self, tid: int) -> int:
+        process = self._process_of(tid)
+        if process not in self.ranks:
+            parent = _status(process, "PPid")
+            while parent not in self.ranks and parent > 1:
+                parent = _status(parent, "PPid")
+            self.ranks[process] = self.ranks.get(parent, -1)
+        return self.ranks[process]
+
+
+def _status(tid: int, name: str) -> int:
+    with open(f"/proc/{tid}/status", encoding="ascii", errors="replace") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
