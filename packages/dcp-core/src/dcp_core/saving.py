@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -127,7 +127,11 @@ class _Save:
         else:
             self.planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
         self._set_up_writer()
-        return self.writer.prepare_local_plan(self.planner.create_local_plan())
+        plan = self.writer.prepare_local_plan(self.planner.create_local_plan())
+        if plan.aliases and not getattr(self.writer, "stores_aliases", False):
+            # It would publish names that nothing is stored under: each gets its own data, as in stock.
+            plan = replace(plan, aliases=None)
+        return plan
 
     def _set_up_writer(self) -> None:
         set_up = self.chosen_writer().set_up_storage_writer
