@@ -23,7 +23,7 @@ from dcp_async.mutations import MutationGuard
 from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, check_overlap
 from dcp_async.queue import SaveQueue
 from dcp_async.staged_planner import plan_here
-from dcp_async.stagers import DefaultStager, is_plain_blocking
+from dcp_async.stagers import DefaultStager, stager_of
 from dcp_async.staging import Staged, Stager
 from dcp_core import AsyncStager, DefaultSavePlanner, Metadata, SavePlanner, StorageWriter, plugins
 from dcp_core.logs import LOGGER_NAME
@@ -285,8 +285,9 @@ class AsyncSaver:
     def _begin_copy(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
+        job.adopt()
         values = _values(state_dict, job.link)
-        chosen = stager if stager is not None else _stager_of(job.storage_writer)
+        chosen = stager if stager is not None else stager_of(job.storage_writer)
         if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):
             if not self._values.acquire(timeout=self._seconds):
                 raise self._late_copy(job)
@@ -384,11 +385,6 @@ def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
     values = {key: value.state_dict() if is_stateful(value) else value for key, value in state_dict.items()}
     ranked: dict[str, Any] = with_rank_values(values, link.seat.rank)
     return ranked
-
-
-def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
-    """The stager that a storage writer is, as in stock; None for one that only copies, which we do in other memory."""
-    return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None
 
 
 def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
