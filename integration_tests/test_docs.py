@@ -68,3 +68,16 @@ def test_every_hook_is_documented() -> None:
     hooks = {name for name in vars(hookspecs.HookSpecs) if name.startswith("dcp_")}
     assert hooks, "no hook found: the test looks in the wrong place"
     assert {name for name in hooks if f"`{name}`" not in page} == set()
+
+
+def test_the_plugin_page_shows_the_package() -> None:
+    package = ROOT / "integration_tests" / "plugins" / "dcp-acme"
+    page = (ROOT / "docs" / "write-a-plugin.md").read_text()
+    shown = re.findall(
+        r"^`(src/dcp_acme/\w+\.py|tests/\w+\.py)`:\n\n```py(?:thon)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    modules = {f"src/dcp_acme/{path.name}" for path in package.glob("src/dcp_acme/*.py")} - {"src/dcp_acme/__init__.py"}
+    assert {name for name, _ in shown} == modules | {"tests/test_conformance.py"}
+    assert [name for name, code in shown if code not in (package / name).read_text()] == []
+    (points,) = blocks(ROOT / "docs" / "write-a-plugin.md", "toml")
+    assert points in (package / "pyproject.toml").read_text()

@@ -8,4 +8,4 @@ __all__ = ["dcp_register_bridges"]
 @hookimpl
 def dcp_register_bridges() -> dict[str, str]:
     """`from_stock`, for storages and planners that are passed as they are."""
-    return {"torch.distributed.checkpoint": "dcp_bridge:from_stock"}
+    return {"torch.distributed.checkpoint": "dcp_bridge.bridging:from_stock"}

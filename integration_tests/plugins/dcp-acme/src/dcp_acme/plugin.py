@@ -1,5 +1,7 @@
 """All that this package registers. Imports nothing heavy: what is named here is imported when it is used."""
 
+from __future__ import annotations
+
 from dcp_acme import watch
 from dcp_core.hookspecs import CheckpointEvent, StorageBackendSpec, hookimpl
 

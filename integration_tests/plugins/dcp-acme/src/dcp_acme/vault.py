@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -39,8 +40,8 @@ def folder_of(checkpoint_id: str | os.PathLike[str]) -> Path:
     return Path(root) / place
 
 
-def open_store(uri: str | os.PathLike[str], **options: Any) -> LocalStore:
+def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> LocalStore:
     """The store of an id, for tools that need no torch. There are no options."""
-    if options:
-        raise ValueError(f"{os.fspath(uri)}: the vault knows no options, and got {sorted(options)}")
+    if storage_options:
+        raise ValueError(f"{os.fspath(uri)}: the vault knows no options, and got {sorted(storage_options)}")
     return LocalStore(folder_of(uri))
