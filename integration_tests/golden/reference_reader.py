@@ -269,7 +269,7 @@ WIDTHS_OF_GROUPS = {1: (1,), 2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}
 def decode_planes(block: bytes, zstd: Callable[[bytes], bytes]) -> bytes:
     layout, size = block[0], int.from_bytes(block[1:5], "little")
     word = 1 << (layout & 3)
-    widths = WIDTHS_OF_GROUPS[word][:: -1 if layout & 8 else 1]
+    widths = (1,) * word if layout & 16 else WIDTHS_OF_GROUPS[word][:: -1 if layout & 8 else 1]
     lengths = [int.from_bytes(block[5 + 4 * n : 9 + 4 * n], "little") for n in range(len(widths))]
     groups = cut(block[5 + 4 * len(widths) :], lengths)
     count, words, first = size // word, [0] * (size // word), 0

@@ -66,9 +66,16 @@ class Run:
     """Trains on batch n; the loss of the whole batch, the same on all ranks."""
 
 
+def device() -> torch.device:
+    """Where this rank trains: its GPU if the ranks talk over NCCL."""
+    if "nccl" in str(dist.get_backend_config()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     made = torch.Generator().manual_seed(1000 + number)
-    words = torch.randint(0, WORDS, (ROWS, 5), generator=made)
+    words = torch.randint(0, WORDS, (ROWS, 5), generator=made).to(device())
     return words[:, :-1], words[:, 1:]
 
 
@@ -99,10 +106,10 @@ def _fsdp1(
         how: dict[str, Any] = {
             "sharding_strategy": strategy,
             "use_orig_params": use_orig_params,
-            "device_id": torch.device("cpu"),
+            "device_id": device(),
         }
         if strategy is ShardingStrategy.HYBRID_SHARD:
-            how["device_mesh"] = init_device_mesh("cpu", (max(1, world // 2), min(world, 2)))
+            how["device_mesh"] = init_device_mesh(device().type, (max(1, world // 2), min(world, 2)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if nested:
@@ -114,7 +121,7 @@ def _fsdp1(
 
 
 def _fsdp2(net: Net, world: int) -> nn.Module:
-    return _shard(net, init_device_mesh("cpu", (world,)))
+    return _shard(net, init_device_mesh(device().type, (world,)))
 
 
 def _shard(net: Net, mesh: DeviceMesh) -> nn.Module:
@@ -124,16 +131,18 @@ def _shard(net: Net, mesh: DeviceMesh) -> nn.Module:
 
 
 def _hsdp(net: Net, world: int) -> nn.Module:
-    return _shard(net, init_device_mesh("cpu", (max(1, world // 2), min(world, 2)), mesh_dim_names=("copy", "shard")))
+    return _shard(
+        net, init_device_mesh(device().type, (max(1, world // 2), min(world, 2)), mesh_dim_names=("copy", "shard"))
+    )
 
 
 def _tp(net: Net, world: int) -> nn.Module:
-    _parallel(net, init_device_mesh("cpu", (world,)))
+    _parallel(net, init_device_mesh(device().type, (world,)))
     return net
 
 
 def _fsdp2_tp(net: Net, world: int) -> nn.Module:
-    mesh = init_device_mesh("cpu", (max(1, world // 2), min(world, 2)), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(device().type, (max(1, world // 2), min(world, 2)), mesh_dim_names=("dp", "tp"))
     _parallel(net, mesh["tp"])
     return _shard(net, mesh["dp"])
 
@@ -180,7 +189,7 @@ def build(  # noqa: C901 - one place that says what a run of each kind is
     """A run on the ranks of the default group. Collective."""
     torch.manual_seed(seed)
     world = dist.get_world_size()
-    net = Net(tied=variant == "tied").to(dtype)
+    net = Net(tied=variant == "tied").to(device(), dtype)
     if variant == "frozen":
         for parameter in net.layers["0"].parameters():
             parameter.requires_grad_(False)
@@ -243,7 +252,7 @@ def _pipeline(net: Net, variant: str) -> Run:  # noqa: C901 - forwards and backw
     for number in range(4):
         part = Net()
         part.load_state_dict(net.state_dict(), strict=False)
-        part = part.to(net.out.weight.dtype)
+        part = part.to(device(), net.out.weight.dtype)
         part.tokens = net.tokens if number == 0 else None
         part.layers = nn.ModuleDict({str(number - 1): net.layers[str(number - 1)]} if number in (1, 2) else {})
         part.norm, part.out = (net.norm, net.out) if number == 3 else (None, None)
@@ -253,16 +262,16 @@ def _pipeline(net: Net, variant: str) -> Run:  # noqa: C901 - forwards and backw
         stages.append(made if number % world == rank else None)
     parts = [stage for stage in stages if stage is not None]
     optimizer = make_optimizer(variant, parts)
-    dtype = net.out.weight.dtype
+    empty = torch.empty(ROWS, 4, WIDTH, dtype=net.out.weight.dtype, device=device())
 
     def step(number: int) -> float:
         words, wanted = batch(number)
         ends: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         x: torch.Tensor = words
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=device())
         for index, stage in enumerate(stages):
             if index:
-                x = x.detach() if index - 1 in _own(world, rank) else torch.empty(ROWS, 4, WIDTH, dtype=dtype)
+                x = x.detach() if index - 1 in _own(world, rank) else empty.clone()
                 dist.broadcast(x, src=(index - 1) % world)
                 x.requires_grad_()
             if stage is not None:
@@ -275,7 +284,7 @@ def _pipeline(net: Net, variant: str) -> Run:  # noqa: C901 - forwards and backw
             loss.backward()
         for index in (2, 1, 0):
             behind = ends[index + 1]
-            gradient = torch.empty(ROWS, 4, WIDTH, dtype=dtype) if behind is None else behind[0].grad
+            gradient = empty.clone() if behind is None else behind[0].grad
             assert gradient is not None
             dist.broadcast(gradient, src=(index + 1) % world)
             end = ends[index]

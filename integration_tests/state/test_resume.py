@@ -35,12 +35,17 @@ def _dealt() -> list[tuple[str, str, tuple[int, int]]]:
 
 
 def _check(
-    ranks: RankPool, folder: Path, how: tuple[str, str], other: tuple[str, str], worlds: tuple[int, int]
+    ranks: RankPool,
+    folder: Path,
+    how: tuple[str, str],
+    other: tuple[str, str],
+    worlds: tuple[int, int],
+    backend: str = "gloo",
 ) -> None:
     """Save a run of kind and variant `how`, resume it as `other`."""
     first, second = str(folder / "first"), str(folder / "second")
-    went_on = ranks.run(worlds[0], train_and_save, *how, first)[0]
-    resumed = ranks.run(worlds[1], resume, *other, first, second, torch.float32)
+    went_on = ranks.run(worlds[0], train_and_save, *how, first, backend=backend)[0]
+    resumed = ranks.run(worlds[1], resume, *other, first, second, torch.float32, backend=backend)
     for losses, initialised, step in resumed:
         assert step == STEPS
         assert set(initialised) <= {"optimizer"}, initialised
@@ -106,3 +111,15 @@ def test_resumes_in_half_precision(ranks: RankPool, tmp_path: Path, worlds: tupl
     losses, _, _ = ranks.run(worlds[1], resume, "fsdp2", "adamw", first, second, torch.bfloat16)[0]
     assert losses == (went_on if worlds[0] == worlds[1] else pytest.approx(went_on, abs=1e-2))
     assert list(differences(*map(_without_random, (second, first)))) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+@pytest.mark.parametrize(("kind", "variant"), [pair for pair in PAIRS if pair[0] in ROW_15])
+def test_resumes_on_gpus(ranks: RankPool, tmp_path: Path, kind: str, variant: str, backend: str) -> None:
+    """The same with tensors on GPUs, one to a rank; over as many ranks as there are GPUs, four at most."""
+    count = min(torch.cuda.device_count(), 4)
+    _check(ranks, tmp_path, (kind, variant), (kind, variant), (count, count), backend)
+    if count > 1:
+        (tmp_path / "fewer").mkdir()
+        _check(ranks, tmp_path / "fewer", (kind, variant), (kind, variant), (count, count // 2), backend)

@@ -69,6 +69,15 @@ def test_weights_become_smaller(dtype: str, most: float) -> None:
     assert size == pytest.approx(share * len(data), rel=0.03)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_sign_that_never_changes_costs_nothing(dtype: str) -> None:
+    data = np.square(np.random.default_rng(0).normal(0, 0.02, 100_000)).astype(dtype).tobytes()
+    planes, share = FloatPlanes().for_item(memoryview(data[: 16 << 10]), dtype)
+    size = round_trip(planes, data, dtype)
+    assert size == pytest.approx(share * len(data), rel=0.03)
+    assert round_trip(FloatPlanes(), data, dtype) - size > 0.95 * 100_000 / 8
+
+
 def test_small_integers_become_smaller() -> None:
     data = np.random.default_rng(0).integers(0, 1000, 50_000).astype("<i8").tobytes()
     assert round_trip(FloatPlanes(), data, "int64") < 0.25 * len(data)
@@ -89,7 +98,8 @@ def planes_block(layout: int, size: int, lengths: list[int], body: bytes) -> mem
     [
         (memoryview(b"\x01\x00"), "cut short"),
         (memoryview(struct.pack("<BII", 2, 8, 4)), "cut short"),
-        (planes_block(0x10, 8, [4, 4], bytes(8)), "layout"),
+        (planes_block(0x20, 8, [4, 4], bytes(8)), "layout"),
+        (planes_block(0x19, 8, [4, 4], bytes(8)), "layout"),
         (planes_block(1, 9, [4, 4], bytes(8)), "do not fill"),
         (planes_block(1, 8, [4, 4], bytes(7)), "do not fill"),
         (planes_block(1, 8, [5, 3], bytes(8)), "longer than"),

@@ -13,9 +13,9 @@ from dcp_async.arena import ArenaPool
 from dcp_async.copying import Copier, on_this_stream
 from dcp_async.options import SaverOptions
 from dcp_async.staging import Stager
-from dcp_core import AsyncStager, BlockingAsyncStager, StorageWriter
+from dcp_core import BlockingAsyncStager
 
-__all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_blocking", "stager_of"]
+__all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_blocking"]
 
 
 @dataclass
@@ -119,8 +119,3 @@ def is_plain_blocking(stager: object) -> bool:
     if not isinstance(stager, BlockingAsyncStager) or type(stager).stage is not BlockingAsyncStager.stage:
         return False
     return not (stager.cache_staged_state_dict or stager.type_check)
-
-
-def stager_of(writer: StorageWriter | None) -> AsyncStager | None:
-    """The stager that a storage writer is, as in stock; None for one that only copies, which we do in other memory."""
-    return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, overload
 
 from torch.distributed.checkpoint import metadata, planner, storage
@@ -48,11 +49,13 @@ def from_stock(value: Any, **options: Any) -> Any:
         return value.wrapped
     if isinstance(value, _OURS):
         return value
-    if isinstance(value, storage.StorageWriter):
-        return (StockStagingWriter if is_stager(value) else StockWriter)(value, **options)
-    if isinstance(value, planner.LoadPlanner):
-        return StockLoadPlanner(value, **options)
-    for kind, adapter in ((storage.StorageReader, StockReader), (planner.SavePlanner, StockSavePlanner)):
+    adapters: dict[type[Any], Callable[..., Any]] = {
+        storage.StorageWriter: StockStagingWriter if is_stager(value) else StockWriter,
+        storage.StorageReader: StockReader,
+        planner.SavePlanner: StockSavePlanner,
+        planner.LoadPlanner: StockLoadPlanner,
+    }
+    for kind, adapter in adapters.items():
         if isinstance(value, kind):
             return adapter(value, **options)
     if isinstance(value, metadata.Metadata):
@@ -85,13 +88,13 @@ def to_stock(value: Any, **options: Any) -> Any:
         return value.wrapped
     if isinstance(value, _STOCKS):
         return value
-    adapters = (
-        (StorageWriter, WriterForStock),
-        (StorageReader, ReaderForStock),
-        (SavePlanner, SavePlannerForStock),
-        (LoadPlanner, LoadPlannerForStock),
-    )
-    for kind, adapter in adapters:
+    adapters: dict[type[Any], Callable[..., Any]] = {
+        StorageWriter: WriterForStock,
+        StorageReader: ReaderForStock,
+        SavePlanner: SavePlannerForStock,
+        LoadPlanner: LoadPlannerForStock,
+    }
+    for kind, adapter in adapters.items():
         if isinstance(value, kind):
             return adapter(value, **options)
     if isinstance(value, Metadata):

@@ -154,7 +154,7 @@ class StockStagingWriter(StockWriter):
         getattr(self._stager, "close", lambda: None)()
 
 
-def is_stager(writer: storage.StorageWriter) -> bool:
+def is_stager(writer: object) -> bool:
     """Whether a writer copies in a way of its own; what stock's file writers do, ours does in reused memory."""
     if not isinstance(writer, staging.AsyncStager):
         return False

@@ -1,37 +1,48 @@
 """Storages and planners of other libraries, made ours by an installed bridge.
 
-Nothing here imports such a library: what an object is, the modules of its base classes tell.
+Nothing here imports such a library: what an object is, the modules of its base classes tell. Each function gives back
+what is ours already, None, and what only has the methods; it raises PluginNotFoundError for an object of
+`torch.distributed.checkpoint` where no bridge is installed, and TypeError for one of ours that has another role.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any
 
 from dcp_core import plugins
 from dcp_core.protocols import LoadPlanner, SavePlanner, StorageReader, StorageWriter
 
-__all__ = ["STOCK", "adopted"]
+__all__ = ["STOCK", "adopt_load_planner", "adopt_reader", "adopt_save_planner", "adopt_writer"]
 
 STOCK = "torch.distributed.checkpoint"
-_ROLES = (StorageWriter, StorageReader, SavePlanner, LoadPlanner)
-
-R = TypeVar("R", StorageWriter, StorageReader, SavePlanner, LoadPlanner)
+_ROLES: tuple[type[Any], ...] = (StorageWriter, StorageReader, SavePlanner, LoadPlanner)
 
 
-def adopted(value: R | None, role: type[R]) -> R | None:
-    """What a caller passed as a storage or planner, as one of ours.
+def adopt_writer(value: StorageWriter | None) -> StorageWriter | None:
+    """What a caller passed as a storage writer, as one of ours."""
+    made: StorageWriter | None = _adopted(value, StorageWriter)
+    return made
 
-    Args:
-        value: One of ours, or of another library, or something that has the methods.
-        role: The contract that it should satisfy.
 
-    Returns:
-        `value` itself, unless one of its base classes is another library's contract of that name.
+def adopt_reader(value: StorageReader | None) -> StorageReader | None:
+    """What a caller passed as a storage reader, as one of ours."""
+    made: StorageReader | None = _adopted(value, StorageReader)
+    return made
 
-    Raises:
-        PluginNotFoundError: It is of `torch.distributed.checkpoint`, and no bridge is installed.
-        TypeError: It has another role than the one that it was passed for.
-    """
+
+def adopt_save_planner(value: SavePlanner | None) -> SavePlanner | None:
+    """What a caller passed as the planner of a save, as one of ours."""
+    made: SavePlanner | None = _adopted(value, SavePlanner)
+    return made
+
+
+def adopt_load_planner(value: LoadPlanner | None) -> LoadPlanner | None:
+    """What a caller passed as the planner of a load, as one of ours."""
+    made: LoadPlanner | None = _adopted(value, LoadPlanner)
+    return made
+
+
+def _adopted(value: Any, role: type[Any]) -> Any:
     if value is None or isinstance(value, role):
         return value
     wrong = next((other for other in _ROLES if isinstance(value, other)), None)
@@ -40,11 +51,9 @@ def adopted(value: R | None, role: type[R]) -> R | None:
     package = _home(type(value), role.__name__)
     if package is None:
         return value
-    made: R = plugins.bridge(package)(value)
+    made = plugins.bridge(package)(value)
     if not isinstance(made, role):
-        raise TypeError(
-            f"the bridge to {package} made a {type(made).__qualname__}, and a {role.__name__} is needed here"
-        )
+        raise TypeError(f"the bridge to {package} made a {type(made).__qualname__}; a {role.__name__} is needed here")
     return made
 
 

@@ -20,7 +20,7 @@ from dcp_core.convert import as_metadata
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_core.events import Operation
-from dcp_core.foreign import adopted
+from dcp_core.foreign import adopt_load_planner, adopt_reader
 from dcp_core.load_plan import LocalLoadPlan
 from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.metadata import Metadata
@@ -138,7 +138,7 @@ def load_keys(
     planner = EmptyStateDictLoadPlanner(keys, allow_globals=tuple(allow_globals), trust_objects=trust_objects)
     coordinator = make_coordinator(process_group, no_dist=no_dist)
     with coordinator:
-        run = _Load({}, checkpoint_id, adopted(storage_reader, StorageReader), planner, coordinator)
+        run = _Load({}, checkpoint_id, adopt_reader(storage_reader), planner, coordinator)
         run.run()
     return run.values
 
@@ -286,8 +286,8 @@ def _load(
     coordinator: Coordinator,
 ) -> LoadReport:
     with coordinator:  # an error in here reaches the other ranks
-        planner = adopted(planner, LoadPlanner) or DefaultLoadPlanner()
-        run = _Load(state_dict, checkpoint_id, adopted(reader, StorageReader), planner, coordinator)
+        planner = adopt_load_planner(planner) or DefaultLoadPlanner()
+        run = _Load(state_dict, checkpoint_id, adopt_reader(reader), planner, coordinator)
         try:
             return run.run()
         finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import marshal
-import pickle
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import PlanColumns, columns_of
 from dcp_core.planned_rows import PlannedRows
+from dcp_core.value_bytes import value_bytes
 from dcp_manifest.columns import CheckpointIndex, ItemColumns
 
 __all__ = [
@@ -137,18 +137,10 @@ def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
         digest.update(np.ascontiguousarray(array).data)
     try:
         for extra in (plan.planner_data, plan.storage_data):
-            digest.update(_plain_bytes(extra))
+            digest.update(value_bytes(extra))
     except Exception:  # noqa: BLE001 - whatever cannot be pickled cannot be compared either
         return None
     return digest.digest()
-
-
-def _plain_bytes(value: Any) -> bytes:
-    """Bytes of a value that do not depend on which of its parts are one object; of values of a few types only."""
-    try:
-        return marshal.dumps(value, 2)
-    except ValueError:
-        return pickle.dumps(value, protocol=5)
 
 
 def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:

@@ -208,8 +208,14 @@ def _tell(implementation: pluggy.HookImpl, event: CheckpointEvent) -> None:
 
 
 def _info(point: importlib.metadata.EntryPoint) -> PluginInfo:
-    distribution = point.dist
-    return PluginInfo(point.name, None if distribution is None else f"{distribution.name} {distribution.version}")
+    return PluginInfo(point.name, None if point.dist is None else _name_and_version(point.dist))
+
+
+def _name_and_version(distribution: importlib.metadata.Distribution) -> str:
+    # `name` and `version` parse all of the metadata, the README in it included, once each.
+    head = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+    found = dict(line.split(": ", 1) for line in head.splitlines() if line.startswith(("Name: ", "Version: ")))
+    return f"{found.get('Name') or distribution.name} {found.get('Version') or distribution.version}"
 
 
 def _manager_name(info: PluginInfo) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.plugin_registry import PluginInfo, PluginRegistry, StorageBackend
+from dcp_manifest.schemes import package_for
 
 __all__ = [
     "PluginInfo",
@@ -30,7 +31,6 @@ __all__ = [
 
 _registry = PluginRegistry()
 _diverted: Callable[[CheckpointEvent], object] | None = None
-_OBJECT_STORES = ("s3", "gs", "gcs", "az", "abfs", "azure")
 
 
 def list() -> tuple[PluginInfo, ...]:  # noqa: A001 - reads as `plugins.list()`
@@ -55,8 +55,7 @@ def storage_for(uri: str) -> StorageBackend:
         DuplicatePluginError: Two do.
     """
     scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
-    package = "dcp-fs" if scheme == "file" else "dcp-object" if scheme in _OBJECT_STORES else "dcp-fsspec"
-    remedy = f"install one that does (pip install {package}), or pass a storage reader or writer"
+    remedy = f"install one that does (pip install {package_for(scheme)}), or pass a storage reader or writer"
     spec, plugin = _registry.find("storage", scheme, what=f"a storage for {scheme}:// ids", remedy=remedy)
     return StorageBackend(spec, plugin)
 

@@ -27,6 +27,7 @@ from dcp_core.plan import BytesIOWriteData, SavePlan, WriteItem, WriteItemType
 from dcp_core.plan_columns import PlanColumns, columns_of
 from dcp_core.protocols import SavePlanner
 from dcp_core.shards import LocalTensor, find_part, find_state_dict_object
+from dcp_core.value_bytes import value_bytes
 from dcp_core.values import LocalValues, find_ties, local_values
 
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
@@ -244,7 +245,7 @@ class DefaultSavePlanner(SavePlanner):
         if small:
             self._dumped[fqn] = data
         if digests is not None and (small or self.compare_all):
-            digests[fqn] = zlib.crc32(data)
+            digests[fqn] = zlib.crc32(_telling_bytes(self.state_dict[fqn], data))
         return len(data)
 
     def _digests(self, values: LocalValues) -> dict[str, int] | None:
@@ -272,6 +273,14 @@ def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list
         replace(item, bytes_io_data=BytesIOWriteData(sizes[item.index.fqn])) if item.index.fqn in sizes else item
         for item in items
     ]
+
+
+def _telling_bytes(value: Any, dumped: bytes) -> bytes:
+    """Bytes that are the same on ranks that hold the same value."""
+    try:
+        return value_bytes(value)
+    except Exception:  # noqa: BLE001 - it contains itself, or knows only the way in which it was dumped
+        return dumped
 
 
 def _is_cheap(tensor: torch.Tensor) -> bool:

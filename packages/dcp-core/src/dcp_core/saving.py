@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.events import Operation
-from dcp_core.foreign import adopted
+from dcp_core.foreign import adopt_save_planner, adopt_writer
 from dcp_core.metadata import DeferredMetadata, Metadata
 from dcp_core.peers import PeerOptions
 from dcp_core.per_rank import with_rank_values
@@ -227,8 +227,8 @@ def save_with(
     Ranks: every rank of the coordinator's group; collective.
     """
     with coordinator:  # an error in here reaches the other ranks
-        writer = adopted(storage_writer, StorageWriter)
-        planner = adopted(planner, SavePlanner) or DefaultSavePlanner()
+        writer = adopt_writer(storage_writer)
+        planner = adopt_save_planner(planner) or DefaultSavePlanner()
         run = _Save(state_dict, checkpoint_id, writer, planner, coordinator, use_collectives)
         return _carry_out(run, PlanExchange(coordinator, planner, group))
 

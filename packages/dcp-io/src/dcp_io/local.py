@@ -91,7 +91,12 @@ class LocalStore(Store):
         """All bytes of the file."""
         source = self.open(name)
         try:
-            data = bytearray(source.size())
+            size = source.size()
+            try:
+                data = bytearray(size)
+            except MemoryError as error:  # a file with holes may be of any size
+                message = f"the file has {size:,} bytes, more than there is memory for: it is damaged or hostile"
+                raise CorruptCheckpointError(message, file=name) from error
             source.read_into(0, [memoryview(data)])
             return bytes(data)
         finally:
@@ -272,11 +277,13 @@ class _LocalSource(Source):
             fd = os.open(path, _READ)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise UnsafeCheckpointError(f"{path} became a link while it was opened; do not load it") from error
+                raise UnsafeCheckpointError(f"{path} is a link that leads nowhere; do not load it") from error
+            if error.errno == errno.ENXIO:
+                raise _no_file(path) from error
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
+            raise _no_file(path)
         self._fd = fd
 
     def size(self) -> int:
@@ -300,6 +307,10 @@ class _LocalSource(Source):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _no_file(path: str) -> UnsafeCheckpointError:
+    return UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
 
 
 class _naming:  # noqa: N801 - used like a function; a generator would cost as much as a small read

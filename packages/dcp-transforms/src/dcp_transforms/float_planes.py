@@ -5,11 +5,11 @@ bit, which puts the exponent alone into the top byte, and split into groups of b
 compressed, the others are stored as they are. Every bit pattern comes back.
 
 An encoded block, all numbers little-endian: a byte of layout (bits 0-1: logarithm to base 2 of an element's bytes; bit
-2: elements were rotated; bit 3: groups are those of integers), the decoded length as u32, the stored length of each
-group as u32, and the groups one after another. A group whose stored length is its decoded one is stored as it is,
-others are Zstandard frames (RFC 8878) with the content's size. Groups from an element's lowest byte on, in bytes: of
-floats 1; 1, 1; 2, 1, 1; 4, 2, 1, 1 by the element's size; of integers the other way round. A last element that is cut
-short does not occur.
+2: elements were rotated; bit 3: groups are those of integers; bit 4: each byte of an element is a group), the decoded
+length as u32, the stored length of each group as u32, and the groups one after another. A group whose stored length is
+its decoded one is stored as it is, others are Zstandard frames (RFC 8878) with the content's size. Groups from an
+element's lowest byte on, in bytes: of floats 1; 1, 1; 2, 1, 1; 4, 2, 1, 1 by the element's size; of integers the other
+way round. Bits 3 and 4 exclude each other. A last element that is cut short does not occur.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["FloatPlanes"]
 
 _NAME, _VERSION = "block.planes", "1"
 _HEAD: Final = struct.Struct("<BI")
-_ROTATED, _INTEGERS = 4, 8
+_ROTATED, _INTEGERS, _SINGLE_BYTES = 4, 8, 16
 _WIDTHS = {1: (1,), 2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}
 _FLOATS = {
     "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex32": 2, "complex64": 4, "complex128": 8,
@@ -47,21 +47,24 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 class _Layout:
     """How the elements of a block are split; one object for each way."""
 
-    def __init__(self, item_bytes: int, *, rotated: bool, integers: bool) -> None:
-        widths = _WIDTHS[item_bytes][:: -1 if integers else 1]
+    def __init__(self, item_bytes: int, *, rotated: bool, integers: bool, single_bytes: bool = False) -> None:
+        widths = (1,) * item_bytes if single_bytes else _WIDTHS[item_bytes][:: -1 if integers else 1]
         self.item_bytes = item_bytes
         self.rotated = rotated
         self.groups = tuple((sum(widths[:number]), width) for number, width in enumerate(widths))
         """First byte in the element, and width, of each group."""
         self.word = np.dtype(f"<u{item_bytes}")
-        self.byte = item_bytes.bit_length() - 1 | rotated * _ROTATED | integers * _INTEGERS
+        flags = rotated * _ROTATED | integers * _INTEGERS | single_bytes * _SINGLE_BYTES
+        self.byte = item_bytes.bit_length() - 1 | flags
 
     @staticmethod
     @functools.cache
     def from_byte(byte: int) -> _Layout:
-        if byte >= 2 * _INTEGERS:
+        integers, single_bytes = bool(byte & _INTEGERS), bool(byte & _SINGLE_BYTES)
+        if byte >= 2 * _SINGLE_BYTES or (integers and single_bytes):
             raise ValueError(f"the layout {byte:#x} is not known")
-        return _Layout(1 << (byte & 3), rotated=bool(byte & _ROTATED), integers=bool(byte & _INTEGERS))
+        rotated = bool(byte & _ROTATED)
+        return _Layout(1 << (byte & 3), rotated=rotated, integers=integers, single_bytes=single_bytes)
 
     @staticmethod
     @functools.cache
@@ -69,6 +72,21 @@ class _Layout:
         if dtype in _FLOATS:
             return _Layout(_FLOATS[dtype], rotated=True, integers=False)
         return _Layout(_INTEGER_BYTES.get(dtype, 1), rotated=False, integers=True)
+
+    def for_words(self, words: Words) -> _Layout:
+        """This layout, or the one of single bytes if a bit that never changes would be lost in a wider group.
+
+        Such as the sign of AdamW's second moments: alone in its byte it is an eighth of it, beside another byte too
+        little to be worth compressing.
+        """
+        if self.byte & _INTEGERS or not len(words):
+            return self
+        varying = int(np.bitwise_or.reduce(words)) ^ int(np.bitwise_and.reduce(words))
+        wide = [(varying >> 8 * first) & ((1 << 8 * width) - 1) for first, width in self.groups if width > 1]
+        full = [(1 << 8 * width) - 1 for _, width in self.groups if width > 1]
+        if all(bits in (0, every) for bits, every in zip(wide, full, strict=True)):
+            return self
+        return _Layout.from_byte(self.byte | _SINGLE_BYTES)
 
 
 class FloatPlanes(BlockTransformExtension):
@@ -79,6 +97,7 @@ class FloatPlanes(BlockTransformExtension):
 
     def __init__(self) -> None:
         self._frames = FrameCompressor(**_SETTINGS)
+        self._layout: _Layout | None = None
         self._tried: tuple[bool, ...] | None = None
 
     @staticmethod
@@ -98,9 +117,10 @@ class FloatPlanes(BlockTransformExtension):
         return f"{_NAME}/{_VERSION}"
 
     def for_item(self, sample: memoryview, dtype: str) -> tuple[FloatPlanes, float]:
-        """This transform, trying only those groups of bytes that shrink in the sample."""
+        """This transform, cutting elements as suits the sample, and trying only groups of bytes that shrink there."""
         layout = _Layout.of(dtype)
         words = _split(sample, layout)
+        layout = layout.for_words(words)
         shrinks, left = [], 0
         for first, width in layout.groups:
             part = _scratch.take("encoded", len(words) * width, "u1")
@@ -109,12 +129,12 @@ class FloatPlanes(BlockTransformExtension):
             shrinks.append(size < (1 - _MIN_GAIN) * len(part))
             left += min(size, len(part))
         chosen = copy.copy(self)
-        chosen._tried = tuple(shrinks)  # noqa: SLF001 - it is a copy of this object
+        chosen._layout, chosen._tried = layout, tuple(shrinks)  # noqa: SLF001 - it is a copy of this object
         return chosen, left / len(sample)
 
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
         """The block's groups of bytes, compressed or as they are."""
-        layout = _Layout.of(dtype)
+        layout = self._layout or _Layout.of(dtype)
         words = _split(block, layout)
         groups = layout.groups
         raw = [len(words) * width for _, width in groups]
