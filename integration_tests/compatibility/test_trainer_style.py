@@ -139,7 +139,11 @@ def _quietly(call: Any, *args: Any) -> Any:
         return call(*args)
 
 
-WAYS = ["at once", "in a thread", "in a process"]
+WAYS = [
+    "at once",
+    pytest.param("in a thread", marks=pytest.mark.slow),
+    pytest.param("in a process", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.interop

@@ -7,7 +7,7 @@ import pytest
 from integration_tests.composition.run import outcomes
 from integration_tests.composition.selections import PACKAGES, closure, selections
 
-FEW = [("dcp-manifest",), ("dcp-core",), ("dcp-async", "dcp-bridge"), ("dcp-all",), tuple(PACKAGES)]
+FEW = [("dcp-manifest",), ("dcp-async", "dcp-bridge"), tuple(PACKAGES)]
 
 
 def test_some_selections_work_without_the_others() -> None:

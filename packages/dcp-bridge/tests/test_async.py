@@ -40,7 +40,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_our_async_save_with_stocks_objects(kind, tmp_path):
     with dcp_async.AsyncSaver(kind) as saver:
         for way, make in WAYS.items():

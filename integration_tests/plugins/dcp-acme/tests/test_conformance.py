@@ -29,6 +29,7 @@ class TestStore(StoreConformance):
         return LocalFolder(folder_of(f"{place}/{folder}"))
 
 
+@pytest.mark.slow  # the same engine as dcp-fs, which is judged in the short suite
 class TestStorage(StorageConformance):
     @pytest.fixture
     def checkpoint_id(self, root: Path) -> str:
