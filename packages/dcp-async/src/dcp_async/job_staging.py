@@ -63,6 +63,7 @@ class JobStager:
     def _begin_copy(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
+        job.adopt()
         values = _values(state_dict, job.link)
         chosen = stager if stager is not None else _stager_of(job.storage_writer)
         if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):

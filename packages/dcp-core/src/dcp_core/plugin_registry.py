@@ -22,7 +22,7 @@ from dcp_core.logs import LOGGER_NAME
 
 __all__ = ["PluginInfo", "PluginRegistry", "StorageBackend"]
 
-_TABLES = ("storage", "transforms", "savers", "state_adapters", "converters")
+_TABLES = ("storage", "transforms", "savers", "state_adapters", "converters", "bridges")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class PluginRegistry:
         """What is offered under a name, and by whom.
 
         Args:
-            table: `storage`, `transforms`, `savers`, `state_adapters` or `converters`.
+            table: `storage`, `transforms`, `savers`, `state_adapters`, `converters` or `bridges`.
             name: Name in that table.
             what: What is asked for, for messages.
             remedy: What to do if there is none: what to install.

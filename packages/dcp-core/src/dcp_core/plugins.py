@@ -15,6 +15,7 @@ from dcp_manifest.schemes import package_for
 __all__ = [
     "PluginInfo",
     "StorageBackend",
+    "bridge",
     "converter",
     "divert_events",
     "emit",
@@ -38,7 +39,7 @@ def list() -> tuple[PluginInfo, ...]:  # noqa: A001 - reads as `plugins.list()`
 
 
 def names(table: str) -> tuple[str, ...]:
-    """What is offered in one of `storage`, `transforms`, `savers`, `state_adapters`, `converters`; sorted."""
+    """What one of `storage`, `transforms`, `savers`, `state_adapters`, `converters`, `bridges` offers; sorted."""
     return _registry.names(table)
 
 
@@ -79,6 +80,15 @@ def state_adapter(name: str) -> Any:
 def converter(name: str) -> Any:
     """The converter of a format. Raises like `storage_for`."""
     return _registry.factory("converters", name, what=f"the converter {name!r}", remedy="pip install dcp-format")
+
+
+def bridge(package: str) -> Any:
+    """What makes storages and planners of ours of another library's, by the name of its package.
+
+    Raises like `storage_for`.
+    """
+    remedy = "pip install dcp-bridge, or change the import of its base class to dcp_core"
+    return _registry.factory("bridges", package, what=f"a bridge to {package}", remedy=remedy)
 
 
 def emit(event: CheckpointEvent) -> None:
