@@ -19,7 +19,7 @@ from dcp_core import (
     plugins,
     save,
 )
-from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedFormatError, UnsupportedValueError
+from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
 from dcp_format import Content, TensorEntry, WriteOptions, convert, detect
 from dcp_format.converters import converter_for
 from dcp_format.safetensors_index import INDEX_NAME
