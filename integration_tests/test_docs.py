@@ -14,6 +14,11 @@ from pathlib import Path
 
 import pytest
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib  # type: ignore[no-redef]
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -68,3 +73,72 @@ def test_every_hook_is_documented() -> None:
     hooks = {name for name in vars(hookspecs.HookSpecs) if name.startswith("dcp_")}
     assert hooks, "no hook found: the test looks in the wrong place"
     assert {name for name in hooks if f"`{name}`" not in page} == set()
+
+
+FIGURES = [
+    ("the same ÷ best stock setting", "| save 1 GiB to a disk, with fsync | {:.2f} of its time |"),
+    ("load 1 GiB warm (disk) ÷ stock", "| load it, every byte checked | {:.2f} of its time |"),
+    ("20,000 scalars, save ÷ best stock setting", "| save, load 20,000 scalars | {:.3f}, "),
+    ("20,000 scalars, load ÷ stock", ", {:.3f} of its time | 1 | same |"),
+    (
+        "bytes read ÷ needed, rows (16 MiB in one piece), verified",
+        "| bytes read on 4 ranks of what 1 rank saved | {:.2f} of",
+    ),
+]
+
+
+@pytest.mark.parametrize(("promise", "said"), FIGURES, ids=[promise for promise, _ in FIGURES])
+def test_figures_of_the_readme_are_those_of_the_benchmarks(promise: str, said: str) -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    found = re.search(rf"^\| {re.escape(promise)} \| [^|]+ \| ([\d.]+) \|", page, re.MULTILINE)
+    assert found, f"docs/benchmarks.md has no line {promise!r}"
+    assert said.format(float(found[1])) in (ROOT / "README.md").read_text()
+
+
+def test_figures_of_compression_in_the_readme_are_those_of_its_page() -> None:
+    page = (ROOT / "docs" / "compression.md").read_text()
+    ours, theirs = (
+        re.search(rf"^\| MiniLM, bf16 \| {codec} \| ([\d.]+) \|", page, re.MULTILINE)
+        for codec in ("auto", "stock's zstd")
+    )
+    assert ours
+    assert theirs
+    line = "| size of bf16 weights (MiniLM), lossless, a slice can be read alone "
+    assert f"{line}| {float(ours[1]):.2f} | {float(theirs[1]):.2f}, " in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_counts_what_was_missed() -> None:
+    table = (ROOT / "docs" / "benchmarks.md").read_text().partition("## What was promised")[2].partition("## ")[0]
+    met = re.findall(r"\| (yes|\*\*no\*\*) \|$", table, re.MULTILINE)
+    words = {0: "none", 1: "one", 2: "two", 3: "three"}
+    assert f"of {len(met)} bars\n{words[met.count('**no**')]}." in (ROOT / "README.md").read_text()
+
+
+def needed_packages(package: str) -> set[str]:
+    """A package, and those of this repository that it is built on."""
+    declared = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]["dependencies"]
+    direct = {re.split(r"[^\w-]", line)[0] for line in declared if line.startswith("dcp-")}
+    return {package}.union(*map(needed_packages, direct))
+
+
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")))
+def test_install_lines_name_all_that_a_package_needs(package: str) -> None:
+    lines = re.findall(
+        r"^pip install (packages/.*?)(?:  #.*)?$", (ROOT / f"packages/{package}/README.md").read_text(), re.MULTILINE
+    )
+    assert lines, "the README does not say how to install the package from a clone"
+    folders = {folder.rstrip("/") for folder in lines[0].split()}
+    assert folders == {"packages/*"} or folders >= {f"packages/{name}" for name in needed_packages(package)}
+
+
+def test_the_plugin_page_shows_the_package() -> None:
+    package = ROOT / "integration_tests" / "plugins" / "dcp-acme"
+    page = (ROOT / "docs" / "write-a-plugin.md").read_text()
+    shown = re.findall(
+        r"^`(src/dcp_acme/\w+\.py|tests/\w+\.py)`:\n\n```py(?:thon)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    modules = {f"src/dcp_acme/{path.name}" for path in package.glob("src/dcp_acme/*.py")} - {"src/dcp_acme/__init__.py"}
+    assert {name for name, _ in shown} == modules | {"tests/test_conformance.py"}
+    assert [name for name, code in shown if code not in (package / name).read_text()] == []
+    (points,) = blocks(ROOT / "docs" / "write-a-plugin.md", "toml")
+    assert points in (package / "pyproject.toml").read_text()

@@ -116,6 +116,20 @@ def test_ported_writer_writes_what_stock_and_we_load(
 
 
 @pytest.mark.interop
+def test_ported_writer_stores_tied_tensors_under_each_name(tmp_path: Path) -> None:
+    weight = torch.arange(6.0)
+    module = importlib.import_module(OURS)
+    module.save({"a": weight, "b": weight}, storage_writer=_ported(OURS).Writer(str(tmp_path)), no_dist=True)
+    for library in (OURS, STOCK):
+        state = {"a": torch.zeros(6), "b": torch.zeros(6)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(library).load(state, checkpoint_id=str(tmp_path), no_dist=True)
+        assert torch.equal(state["a"], weight), library
+        assert torch.equal(state["b"], weight), library
+
+
+@pytest.mark.interop
 def test_ported_reader_reads_what_stock_and_our_writer_wrote(ranks: Any, tmp_path: Path) -> None:
     for library in (STOCK, OURS):
         ranks.run(2, _save_by_own_writer, library, str(tmp_path / library))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ from dcp_io.testing.s3_server import S3Server
 
 pytest.importorskip("moto", reason="needs moto[s3]")
 pytest.importorskip("s3fs", reason="needs s3fs")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with S3Server() as server, server.in_environment():
-        yield server
 
 
 def weights() -> torch.Tensor:
@@ -132,14 +125,6 @@ def run(root: str, options: dict[str, Any] | None, until: int) -> tuple[int | No
         for step in range(1 if restored is None else restored.step + 1, until + 1):
             manager.maybe_save(step, state(step))
         return None if restored is None else restored.step, right
-
-
-@pytest.fixture(scope="module")
-def s3_ranks(s3: S3Server) -> Iterator[Any]:
-    from dcp_core.testing.ranks import RankPool
-
-    with RankPool(2) as pool:  # started in the environment that leads to the server
-        yield pool
 
 
 @pytest.mark.parametrize("faults", [False, True], ids=["", "with faults"])

@@ -14,7 +14,7 @@ from pathlib import Path
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": "1"}
 
 
-def run(script: str, folder: Path, *, timeout: float = 60, prefix: str = "") -> subprocess.CompletedProcess[str]:
+def run(script: str, folder: Path, *, timeout: float = 240, prefix: str = "") -> subprocess.CompletedProcess[str]:
     """Run a script to its end."""
     path = folder / "trainer.py"
     path.write_text(script)
@@ -53,7 +53,7 @@ def gone(pid: int) -> bool:
     return state in "ZX"
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
     """Whether something becomes true in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -66,4 +66,4 @@ def eventually(condition: Callable[[], bool], seconds: float = 20) -> bool:
 def end(process: subprocess.Popen[str], how: signal.Signals) -> None:
     """Send a signal and wait for the end."""
     process.send_signal(how)
-    process.wait(30)
+    process.wait(120)

@@ -41,7 +41,7 @@ def _fates(kind: str, overlap: Any, folder: str) -> list[str]:
     ]
     for future in futures:
         assert isinstance(future, SaveFuture)
-        error = future.exception(timeout=30)
+        error = future.exception(timeout=120)
         if error is not None and not isinstance(error, SaveSkippedError | SaveSupersededError):
             raise error
         fates.append("saved" if error is None else type(error).__name__)
@@ -58,7 +58,7 @@ def _fates(kind: str, overlap: Any, folder: str) -> list[str]:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_four_overlapping_saves(ranks: RankPool, tmp_path: Path, kind: str, overlap: str, world_size: int) -> None:
-    fates = ranks.run(world_size, _fates, kind, overlap, str(tmp_path))
+    fates = ranks.run(world_size, _fates, kind, overlap, str(tmp_path), timeout=280)
     assert all(each == fates[0] for each in fates), fates
     assert fates[0][0] == "saved"
     if overlap == "wait":
@@ -74,7 +74,7 @@ def _slow_fates(overlap: Any) -> list[str]:
     for number in range(SAVES):
         futures.append(saver.save(_state(number), storage_writer=SlowWriter(f"slow-{number}")))
         time.sleep(0.02)
-    errors = [future.exception(timeout=30) for future in futures if isinstance(future, SaveFuture)]
+    errors = [future.exception(timeout=120) for future in futures if isinstance(future, SaveFuture)]
     saver.close()
     return ["saved" if error is None else type(error).__name__ for error in errors]
 
@@ -88,7 +88,7 @@ def _slow_fates(overlap: Any) -> list[str]:
     ],
 )
 def test_fates_while_one_save_runs(ranks: RankPool, overlap: str, expected: list[str]) -> None:
-    assert ranks.run(2, _slow_fates, overlap) == [expected] * 2
+    assert ranks.run(2, _slow_fates, overlap, timeout=280) == [expected] * 2
 
 
 def _train_beside(kind: str, folder: str) -> float:
@@ -107,7 +107,7 @@ def _train_beside(kind: str, folder: str) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_trainers_own_group_is_left_alone(ranks: RankPool, tmp_path: Path, kind: str) -> None:
-    assert ranks.run(2, _train_beside, kind, str(tmp_path)) == [1.0, 1.0]
+    assert ranks.run(2, _train_beside, kind, str(tmp_path), timeout=280) == [1.0, 1.0]
 
 
 def test_unknown_policy_is_refused() -> None:

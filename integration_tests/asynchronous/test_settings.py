@@ -38,6 +38,7 @@ def test_priorities_affinity_events_and_log(tmp_path: Path, caplog: pytest.LogCa
             process = psutil.Process(pid)
             assert process.nice() == psutil.Process().nice() + 7
             assert process.cpu_affinity() == [core]
+            assert os.sched_getscheduler(pid) == os.SCHED_BATCH
             assert process.ionice().ioclass == psutil.IOPRIO_CLASS_IDLE
             saver.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "a").result()  # type: ignore[union-attr]
     finally:

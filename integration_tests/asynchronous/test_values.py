@@ -321,3 +321,20 @@ def test_unpicklable_writers_are_refused_clearly(tmp_path: Path) -> None:
     assert isinstance(error, WorkerError)
     assert "storage writer" in str(error)
     assert "thread saver" in str(error)
+
+
+@pytest.mark.gpu
+def test_a_process_reads_pinned_memory(tmp_path: Path) -> None:
+    state = {"large": torch.ones(1 << 22, device="cuda"), "half": torch.ones(1000, device="cuda", dtype=torch.half)}
+    with AsyncSaver("process") as saver:
+        for step in range(1, 4):
+            torch.cuda._sleep(10_000_000)
+            for value in state.values():
+                value.fill_(step)
+            future = saver.save(state, checkpoint_id=tmp_path)
+            for value in state.values():
+                value.zero_()
+            future.result()  # type: ignore[union-attr]
+            found = {name: torch.zeros_like(value, device="cpu") for name, value in state.items()}
+            load(found, checkpoint_id=tmp_path)
+            assert all(bool((value == step).all()) for value in found.values())

@@ -5,8 +5,10 @@ Prints figures as one line of JSON. Knows nothing of the other contenders.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import resource
 import shutil
 import statistics
 import sys
@@ -58,28 +60,28 @@ class Training:
 
 
 def beside_training(save: Saver, state: State, folder: Path, options: dict[str, Any]) -> list[dict[str, float]]:
-    """Rounds of a save beside a training loop, within the same window for every contender."""
+    """Rounds of a save beside a training loop: what is lost until it is done, within the same window at least."""
     training, found = Training(), []
     training.steps(_after(1.0))
     for number in range(options["rounds"] + 1):
         target = _fresh(folder, number)
         dist.barrier()
-        typical = statistics.median(training.steps(_after(BASELINE_SECONDS)))
+        alone = training.steps(_after(BASELINE_SECONDS))
+        typical = statistics.median(alone)
         dist.barrier()
         start = time.perf_counter()
         future = save(state, str(target))
-        blocked = ended = time.perf_counter() - start
+        blocked = time.perf_counter() - start
         done: list[float] = []
         future.add_done_callback(_noting(done, start))
-        window = options["window"] or None
-        left = None if window is None else window - (time.perf_counter() - start)
-        steps = training.steps(done.__len__ if left is None else _after(left))
+        over = _after(options["window"] - blocked)
+        steps = training.steps(lambda done=done, over=over: done and over())  # type: ignore[misc]
         future.result()
-        ended = done[0] if done else time.perf_counter() - start
         lost = blocked + sum(step - typical for step in steps)
         if number:  # the first starts what has to be started
-            worst = max(steps) - typical
-            found.append({"blocked": blocked, "lost": lost, "worst": worst, "save": ended, "step": typical})
+            worst, without = max(steps) - typical, max(alone) - typical
+            figures = {"blocked": blocked, "lost": lost, "worst": worst, "worst without": without}
+            found.append({**figures, "save": done[0], "step": typical})
     return found
 
 
@@ -99,8 +101,53 @@ def alone(save: Saver, state: State, folder: Path, options: dict[str, Any]) -> l
         ended = time.perf_counter() - start
         start = time.perf_counter()
         copy()
-        found.append({"returned": returned, "save": ended, "memcpy": time.perf_counter() - start})
+        figures = {"returned": returned, "save": ended, "memcpy": time.perf_counter() - start}
+        told = getattr(save, "message_bytes", None)
+        if told is not None:
+            figures["message bytes"] = told()
+        found.append(figures)
     return found
+
+
+def many(save: Saver, state: State, folder: Path, options: dict[str, Any]) -> list[dict[str, float]]:
+    """What this process and its children hold more after many saves than after the first of them."""
+    held: list[dict[str, float]] = []
+    for number in range(options["saves"]):
+        save(state, str(folder / str(number % KEPT))).result()
+        if number in (options["saves"] // 5, options["saves"] - 1):
+            gc.collect()
+            held.append(_holds())
+    return [{name: held[1][name] - held[0][name] for name in held[0]}]
+
+
+def few_descriptors(save: Saver, state: State, folder: Path, options: dict[str, Any]) -> list[dict[str, str]]:
+    """Whether two saves work with that many descriptors, or what goes wrong."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (options["descriptors"], hard))
+    try:
+        for number in range(2):
+            save(state, str(folder / str(number))).result(timeout=300)
+    except BaseException as error:  # noqa: BLE001 - the worse, the more it says
+        return [{"told": f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"}]
+    return [{"told": "saved"}]
+
+
+def _holds() -> dict[str, float]:
+    """Memory and descriptors of this process and its children."""
+    figures = dict.fromkeys(("resident MiB", "shared MiB", "descriptors"), 0.0)
+    for pid in _family(os.getpid()):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        for name, field in (("resident MiB", "VmRSS"), ("shared MiB", "RssShmem")):
+            figures[name] += int(fields.get(field, "0").split()[0]) / 1024
+        figures["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
+    return figures
+
+
+def _family(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    below = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [pid, *(each for child in below for each in _family(child))]
 
 
 def main(text: str) -> None:
@@ -110,7 +157,7 @@ def main(text: str) -> None:
     dist.init_process_group("gloo")
     state = state_of(dist.get_rank(), options["tensors"], options["mib"])
     folder = Path(options["folder"])
-    scenario = {"beside training": beside_training, "alone": alone}[options["scenario"]]
+    scenario: Callable[..., Any] = SCENARIOS[options["scenario"]]
     with saver(options["saver"], warm=state if options.get("warm") else None) as save:
         found = scenario(save, state, folder, options)
     print(json.dumps(found), flush=True)
@@ -133,6 +180,8 @@ def _fresh(folder: Path, number: int) -> Path:
         shutil.rmtree(folder / str(number - KEPT), ignore_errors=True)
     return folder / str(number)
 
+
+SCENARIOS = {"beside training": beside_training, "alone": alone, "many": many, "few descriptors": few_descriptors}
 
 if __name__ == "__main__":
     main(sys.argv[1])

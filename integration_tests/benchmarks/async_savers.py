@@ -46,6 +46,15 @@ def _ours(kind: str, warm: State | None) -> Iterator[Saver]:
             assert isinstance(future, Future)
             return future
 
+        told = 0
+
+        def message_bytes() -> int:
+            """Sent to the process since the last call."""
+            nonlocal told
+            before, told = told, getattr(getattr(made.backend, "worker", None), "bytes_sent", 0)
+            return told - before
+
+        save.message_bytes = message_bytes  # type: ignore[attr-defined]
         yield save
 
 

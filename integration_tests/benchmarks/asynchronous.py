@@ -18,12 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from integration_tests.benchmarks.async_page import write_page
 from integration_tests.benchmarks.async_savers import SAVERS
 from integration_tests.benchmarks.environments import ROOT, python_of
+from integration_tests.benchmarks.machine import describe
 
 __all__ = ["main"]
 
-Rounds = list[dict[str, float]]
+Rounds = list[dict[str, Any]]
+
+_RANK_SECONDS = 900
 
 
 def run(name: str, ranks: int, **options: Any) -> Rounds:
@@ -31,6 +35,7 @@ def run(name: str, ranks: int, **options: Any) -> Rounds:
 
     Raises:
         subprocess.CalledProcessError: A rank failed; its output is in the exception.
+        subprocess.TimeoutExpired: A rank did not end.
     """
     python = python_of("torch_checkpointing" if name == "torch_checkpointing" else "shared")
     with socket.socket() as probe:
@@ -51,18 +56,22 @@ def run(name: str, ranks: int, **options: Any) -> Rounds:
         for rank in range(ranks)
     ]
     found: Rounds = []
-    for process in started:
-        output, errors = process.communicate(timeout=900)
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, name, output, errors[-2000:])
-        found += json.loads(output.splitlines()[-1])
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        for process in started:
+            output, errors = process.communicate(timeout=_RANK_SECONDS)
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, name, output, errors[-2000:])
+            found += json.loads(output.splitlines()[-1])
+    finally:
+        for process in started:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
 def median(rounds: Rounds, name: str) -> float:
     """The median of one figure."""
-    return statistics.median(each[name] for each in rounds)
+    return float(statistics.median(each[name] for each in rounds))
 
 
 def lost_time(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +81,7 @@ def lost_time(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
     for name in names:
         rounds = run(name, 2, scenario="beside training", window=window, **options)
         figures[name] = {each: median(rounds, each) for each in rounds[0]}
-        figures[name]["worst"] = max(each["worst"] for each in rounds)
+        figures[name].update({each: max(one[each] for one in rounds) for each in ("worst", "worst without")})
         figures[name]["lost of the window"] = figures[name]["lost"] / window
     return figures
 
@@ -92,8 +101,24 @@ def until_return(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any
     return figures
 
 
+def many_saves(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    """What trainer and process hold more after all saves than after the first fifth of them."""
+    return {name: run(name, 1, scenario="many", **options)[0] for name in names}
+
+
+def few_descriptors(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Whether 10,000 tensors are saved by a process that may have few descriptors."""
+    figures = {}
+    for name in names:
+        try:
+            figures[name] = run(name, 1, scenario="few descriptors", **options)[0]["told"]
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            figures[name] = f"the process does not end in order ({type(error).__name__})"
+    return figures
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures as JSON."""
+    """Print the figures as JSON, and write them where they are wanted."""
     parser = argparse.ArgumentParser(prog="asynchronous", description=__doc__)
     parser.add_argument("--savers", nargs="+", default=list(SAVERS), choices=SAVERS)
     parser.add_argument("--tensors", type=int, default=4000, help="small tensors of each rank")
@@ -102,18 +127,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=min(4, os.cpu_count() or 1), help="of the memcpy")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="folder for checkpoints")
     parser.add_argument("--json", type=Path, help="where to write the figures, too")
+    parser.add_argument("--saves", type=int, default=200, help="for what grows with the number of saves")
+    parser.add_argument("--page", type=Path, help="write the tables between the marks of this page")
+    parser.add_argument("--from-json", type=Path, help="measure nothing: make the page of these figures")
     chosen = parser.parse_args(arguments)
-    common = {"rounds": chosen.rounds, "work": str(chosen.work)}
-    training = {**common, "tensors": chosen.tensors, "mib": chosen.mib}
-    returning = {**common, "tensors": 0, "mib": 2 * chosen.mib, "threads": chosen.threads}
-    figures = {
-        "beside training": lost_time(chosen.savers, training),
-        "until it returns": until_return(chosen.savers, returning),
-    }
+    figures = measure(chosen) if chosen.from_json is None else json.loads(chosen.from_json.read_text())
     text = json.dumps(figures, indent=1)
     print(text)
     if chosen.json is not None:
         chosen.json.write_text(text + "\n")
+    if chosen.page is not None:
+        write_page(chosen.page, figures)
+
+
+def measure(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Every scenario."""
+    common = {"rounds": chosen.rounds, "work": str(chosen.work)}
+    training = {**common, "tensors": chosen.tensors, "mib": chosen.mib}
+    returning = {**common, "tensors": 0, "mib": 2 * chosen.mib, "threads": chosen.threads}
+    repeated = {"work": str(chosen.work), "tensors": 64, "mib": 16, "saves": chosen.saves}
+    narrow = {"work": str(chosen.work), "tensors": 10_000, "mib": 0, "descriptors": 256}
+    described = {"rounds": chosen.rounds, "tensors": chosen.tensors, "mib": chosen.mib}
+    return {
+        "described": {**described, "machine": describe({"disk": chosen.work.resolve()})},
+        "beside training": lost_time(chosen.savers, training),
+        "until it returns": until_return(chosen.savers, returning),
+        "many saves": many_saves(chosen.savers, repeated),
+        "few descriptors": few_descriptors(chosen.savers, narrow),
+    }
 
 
 if __name__ == "__main__":

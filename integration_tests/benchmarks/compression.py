@@ -25,13 +25,13 @@ from typing import Any, Protocol
 import torch
 
 from integration_tests.benchmarks.environments import ROOT, python_of
+from integration_tests.benchmarks.pages import replace_figures
 
 __all__ = ["CODECS", "Figure", "compare_codecs", "compare_saves", "parts"]
 
 _GIB = 1 << 30
 _TRAIN_STEPS = 120
-_BEGIN = "<!-- figures: python -m integration_tests.benchmarks.compression -->"
-_END = "<!-- end of figures -->"
+_MODULE = "integration_tests.benchmarks.compression"
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +313,7 @@ def write_page(page: Path, figures: Sequence[Figure], saves: Mapping[str, Any] |
         size = f"{saves['bytes'] / _GIB:g} GiB"
         lines += ["", f"Saving {size} of bf16 noise to a disk with fsync, 2 threads: `auto` takes {plain:.2f} of the"]
         lines += [f"time of no compression, and {theirs:.2f} of stock's without."]
-    text = page.read_text()
-    head, found, rest = text.partition(_BEGIN)
-    _, ended, tail = rest.partition(_END)
-    if not found or not ended:
-        raise ValueError(f"{page} does not have the marks {_BEGIN} and {_END}")
-    page.write_text(head + found + "\n\n" + "\n".join(lines) + "\n\n" + ended + tail)
+    replace_figures(page, _MODULE, lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,6 +18,11 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...] | None] = {
         *("zipnn==0.5.4", "torch", "numpy", "zstandard", "isal", "pluggy", "safetensors", "typing_extensions"),
         *("click", "fsspec", "obstore", "psutil", "rich"),
     ),
+    "s3torchconnector": (
+        *("s3torchconnector==1.5.0", "s3torchconnectorclient==1.5.0", "tenacity", "torch", "numpy"),
+        *("click", "fsspec", "isal", "obstore", "pluggy", "psutil", "rich", "s3fs", "safetensors"),
+        *("pytest", "typing_extensions", "zstandard"),
+    ),
 }
 """Name → what pip installs, through `constraints.txt`."""
 

@@ -1,8 +1,9 @@
 """Conversions and sharded loads of other formats, beside stock and a raw copy of the bytes; each in a fresh process.
 
-`python -m integration_tests.benchmarks.formats [--mib N] [--rounds N] [--folder PATH] [--json PATH]` prints medians:
-seconds, peak resident memory above the start (file pages that are mapped included), ratios. Bars: time ÷ raw copy of
-the bytes ≤ 1.5 with at most 64 MiB; a load from safetensors on 4 ranks ≤ 0.6 of stock's time, ≤ 1.1× the bytes needed.
+`python -m integration_tests.benchmarks.formats [--mib N] [--rounds N] [--folder PATH] [--json PATH] [--page PAGE]`
+prints medians: seconds, peak resident memory above the start (file pages that are mapped included), ratios. Bars: time
+÷ raw copy of the bytes ≤ 1.5 with at most 64 MiB; a load from safetensors on 4 ranks ≤ 0.6 of stock's time, ≤ 1.1× the
+bytes needed; the command starts in 0.4 s.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CASES", "compare", "main"]
+from integration_tests.benchmarks.command_start import start_seconds
+from integration_tests.benchmarks.pages import replace_figures
+
+__all__ = ["CASES", "compare", "lines", "main"]
 
 MIB = 1 << 20
 RANKS = 4
+_MODULE = "integration_tests.benchmarks.formats"
+_COMMAND, _LOAD = "the command", f"safetensors onto {RANKS} ranks"
 Figures = dict[str, float]
 
 
@@ -210,7 +216,7 @@ def _worker(arguments: Sequence[str]) -> None:
 
 
 def _run(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "integration_tests.benchmarks.formats", "--worker", *arguments]
+    command = [sys.executable, "-m", _MODULE, "--worker", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -248,8 +254,14 @@ def compare(mib: int = 2048, rounds: int = 5, folder: str | None = None) -> dict
             for side, each in loads.items():
                 each.append(_load_round(place, side))
         medians = {side: _medians(each) for side, each in loads.items()}
-        medians["ours"]["ratio"] = medians["ours"]["seconds"] / medians["stock"]["seconds"]
-        results[f"safetensors onto {RANKS} ranks"] = medians
+        for name, figure in (("ratio", "seconds"), ("first_ratio", "first_seconds")):
+            medians["ours"][name] = medians["ours"][figure] / medians["stock"][figure]
+        results[_LOAD] = medians
+        results[_COMMAND] = {
+            f"dcp {command}": {"seconds": statistics.median(clock), "cpu_seconds": statistics.median(cpu)}
+            for command, found in start_seconds(place / "checkpoint", rounds).items()
+            for clock, cpu in [[*zip(*found, strict=True)]]
+        }
     return results
 
 
@@ -257,24 +269,54 @@ def _medians(rounds: Sequence[Figures]) -> Figures:
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
 
+def lines(results: Mapping[str, Mapping[str, Figures]]) -> list[str]:
+    """The figures as Markdown."""
+    table = [
+        "| conversion | ours, s | ÷ a copy of the bytes | MiB above the start | PyTorch, s | MiB above the start |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for case in CASES:
+        ours, stock = results[case]["ours"], results[case].get("stock")
+        theirs = ("–", "–") if stock is None else (f"{stock['seconds']:.2f}", f"{stock['extra_mib']:.0f}")
+        numbers = (f"{ours['seconds']:.2f}", f"{ours['ratio']:.2f}", f"{ours['extra_mib']:.0f}", *theirs)
+        table.append(f"| {case} | {' | '.join(numbers)} |")
+    ours = results[_LOAD]["ours"]
+    starts = ", ".join(f"`{name}` {each['seconds']:.2f} s" for name, each in results[_COMMAND].items())
+    return [
+        *table,
+        "",
+        f"A load from a safetensors folder onto {RANKS} ranks takes {ours['seconds']:.2f} s, {ours['ratio']:.2f} of",
+        f"the time of PyTorch's reader (the first one in a process {ours['first_ratio']:.2f}), and reads",
+        f"{ours['read_ratio']:.3f} times the bytes that the ranks need.",
+        f"From start to end: {starts}.",
+    ]
+
+
 def main(given: Sequence[str]) -> None:
     """Measure, and print a line per case and side."""
     if given[:1] == ["--worker"]:
         _worker(given[1:])
         return
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mib", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where the files go; a disk with room for three times their size")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--page", type=Path, help="write them between the marks of this page")
+    parser.add_argument("--from-json", type=Path, help="measure nothing: take these figures")
     options = parser.parse_args(given)
-    results = compare(options.mib, options.rounds, options.folder)
+    if options.from_json is None:
+        results = compare(options.mib, options.rounds, options.folder)
+    else:
+        results = json.loads(options.from_json.read_text())
     for case, sides in results.items():
         for side, figures in sides.items():
             numbers = "  ".join(f"{name} {value:.3f}" for name, value in figures.items())
             print(f"{case:26} {side:6} {numbers}")
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
+    if options.page is not None:
+        replace_figures(options.page, _MODULE, lines(results))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 COMMANDS = """
 ls .
 ls nowhere
+ls file.pt
+ls xyz://bucket/x
 show good
 show stock
 show file.pt
@@ -48,6 +50,7 @@ verify flipped
 verify short
 verify nowhere
 verify file.pt
+verify s3://bucket/x?versionId=3
 diff good stock
 diff good good
 diff good file.pt --keys-only
@@ -66,6 +69,8 @@ rm new --dry-run
 rm new --yes
 rm new --yes
 prune . --keep 9 --dry-run
+prune file.pt --keep 1
+rm s3://bucket/x
 nonsense
 """
 

@@ -29,6 +29,7 @@ from dcp_manager import (
     KeepLast,
     OnRequest,
     OnSignal,
+    UnfinishedSaveError,
 )
 from dcp_manager.catalogue import Catalogue
 
@@ -347,6 +348,38 @@ def test_saves_in_the_background_are_settled_when_they_end(tmp_path: Path) -> No
     assert restored(tmp_path) == 3
 
 
+def test_waiting_for_a_saver_has_an_end(tmp_path: Path) -> None:
+    saver = ThreadSaver()
+    manager = CheckpointManager(tmp_path, saver=saver, close_seconds=0.1)
+    future = manager.save(4, state(4))
+    assert future is not None
+    with pytest.raises(UnfinishedSaveError, match=r"rank 0, .*step 4 .* 0\.1 s \(close_seconds\)"):
+        manager.close()
+    with pytest.raises(UnfinishedSaveError, match=r"0\.2 s"):
+        manager.wait(0.2)
+    saver.gate.set()
+    future.result()
+    manager.close()
+    assert manager.latest() == 4
+
+
+def test_after_a_signal_waiting_ends_with_the_time_that_is_left(tmp_path: Path) -> None:
+    saver, policy = ThreadSaver(), EverySteps(1) | OnSignal()
+    manager = CheckpointManager(tmp_path, save_policy=policy, saver=saver, preemption_seconds=1.5, close_seconds=3600)
+    save(state(1), checkpoint_id=tmp_path / "step-1")
+    manager.maybe_save(2, state(2))
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(UnfinishedSaveError, match=r"step 2 .*\(preemption_seconds\)"):
+        manager.maybe_save(3, state(3))  # the one before holds it up
+    assert manager.preempted
+    with pytest.raises(UnfinishedSaveError, match=r"step 2 .*\(preemption_seconds\)"):
+        manager.close()
+    assert manager.latest() == 1
+    saver.gate.set()
+    manager.wait()
+    assert manager.latest() == 2
+
+
 class WaitingSaver(ThreadSaver):
     """Takes a save only when the one before has ended and been settled, like the policy `wait`."""
 
@@ -384,7 +417,7 @@ def test_failures_in_the_background_are_raised_by_the_next_call(tmp_path: Path) 
     future = manager.save(1, {"bad": object.__new__(type("Unpicklable", (), {"__reduce__": _refuse}))})
     assert future is not None
     assert future.exception() is not None
-    manager._background.wait()
+    assert manager._background.overdue(20, "", "") is None
     with pytest.raises(Exception, match="cannot travel"):
         manager.save(2, state(2))
     manager.save(3, state(3))

@@ -15,6 +15,7 @@ from dcp_async import (
     AsyncSaver,
     AsyncSaveResponse,
     DefaultStager,
+    NestedSaveError,
     SaverClosedError,
     SaverDeadlineError,
     SaverOptions,
@@ -199,14 +200,14 @@ def test_a_save_that_meets_the_end_of_its_saver_is_withdrawn(monkeypatch: pytest
     saver, withdrawn = AsyncSaver("thread"), list[BaseException]()
     link = saver._links.of(None, no_dist=False)
     monkeypatch.setattr(link, "withdraw", lambda _, error: withdrawn.append(error))
-    stage = saver._stage
+    stage = saver._copies.stage
 
     def closing(*arguments: Any) -> Any:
         staged = stage(*arguments)
         saver._queue.close()  # another thread, at the worst moment
         return staged
 
-    monkeypatch.setattr(saver, "_stage", closing)
+    monkeypatch.setattr(saver._copies, "stage", closing)
     with pytest.raises(SaverClosedError):
         saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"))
     assert [type(error) for error in withdrawn] == [SaverClosedError]
@@ -254,6 +255,63 @@ def test_a_save_inside_lock_makes_its_copy_at_once() -> None:
     assert _loaded("a") == 1.0
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("later", [False, True])
+def test_two_threads_that_save_one_of_them_inside_lock(later: bool) -> None:
+    """Neither waits for what the other holds: the one inside goes first."""
+    weight, locked, saved = torch.ones(4), threading.Event(), threading.Event()
+    with AsyncSaver("thread") as saver:
+
+        def save_unlocked() -> None:
+            assert locked.wait(20)
+            stager = DefaultStager() if later else None
+            saver.save({"w": weight}, storage_writer=MemoryWriter("b"), async_stager=stager)
+            saved.set()
+
+        other = threading.Thread(target=save_unlocked)
+        other.start()
+        with saver.lock():
+            locked.set()
+            assert not saved.wait(0.1)  # it waits for this lock by now
+            saver.save({"w": weight}, storage_writer=MemoryWriter("a"))
+            weight.fill_(2)
+        assert saved.wait(20)
+        other.join(10)
+    assert (_loaded("a"), _loaded("b")) == (1.0, 2.0)
+
+
+@pytest.mark.timeout(30)
+def test_a_save_inside_a_state_dict_is_refused() -> None:
+    class Saving:
+        def state_dict(self) -> dict[str, Any]:
+            saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"))
+            return {}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+    with AsyncSaver("thread") as saver:
+        with pytest.raises(NestedSaveError):
+            saver.save({"s": Saving()}, storage_writer=MemoryWriter("b"))
+        saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("c")).result()  # type: ignore[union-attr]
+    assert _loaded("c") == 1.0
+
+
+@pytest.mark.timeout(30)
+def test_who_hears_that_a_copy_is_complete_may_lock() -> None:
+    with AsyncSaver("thread") as saver:
+
+        def lock(_: object) -> None:
+            with saver.lock():
+                locked.set()
+
+        for _ in range(3):
+            locked = threading.Event()
+            answer = saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"), async_stager=DefaultStager())
+            assert isinstance(answer, AsyncSaveResponse)
+            answer.staging_completion.add_done_callback(lock)
+            assert locked.wait(20)
+
+
 class Never:
     """Never finishes a copy."""
 
@@ -287,7 +345,7 @@ def test_waiting_for_lock_has_an_end(later: bool) -> None:
     holder.start()
     locked.wait(20)
     stager = DefaultStager() if later else None
-    with pytest.raises(SaverDeadlineError, match="the copy for the save to place"):
+    with pytest.raises(SaverDeadlineError, match="the save to place could not begin"):
         saver.save({"w": torch.ones(4)}, checkpoint_id="place", async_stager=stager)
     over.set()
     holder.join(10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dcp_async import AsyncSaver, DefaultStager, StagingOptions
+from dcp_async import AsyncSaver, AsyncSaveResponse, DefaultStager, StagingOptions
 from dcp_async.arena import Arena
 from dcp_core import load
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
@@ -51,3 +51,25 @@ def test_staging_beside_computing() -> None:
     assert found["view"].data_ptr() == found["w"].data_ptr() + 40
     del found, staged
     stager.close()
+
+
+def test_the_copy_runs_beside_what_the_device_computes() -> None:
+    """`save` comes back while the device is still busy, and what is queued after it need not wait for the copy."""
+    weight = torch.ones(1 << 24, device="cuda")
+    torch.cuda.synchronize()
+    with AsyncSaver("thread") as saver:
+        saver.warm_up(state_dict={"w": weight})
+        busy = torch.cuda.Event()
+        torch.cuda._sleep(2_000_000_000)
+        busy.record()
+        answer = saver.save({"w": weight}, storage_writer=MemoryWriter("cuda"), async_stager=DefaultStager())
+        assert isinstance(answer, AsyncSaveResponse)
+        assert not busy.query(), "save waited for the device"
+        assert not answer.staging_completion.done(), "the copy did not wait for what came before it"
+        with saver.lock():
+            assert busy.query()
+            weight.add_(1)
+        answer.upload_completion.result()
+    found = {"w": torch.zeros(1 << 24)}
+    load(found, storage_reader=MemoryReader("cuda"))
+    assert (found["w"] == 1).all()

@@ -26,6 +26,10 @@ class FakeWorker:
 
     alive = True
 
+    def settle(self) -> None: ...
+
+    def wait_ready(self) -> None: ...
+
     def __init__(self, *fates: Any) -> None:
         self.fates = [*fates]
         self.messages: list[Any] = []
@@ -134,3 +138,38 @@ def test_the_worker_lets_go_of_arenas_that_are_dropped() -> None:
     assert [save.arena for save in worker.saves] == [0, 1, 2]
     assert ForgetArena(0) in worker.messages
     assert list(backend._known.arenas) == arenas[1:]
+
+
+def test_the_first_worker_starts_before_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[FakeWorker] = []
+
+    def start(*_: Any) -> FakeWorker:
+        started.append(FakeWorker("saved"))
+        return started[-1]
+
+    monkeypatch.setattr("dcp_async.process_saver.WorkerProcess", start)
+    backend, link, stager = (
+        ProcessBackend(SaverOptions()),
+        Link(),
+        Stager(ArenaPool(shared=False, pinned=False), Copier(1)),
+    )
+    backend.before_save()
+    assert len(started) == 1
+    backend.before_save()
+    backend.run(_job(link, stager, 1))
+    assert len(started) == 1
+    backend.close()
+    backend.before_save()
+    assert len(started) == 1
+
+
+def test_a_worker_that_cannot_be_started_fails_in_its_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any) -> FakeWorker:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr("dcp_async.process_saver.WorkerProcess", start)
+    backend, link = ProcessBackend(SaverOptions()), Link()
+    backend.before_save()
+    with pytest.raises(BlockingIOError, match="no more processes"):
+        backend.run(_job(link, Stager(ArenaPool(shared=False, pinned=False), Copier(1)), 1))
+    assert [type(error) for error in link.withdrawn] == [BlockingIOError]

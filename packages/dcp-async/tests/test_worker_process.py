@@ -61,6 +61,25 @@ def test_a_process_that_cannot_be_killed_is_given_up(started: Started, monkeypat
 
 
 @pytest.mark.timeout(30)
+def test_an_end_is_told_before_the_next_save_gets_its_number(started: Started) -> None:
+    """Though the thread that waits for the process may not have had its turn yet, or be telling it just now."""
+    told, finish = threading.Event(), threading.Event()
+
+    def tell() -> None:
+        assert finish.wait(10)
+        told.set()
+
+    started.worker._on_end = tell
+    started.worker.settle()  # it lives
+    started.process.kill()
+    while started.worker.alive:
+        time.sleep(0.001)
+    threading.Timer(0.1, finish.set).start()
+    started.worker.settle()
+    assert told.is_set()
+
+
+@pytest.mark.timeout(30)
 def test_closing_wakes_up_a_thread_that_reads(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "_TERM_SECONDS", 0.1)
     raised: list[BaseException] = []

@@ -164,6 +164,8 @@ LIST_USES: dict[str, Callable[[list[int]], Any]] = {
     "tuple": tuple,
     "join": lambda items: "".join(map(str, items)),
     "truth": bool,
+    "right of a list": lambda items: [0] + items,  # noqa: RUF005 - it is what people write
+    "sum of lists": lambda items: sum([items, [7], items], []),  # noqa: RUF017
     "enumerate": lambda items: list(enumerate(items)),
 }
 

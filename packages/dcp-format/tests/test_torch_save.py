@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,23 @@ import torch
 
 from dcp_core import (
     ByteStorageWriter,
+    CheckpointException,
     CheckpointNotFoundError,
     CorruptCheckpointError,
     UnsafeCheckpointError,
+    load,
     load_keys,
     save,
 )
 from dcp_core.errors import UnsupportedValueError
-from dcp_format import dcp_to_torch_save, open_content, torch_save_to_dcp
-from dcp_io import LocalStore, StoreBackend, verify_checkpoint, verify_zip
+from dcp_format import (
+    BroadcastingTorchSaveReader,
+    DynamicMetaLoadPlanner,
+    dcp_to_torch_save,
+    open_content,
+    torch_save_to_dcp,
+)
+from dcp_io import LocalStore, StoreBackend, verify_checkpoint, verify_zip, zip_records
 from dcp_manifest import index_of
 
 DTYPES = [
@@ -161,6 +170,66 @@ def test_a_flipped_bit_is_found(tmp_path: Path, elements: int) -> None:
     with pytest.raises(CorruptCheckpointError, match="'w'"):
         torch_save_to_dcp(tmp_path / "a.pt", tmp_path / "c")
     assert not (tmp_path / "c" / ".metadata").exists()
+
+
+def file_with(path: Path, value: Any) -> dict[str, tuple[int, int]]:
+    """Where the records of a new file lie: name → first byte and length."""
+    torch.save(value, path)
+    return {record.name.partition("/")[2]: (record.start, record.bytes) for record in zip_records(path.read_bytes())}
+
+
+@pytest.mark.parametrize(
+    ("value", "record"),
+    [
+        (lambda: torch.arange(12.0), "data.pkl"),
+        (lambda: torch.arange(12.0), "data/0"),
+        (lambda: torch.arange(12.0).view(3, 4).t(), "data/0"),
+        (lambda: torch.arange(12.0)[3:7], "data/0"),
+        (lambda: torch.quantize_per_tensor(torch.arange(12.0), 0.5, 3, torch.qint8), "data/0"),
+    ],
+    ids=["pickle", "whole", "strided", "part", "quantized"],
+)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_no_byte_of_a_value_is_taken_unchecked(tmp_path: Path, value: Callable[[], Any], record: str) -> None:
+    path = tmp_path / "state.pt"
+    start, size = file_with(path, {"t": value(), "step": 7})[record]
+    for position in (start, start + size // 2, start + size - 1):
+        data = bytearray(path.read_bytes())
+        data[position] ^= 2
+        damaged = tmp_path / "damaged.pt"
+        damaged.write_bytes(data)
+        with pytest.raises(CorruptCheckpointError, match="damaged"):
+            torch_save_to_dcp(damaged, tmp_path / "checkpoint")
+        assert not (tmp_path / "checkpoint" / ".metadata").exists()
+
+
+def test_a_reader_that_broadcasts_checks_every_record(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    start, _ = file_with(path, {"t": torch.arange(12.0)})["data/0"]
+    data = bytearray(path.read_bytes())
+    data[start + 5] ^= 2
+    path.write_bytes(data)
+    template = {"t": torch.zeros(12)}
+    with pytest.raises(CheckpointException, match="does not match its CRC"):
+        load(template, storage_reader=BroadcastingTorchSaveReader(path), planner=DynamicMetaLoadPlanner(), no_dist=True)
+    assert not template["t"].any()
+
+
+def test_files_without_crcs_are_read(tmp_path: Path) -> None:
+    path, old = tmp_path / "state.pt", torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"t": torch.arange(12.0)}, path)
+    finally:
+        torch.serialization.set_crc32_options(old)
+    torch_save_to_dcp(path, tmp_path / "checkpoint")
+    assert verify_checkpoint(tmp_path / "checkpoint").ok
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "state.pt")
+    with pytest.raises(CorruptCheckpointError, match=r"no torch\.save archive"):
+        torch_save_to_dcp(tmp_path / "state.pt", tmp_path / "checkpoint")
 
 
 def test_a_damaged_checkpoint_leaves_the_old_file(tmp_path: Path) -> None:

@@ -6,41 +6,23 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from dcp_core import load, save
 from dcp_core.testing.conformance import StorageConformance
+from dcp_core.testing.ranks import RankPool
 from dcp_fsspec import FsspecReader, FsspecStore, FsspecWriter, open_store
 from dcp_io.testing import StoreConformance
 from dcp_io.testing.fault_proxy import FaultProxy, sometimes
-from dcp_io.testing.s3_server import CREDENTIALS, S3Server
+from dcp_io.testing.raw_bucket import RawBucket
+from dcp_io.testing.s3_server import S3Server
 
 pytest.importorskip("s3fs", reason="needs s3fs")
 _numbers = itertools.count()
-
-
-class RawBucket:
-    """A folder of the bucket, past the store and any proxy."""
-
-    def __init__(self, server: S3Server, folder: str) -> None:
-        key, secret, region = CREDENTIALS.values()
-        self._bucket = boto3.resource(
-            "s3", endpoint_url=server.url, aws_access_key_id=key, aws_secret_access_key=secret, region_name=region
-        ).Bucket(server.bucket)
-        self._folder = f"{folder}/"
-
-    def names(self) -> list[str]:
-        return [each.key[len(self._folder) :] for each in self._bucket.objects.filter(Prefix=self._folder)]
-
-    def get(self, name: str) -> bytes:
-        data: bytes = self._bucket.Object(self._folder + name).get()["Body"].read()
-        return data
-
-    def put(self, name: str, data: bytes) -> None:
-        self._bucket.put_object(Key=self._folder + name, Body=data)
-
-    def delete(self, name: str) -> None:
-        self._bucket.Object(self._folder + name).delete()
 
 
 class TestS3Store(StoreConformance):
@@ -48,7 +30,7 @@ class TestS3Store(StoreConformance):
 
     @pytest.fixture
     def place(self, s3: S3Server) -> Any:
-        return s3, f"stores/{next(_numbers)}"
+        return s3, f"fsspec/stores/{next(_numbers)}"
 
     def open_store(self, place: Any, folder: str) -> FsspecStore:
         server, root = place
@@ -66,7 +48,7 @@ class TestS3Storage(StorageConformance):
 
     @pytest.fixture
     def folder(self) -> str:
-        return f"storages/{next(_numbers)}/checkpoint"
+        return f"fsspec/storages/{next(_numbers)}/checkpoint"
 
     @pytest.fixture
     def checkpoint_id(self, s3: S3Server, folder: str) -> str:
@@ -105,3 +87,23 @@ class TestS3StorageWithFaults(TestS3Storage):
 
     def make_reader(self, checkpoint_id: str) -> FsspecReader:
         return FsspecReader(checkpoint_id, endpoint_url=self.endpoint)
+
+
+def _on_ranks(checkpoint_id: str) -> tuple[bool, int]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    full = torch.arange(300_000.0).reshape(1000, 300)
+    state = {"w": distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None), "step": 7}
+    save(state, storage_writer=FsspecWriter(checkpoint_id, thread_count=2))
+    template = {"w": distribute_tensor(torch.zeros_like(full), mesh, [Shard(1)], src_data_rank=None), "step": 0}
+    load(template, storage_reader=FsspecReader(checkpoint_id))
+    wanted = distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)
+    return torch.equal(template["w"].to_local(), wanted.to_local()), template["step"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks(ranks: RankPool, s3: S3Server, world_size: int) -> None:
+    checkpoint_id = f"s3://{s3.bucket}/fsspec/ranks/{world_size}"
+    for _ in range(2):  # the second save replaces the first
+        assert ranks.run(world_size, _on_ranks, checkpoint_id) == [(True, 7)] * world_size
+    names = RawBucket(s3, f"fsspec/ranks/{world_size}").names()
+    assert len({name.partition(".")[2] for name in names if name.endswith(".distcp")}) == 1

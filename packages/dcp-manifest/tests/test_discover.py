@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 
 import pytest
 
@@ -8,6 +10,7 @@ from dcp_manifest import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     ManifestInfo,
+    UnsafeCheckpointError,
     encode,
     find_checkpoints,
     index_of,
@@ -98,6 +101,31 @@ def test_what_is_missing_is_named(save):
     damage(folder, "missing")
     with pytest.raises(CheckpointNotFoundError, match=r"a\.distcp"):
         check_files(folder, index)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_refused(save, tmp_path, make):
+    """A pipe is not waited for, and a device not read for ever."""
+    for name in ("a.distcp", ".metadata"):
+        shutil.rmtree(tmp_path / "c", ignore_errors=True)
+        folder = save("c", 1)
+        place = folder / "sub" / name if name == "a.distcp" else folder / name
+        place.unlink()
+        make(place)
+        with pytest.raises((CorruptCheckpointError, UnsafeCheckpointError), match=name.replace(".", r"\.")):
+            check_files(folder, index_of(folder))
+        assert latest_valid(tmp_path) is None
+
+
+def test_a_socket_is_no_index(save, tmp_path, monkeypatch):
+    folder = save("c", 1)
+    monkeypatch.chdir(folder)
+    (folder / ".metadata").unlink()
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(".metadata")
+    with pytest.raises(UnsafeCheckpointError, match=r"\.metadata is not a file"):
+        index_of(folder)
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import zlib
 
 import numpy as np
@@ -47,3 +48,20 @@ def test_a_header_longer_than_the_first_read():
 def test_the_header_is_checked():
     with pytest.raises(CorruptCheckpointError):
         lazy({"a": np.ones(3, np.uint8)}, damage="block_crcs")
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("U8", 7), ("U8", 8), ("U16", 4), ("U64", 1)])
+def test_block_crcs_are_32_bit_numbers(dtype, count):
+    """A header may call them anything; found by fuzzing."""
+    manifest = pack({"a": np.ones(3, np.uint8), "b": np.ones(3, np.uint8)}, {})
+    length = int.from_bytes(manifest[:8], "little")
+    header = json.loads(manifest[8 : 8 + length])
+    start = header["block_crcs"]["data_offsets"][0]
+    size = count * int(dtype[1:]) // 8
+    header["block_crcs"] = {"dtype": dtype, "shape": [count], "data_offsets": [start, start + size]}
+    text = json.dumps(header).encode()
+    changed = len(text).to_bytes(8, "little") + text + manifest[8 + length :]
+    whole = WholeBlob(memoryview(changed), file="f")
+    footer = Footer(0, len(changed), 0, zlib.crc32(changed), index_crc32(whole.data, whole.header))
+    with pytest.raises(CorruptCheckpointError, match="32-bit"):
+        LazyBlob(lambda offset, length: changed[offset : offset + length], footer, file="f")

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,37 +16,11 @@ from dcp_core import load, save
 from dcp_core.testing.conformance import StorageConformance
 from dcp_io.testing import StoreConformance
 from dcp_io.testing.fault_proxy import FaultProxy, sometimes
-from dcp_io.testing.s3_server import CREDENTIALS, S3Server
+from dcp_io.testing.raw_bucket import RawBucket
+from dcp_io.testing.s3_server import S3Server
 from dcp_object import ObjectStore, ObjectStoreReader, ObjectStoreWriter, open_store
 
 _numbers = itertools.count()
-
-
-class RawBucket:
-    """A folder of the bucket, past the store and any proxy."""
-
-    def __init__(self, server: S3Server, folder: str) -> None:
-        key, secret, region = CREDENTIALS.values()
-        self._bucket = boto3.resource(
-            "s3", endpoint_url=server.url, aws_access_key_id=key, aws_secret_access_key=secret, region_name=region
-        ).Bucket(server.bucket)
-        self._folder = f"{folder}/"
-
-    def names(self) -> list[str]:
-        return [each.key[len(self._folder) :] for each in self._bucket.objects.filter(Prefix=self._folder)]
-
-    def get(self, name: str) -> bytes:
-        data: bytes = self._bucket.Object(self._folder + name).get()["Body"].read()
-        return data
-
-    def put(self, name: str, data: bytes) -> None:
-        self._bucket.put_object(Key=self._folder + name, Body=data)
-
-    def delete(self, name: str) -> None:
-        self._bucket.Object(self._folder + name).delete()
-
-    def uploads(self) -> list[str]:
-        return [each.object_key for each in self._bucket.multipart_uploads.filter(Prefix=self._folder)]
 
 
 class TestS3Store(StoreConformance):
@@ -55,7 +28,7 @@ class TestS3Store(StoreConformance):
 
     @pytest.fixture
     def place(self, s3: S3Server) -> Any:
-        return s3, f"stores/{next(_numbers)}"
+        return s3, f"object/stores/{next(_numbers)}"
 
     def open_store(self, place: Any, folder: str) -> ObjectStore:
         server, root = place
@@ -69,7 +42,7 @@ class TestS3Store(StoreConformance):
 class TestS3Storage(StorageConformance):
     @pytest.fixture
     def folder(self) -> str:
-        return f"storages/{next(_numbers)}/checkpoint"
+        return f"object/storages/{next(_numbers)}/checkpoint"
 
     @pytest.fixture
     def checkpoint_id(self, s3: S3Server, folder: str) -> str:

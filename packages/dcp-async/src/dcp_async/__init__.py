@@ -6,6 +6,7 @@ What is saved, and how, is the affair of `dcp_core`; this package says when, fro
 from dcp_async.async_save import async_save, close_savers, shared_saver
 from dcp_async.errors import (
     MutatedWhileStagedError,
+    NestedSaveError,
     SaverClosedError,
     SaverDeadlineError,
     SaveSkippedError,
@@ -28,6 +29,7 @@ __all__ = [
     "BlockingAsyncStager",
     "DefaultStager",
     "MutatedWhileStagedError",
+    "NestedSaveError",
     "Overlap",
     "SaveFuture",
     "SaveSkippedError",

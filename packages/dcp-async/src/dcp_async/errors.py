@@ -6,6 +6,7 @@ from dcp_core import DcpError
 
 __all__ = [
     "MutatedWhileStagedError",
+    "NestedSaveError",
     "SaveSkippedError",
     "SaveSupersededError",
     "SaverClosedError",
@@ -22,6 +23,10 @@ class StagingLimitError(DcpError, MemoryError):
 
 class MutatedWhileStagedError(DcpError, RuntimeError):
     """A tensor changed while it was copied: the copy may hold old and new values side by side."""
+
+
+class NestedSaveError(DcpError, RuntimeError):
+    """A thread started a save while it was starting one."""
 
 
 class SaveSkippedError(DcpError, RuntimeError):

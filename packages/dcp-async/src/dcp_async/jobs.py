@@ -11,6 +11,7 @@ from dcp_async.links import GroupLink
 from dcp_async.meeting import Ticket
 from dcp_async.staging import Staged
 from dcp_core import Metadata, SavePlanner, StorageWriter
+from dcp_core.foreign import adopt_save_planner, adopt_writer
 from dcp_core.protocols import CheckpointId
 
 __all__ = ["AsyncSaveResponse", "SaveFuture", "SaveJob"]
@@ -83,6 +84,11 @@ class SaveJob:
         # A save goes on whatever its caller does, so that neither can be cancelled (`asyncio.wrap_future` tries).
         self.future.set_running_or_notify_cancel()
         self.staging.set_running_or_notify_cancel()
+
+    def adopt(self) -> None:
+        """Take storage and planner of another library by way of an installed bridge. Raises where there is none."""
+        self.storage_writer = adopt_writer(self.storage_writer)
+        self.planner = adopt_save_planner(self.planner)
 
     def release(self) -> None:
         """Call what is to be called in the end, as soon as nobody writes to the copy any more."""

@@ -170,9 +170,12 @@ class LinkTable:
         self._options = options
         self._alone: GroupLink | None = None
         self._links: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupLink] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
 
     def of(self, group: dist.ProcessGroup | None, *, no_dist: bool) -> GroupLink:
         """The link of a group; None is the default one. Made at the first call, by every rank of the group.
+
+        Any thread may call this.
 
         Raises:
             ValueError: This process is not in the group.
@@ -186,9 +189,10 @@ class LinkTable:
             if found is None or rank < 0:
                 raise ValueError("this process is not a rank of the process group: only its own ranks may save with it")
             if dist.get_world_size(found) > 1:
-                if found not in self._links:
-                    self._links[found] = self._make(found, rank, job_size)
-                return self._links[found]
+                with self._lock:
+                    if found not in self._links:
+                        self._links[found] = self._make(found, rank, job_size)
+                    return self._links[found]
         if self._alone is None or self._alone.seat.job_size != job_size:
             self._alone = GroupLink(self._seat("alone", 0, 1, job_size, None))
         return self._alone

@@ -30,6 +30,8 @@ class WorkerOptions:
 
     Attributes:
         nice: Added to this process's niceness, so that the trainer goes first where they share a core.
+        batch: Let the kernel treat it as a batch job (`SCHED_BATCH`): when it wakes up, it does not take the core from
+            a thread that runs.
         ionice: Class and level of disk access (`("best-effort", 7)`, `("idle", 0)`); None leaves it.
         torch_threads: Threads that torch may use in one operation.
         cpu_affinity: The cores that it may run on; None leaves it.
@@ -40,6 +42,7 @@ class WorkerOptions:
     """
 
     nice: int = 10
+    batch: bool = True
     ionice: tuple[Literal["best-effort", "idle"], int] | None = None
     torch_threads: int = 1
     cpu_affinity: tuple[int, ...] | None = None

@@ -90,6 +90,18 @@ class ProcessBackend:
             self._tell_structure(worker, staged)
             self._tell_arena(worker, staged.arena)
 
+    def before_save(self) -> None:
+        """Start the first worker, which imports what it needs while the state is copied; waits for nothing.
+
+        If the worker has ended since the last save, the other ranks know by now that this save has another one.
+        """
+        worker = self._worker
+        if worker is not None:
+            worker.settle()
+        elif not self._closed:
+            with contextlib.suppress(OSError, SaverClosedError):  # then `run` tries again, and says why
+                self._started()
+
     def run(self, job: SaveJob) -> Metadata:
         """Carry out one save.
 
@@ -152,6 +164,12 @@ class ProcessBackend:
 
     def _running(self, link: GroupLink) -> WorkerProcess:
         self._links[link.seat.key] = link
+        worker = self._started()
+        worker.wait_ready()  # without the lock: `close` need not wait
+        return worker
+
+    def _started(self) -> WorkerProcess:
+        """The worker, which may still be importing."""
         with self._start_lock:
             if self._closed:
                 raise SaverClosedError("the saver was closed before this save could begin")
@@ -162,8 +180,7 @@ class ProcessBackend:
                 worker.close()
             self._known = _Known()
             self._worker = worker = WorkerProcess(self._options.worker, self._worker_ended)
-        worker.wait_ready()  # without the lock: `close` need not wait
-        return worker
+            return worker
 
     def _worker_ended(self) -> None:
         """In a thread: let the other ranks look for a new worker in their next save, not in this one."""

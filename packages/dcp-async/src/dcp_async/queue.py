@@ -82,12 +82,16 @@ class SaveQueue:
         Ranks: all ranks of the job's group get the same answer.
         """
         if overlap == "wait" or not job.link.agrees:
-            self._wait_turn(lambda: not self.busy)
+            self.wait_turn()
             return True
         if overlap == "skip":
             return self._admit_unless_busy(job)
         self._supersede()
         return True
+
+    def wait_turn(self) -> None:
+        """Return when no save runs or waits, each of which has its own time. Raises SaverDeadlineError after that."""
+        self._wait_turn(lambda: not self.busy)
 
     def put(self, job: SaveJob) -> None:
         """Run a save when its turn has come."""
@@ -139,7 +143,7 @@ class SaveQueue:
         with self._changed:
             fate = job.link.decide(job.ticket, SKIP if self.busy else GO)
         if fate == GO:  # of a save that is over on another rank, the end is near here, too
-            self._wait_turn(lambda: not self.busy)
+            self.wait_turn()
             return True
         self._leave_out(job, SaveSkippedError(f"the save to {job.checkpoint_id!s} was skipped: {self._what_runs()}"))
         return False

@@ -9,26 +9,25 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
 from dcp_async.arena import ArenaPool
-from dcp_async.copying import Copier, on_this_stream
+from dcp_async.copying import Copier
+from dcp_async.entry import Entry
 from dcp_async.errors import SaverDeadlineError
+from dcp_async.job_staging import JobStager
 from dcp_async.jobs import AsyncSaveResponse, SaveFuture, SaveJob
 from dcp_async.links import GroupLink, LinkTable
 from dcp_async.mutations import MutationGuard
 from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, check_overlap
 from dcp_async.queue import SaveQueue
-from dcp_async.staged_planner import plan_here
-from dcp_async.stagers import DefaultStager, is_plain_blocking
 from dcp_async.staging import Staged, Stager
-from dcp_core import AsyncStager, DefaultSavePlanner, Metadata, SavePlanner, StorageWriter, plugins
+from dcp_core import AsyncStager, Metadata, SavePlanner, StorageWriter, plugins
 from dcp_core.logs import LOGGER_NAME
-from dcp_core.per_rank import with_rank_values
-from dcp_core.protocols import CheckpointId, is_stateful
+from dcp_core.protocols import CheckpointId
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,6 +45,10 @@ class Backend(Protocol):
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
         """Be ready for the first save of a group, of a state of that structure if one is given."""
+        ...
+
+    def before_save(self) -> None:
+        """Called in the caller's thread before a save gets its number, and before its copy; waits for nothing."""
         ...
 
     def run(self, job: SaveJob) -> Metadata:
@@ -88,13 +91,11 @@ class AsyncSaver:
             max_bytes=self.options.max_staging_bytes,
         )
         guard = MutationGuard() if self.options.mutation_guard else None
-        self._stager = Stager(self._pool, Copier(self.options.copy_threads), guard)
-        self._queue = SaveQueue(self._run, f"dcp-{name}-saver", self.options.save_seconds)
-        self._staging_thread: ThreadPoolExecutor | None = None
+        stager = Stager(self._pool, Copier(self.options.copy_threads), guard)
         self._seconds = min(self.options.save_seconds, threading.TIMEOUT_MAX)
-        self._values = threading.RLock()
-        self._locked_by: int | None = None
-        self._entry = threading.Lock()
+        self._entry = Entry()
+        self._copies = JobStager(stager, self._entry, self._seconds)
+        self._queue = SaveQueue(self._run, f"dcp-{name}-saver", self.options.save_seconds)
 
     @property
     def closed(self) -> bool:
@@ -132,18 +133,21 @@ class AsyncSaver:
 
         Ranks: every rank of the group; waits for none, but for this rank's own earlier saves.
         """
-        with self._entry:
-            self._queue.check_open()
-            link = self._links.of(process_group, no_dist=no_dist)
-            self._queue.drain(self.options.save_seconds)
+        self._queue.check_open()
+        link = self._links.of(process_group, no_dist=no_dist)
+        self._enter(None, wait=True)
+        try:
+            self._backend.before_save()
             if state_dict is None:
                 self._backend.warm_up(link, None)
                 return
-            staged = self._stager.stage(_values(state_dict, link))
+            staged = self._copies.stage_now(state_dict, link)
             try:
                 self._backend.warm_up(link, staged)
             finally:
-                self._pool.give_back(staged.arena)
+                self._copies.give_back(staged)
+        finally:
+            self._entry.leave()
 
     def save(
         self,
@@ -182,28 +186,26 @@ class AsyncSaver:
                 get it from their futures.
             SaverClosedError: The saver is closed.
             SaverDeadlineError: An earlier save of this rank, or `lock`, holds this one up for over `save_seconds`.
+            NestedSaveError: This thread is starting a save, and called this from there.
 
         Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
         """
         policy = self._overlap if overlap is None else overlap
         check_overlap(policy)
-        with self._entry:
-            self._queue.check_open()
-            link = self._links.of(process_group, no_dist=no_dist)
+        self._queue.check_open()
+        link = self._links.of(process_group, no_dist=no_dist)
+        try:
+            self._enter(checkpoint_id, wait=policy == "wait" or not link.agrees)
+        except SaverDeadlineError as error:
+            link.withdraw(link.draw(), error)
+            raise
+        try:
+            self._backend.before_save()
             job = SaveJob(link, link.draw(), checkpoint_id, storage_writer, planner, use_collectives)
             job.may_be_superseded = policy == "latest" and link.agrees
-            try:
-                self._queue.raise_unasked()
-                if not self._queue.admit(job, policy):
-                    return job.future
-                self._queue.raise_unasked()
-                answer = self._stage(job, state_dict, async_stager)
-                self._queue.put(job)
-            except BaseException as error:
-                job.release()
-                link.withdraw(job.ticket, error)
-                raise
-            return answer
+            return self._start(job, policy, state_dict, async_stager)
+        finally:
+            self._entry.leave()
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -212,12 +214,8 @@ class AsyncSaver:
         For stagers that give futures; with others every copy is complete before `save` returns. A save inside, by the
         same thread, makes its copy before it returns, whatever its stager.
         """
-        with self._values:
-            before, self._locked_by = self._locked_by, threading.get_ident()
-            try:
-                yield
-            finally:
-                self._locked_by = before
+        with self._entry.lock():
+            yield
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when every save has ended, however it ended. Raises SaverDeadlineError after so many seconds."""
@@ -258,10 +256,7 @@ class AsyncSaver:
         self._queue.close()
         self._queue.drop()
         self._backend.close()
-        self._stager.copier.close()
-        self._pool.close()
-        if self._staging_thread is not None:
-            self._staging_thread.shutdown(wait=False)
+        self._copies.end()
 
     def __enter__(self) -> Self:
         return self
@@ -273,128 +268,48 @@ class AsyncSaver:
         with contextlib.suppress(Exception):  # the error that is under way matters more
             self.close()
 
-    def _stage(
-        self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
+    def _enter(self, place: CheckpointId | None, *, wait: bool) -> None:
+        """Be the one who begins a save, when no other runs if `wait`. Nothing is held while anything is waited for.
+
+        Raises:
+            SaverDeadlineError: That takes longer than `save_seconds`.
+        """
+        while True:
+            if wait:
+                self._queue.wait_turn()
+            if not self._entry.enter(self._seconds):
+                raise SaverDeadlineError(
+                    f"the save to {place!s} could not begin within {self._seconds:g} s (save_seconds): another thread "
+                    "is in `lock`, or is starting a save"
+                )
+            if not (wait and self._queue.busy):  # another thread may have been first
+                return
+            self._entry.leave()
+
+    def _start(
+        self, job: SaveJob, policy: Overlap, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
+        """Copy and queue, if the policy admits the save."""
         try:
-            return self._begin_copy(job, state_dict, stager)
+            self._queue.raise_unasked()
+            if not self._queue.admit(job, policy):
+                return job.future
+            self._queue.raise_unasked()
+            answer = self._copies.stage(job, state_dict, stager)
+            self._queue.put(job)
         except BaseException as error:
-            job.staging.set_exception(error)
+            job.release()
+            job.link.withdraw(job.ticket, error)
             raise
-
-    def _begin_copy(
-        self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
-    ) -> SaveFuture | AsyncSaveResponse:
-        values = _values(state_dict, job.link)
-        chosen = stager if stager is not None else _stager_of(job.storage_writer)
-        if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):
-            if not self._values.acquire(timeout=self._seconds):
-                raise self._late_copy(job)
-            try:
-                self._copy(job, values)
-            finally:
-                self._values.release()
-            job.staging.set_result(None)
-            return job.future
-        if isinstance(chosen, DefaultStager):
-            return self._copy_later(job, values)
-        staged = chosen.stage(values)
-        if isinstance(staged, Future):
-            staged.add_done_callback(lambda done: _take_staged(job, done))
-            return AsyncSaveResponse(job.staging, job.future)
-        job.staged_state = staged
-        if chosen.should_synchronize_after_execute:
-            chosen.synchronize_staging()
-        job.staging.set_result(None)
-        return job.future
-
-    def _copy_for_worker(self, job: SaveJob, values: dict[str, Any]) -> None:
-        nested = bool(getattr(job.planner, "flatten_state_dict", True))
-        job.staged = staged = self._stager.stage(values, nested=nested)
-        job.done.append(lambda: self._pool.give_back(staged.arena))
-
-    def _copy(self, job: SaveJob, values: dict[str, Any]) -> None:
-        """The copy that the backend saves; one with DTensors and all, if a planner of the caller's own is to see it."""
-        if job.planner is None or type(job.planner) is DefaultSavePlanner:
-            self._copy_for_worker(job, values)
-            return
-        job.staged_state, arena = self._stager.stage_as_it_is(values)
-        job.done.append(lambda: self._pool.give_back(arena))
-
-    def _plan_and_copy(self, job: SaveJob) -> None:
-        """For a backend in another process: what a stager of the caller's own has made, or what its planner wants."""
-        values, job.staged_state = job.staged_state or {}, None
-        if job.planner is not None and type(job.planner) is not DefaultSavePlanner:
-            coordinates = job.link.seat.rank == 0
-            job.planned, values = plan_here(job.planner, values, is_coordinator=coordinates)
-        self._copy_for_worker(job, values)
-
-    def _copy_later(self, job: SaveJob, values: dict[str, Any]) -> AsyncSaveResponse:
-        begun = threading.Event()
-        claim = threading.Lock()  # whoever is first: the copy, or the caller who has waited for long enough
-
-        def copy() -> None:
-            with self._values:
-                if not claim.acquire(blocking=False):
-                    return
-                begun.set()
-                try:
-                    self._copy(job, values)
-                except BaseException as error:  # noqa: BLE001 - both futures tell
-                    job.staging.set_exception(error)
-                else:
-                    job.staging.set_result(None)
-
-        if self._locked_by == threading.get_ident():  # the other thread would wait for this one
-            copy()
-            return AsyncSaveResponse(job.staging, job.future)
-        if self._staging_thread is None:
-            self._staging_thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
-        self._staging_thread.submit(on_this_stream(copy))
-        # From its beginning on `lock` waits for the copy.
-        if not begun.wait(self._seconds) and claim.acquire(blocking=False):
-            raise self._late_copy(job)
-        return AsyncSaveResponse(job.staging, job.future)
-
-    def _late_copy(self, job: SaveJob) -> SaverDeadlineError:
-        return SaverDeadlineError(
-            f"the copy for the save to {job.checkpoint_id!s} was not complete after {self._seconds:g} s (save_seconds)"
-            ": another thread is in `lock`, or the stager has not finished"
-        )
-
-    def _await_copy(self, job: SaveJob) -> None:
-        if wait([job.staging], self._seconds).not_done:
-            raise self._late_copy(job)
-        job.staging.result()
+        return answer
 
     def _run(self, job: SaveJob) -> Metadata:
         """In the queue's thread: the copy is complete, or the other ranks hear why not; then the save."""
         try:
-            self._await_copy(job)
+            self._copies.await_copy(job)
             if job.staged is None and self._backend.shares_memory:
-                self._plan_and_copy(job)
+                self._copies.plan_and_copy(job)
         except BaseException as error:
             job.link.withdraw(job.ticket, error)
             raise
         return self._backend.run(job)
-
-
-def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
-    """This rank's values, in place of what stands for them."""
-    values = {key: value.state_dict() if is_stateful(value) else value for key, value in state_dict.items()}
-    ranked: dict[str, Any] = with_rank_values(values, link.seat.rank)
-    return ranked
-
-
-def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
-    """The stager that a storage writer is, as in stock; None for one that only copies, which we do in other memory."""
-    return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None
-
-
-def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
-    try:
-        job.staged_state = done.result()
-    except BaseException as error:  # noqa: BLE001 - cancelling, too: both futures tell
-        job.staging.set_exception(error)
-    else:
-        job.staging.set_result(None)

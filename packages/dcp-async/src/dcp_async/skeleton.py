@@ -13,17 +13,20 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from dcp_core.dtensors import is_dtensor
 from dcp_core.metadata import TensorProperties
 from dcp_core.objects import DumpedObject, dump_object
 from dcp_core.shards import LocalShard, LocalTensor, local_tensor
 from dcp_core.values import is_plain
 
 __all__ = ["Contents", "Skeleton", "TensorByValue", "fill", "look_through"]
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Skeleton: TypeAlias = tuple[Any, ...]
 
@@ -108,7 +111,7 @@ class _Walk:
         return tensor
 
     def _special(self, value: Any, name: str) -> Skeleton:
-        if isinstance(value, DTensor):
+        if is_dtensor(value):
             return self._dtensor(value, name)
         held = local_tensor(name, value)
         if held is None:

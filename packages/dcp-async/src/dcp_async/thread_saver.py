@@ -29,6 +29,9 @@ class ThreadBackend:
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
         """Nothing takes time to start."""
 
+    def before_save(self) -> None:
+        """Nothing that could have ended."""
+
     def run(self, job: SaveJob) -> Metadata:
         """Save the copy over the coordinator of its ticket, which no collective of the trainer meets."""
         state: dict[str, Any] = (job.staged.state_dict() if job.staged is not None else job.staged_state) or {}

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from dcp_core.dtensors import is_dtensor
 from dcp_core.values import is_plain
 
 __all__ = ["copy_tree"]
@@ -36,7 +36,7 @@ def copy_tree(
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested containers whose values are the bytes of their memory."""
     if isinstance(value, torch.Tensor):
-        local = value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001
+        local = value._local_tensor if is_dtensor(value) else value  # noqa: SLF001
         if is_plain(local) and not (local.is_quantized or local.is_conj() or local.is_neg()):
             yield value
     elif isinstance(value, Mapping):
@@ -48,10 +48,12 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()  # noqa: SLF001
+    return (tensor._local_tensor if is_dtensor(tensor) else tensor).detach()  # noqa: SLF001
 
 
 def _like(source: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
-    if isinstance(source, DTensor):
+    if is_dtensor(source):
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - imported long since, as there is one
+
         return DTensor(copied, source._spec, requires_grad=False)  # type: ignore[no-untyped-call]  # noqa: SLF001
     return copied

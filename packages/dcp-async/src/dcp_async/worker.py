@@ -6,6 +6,7 @@ trainer, and ends as soon as the trainer ends, however that happens. It opens no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -122,6 +123,9 @@ def _settle(hello: Hello) -> None:
     options = hello.options
     os.environ["OMP_NUM_THREADS"] = str(options.torch_threads)
     os.nice(options.nice)
+    if options.batch:
+        with contextlib.suppress(OSError):  # some containers forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if options.cpu_affinity is not None:
         os.sched_setaffinity(0, options.cpu_affinity)
     if options.ionice is not None:

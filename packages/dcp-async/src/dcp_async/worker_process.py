@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -46,6 +47,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         self._connection = ours
         self.bytes_sent = 0
+        self._ready = False
         self._closing = False
         self._given_up = False
         self._end_lock = threading.Lock()
@@ -56,6 +58,9 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1"},
             )
+        # Readable as soon as it has ended: `poll` says so only when the thread that waits for it has had its turn.
+        self._end = os.pidfd_open(self._process.pid)
+        weakref.finalize(self, os.close, self._end)
         _open.add(ours)
         self._on_end = on_end
         threading.Thread(target=self._watch, name="dcp-worker-watch", daemon=True).start()
@@ -70,7 +75,7 @@ class WorkerProcess:
     @property
     def alive(self) -> bool:
         """Whether it runs, and can be used."""
-        return not self._given_up and self._process.poll() is None
+        return not self._given_up and not self._ended()
 
     def wait_ready(self) -> None:
         """Return once it has imported what it needs.
@@ -78,6 +83,8 @@ class WorkerProcess:
         Raises:
             WorkerError: It could not start.
         """
+        if self._ready:
+            return
         try:
             # No sign of life meanwhile: importing torch holds the interpreter.
             answer = self.read(time.monotonic() + self._options.start_seconds, starts=True)
@@ -89,6 +96,7 @@ class WorkerProcess:
             raise WorkerError(f"the saver's process could not be started:\n{answer.failure.text}")
         if not isinstance(answer, Ready):
             raise WorkerError(f"the saver's process said {type(answer).__name__} when it should be ready")
+        self._ready = True
 
     def send(self, message: object, descriptor: int | None = None) -> None:
         """Send a message.
@@ -134,6 +142,11 @@ class WorkerProcess:
             if not _pass_on(message):
                 return message
 
+    def settle(self) -> None:
+        """If it has ended, return only when `on_end` has been called for that."""
+        if self._ended():
+            self._tell_end()
+
     def kill(self) -> None:
         """End it at once. One that the kernel does not end soon (its disk hangs) is given up, and not used again."""
         with contextlib.suppress(ProcessLookupError):
@@ -167,11 +180,14 @@ class WorkerProcess:
         self._tell_end()
 
     def _tell_end(self) -> None:
-        """Once, unless the end was wanted."""
+        """Once, unless the end was wanted. Whoever comes second waits until it is told."""
         with self._end_lock:
             wanted, self._closing = self._closing, True
-        if not wanted:
-            self._on_end()
+            if not wanted:
+                self._on_end()
+
+    def _ended(self) -> bool:
+        return bool(select.select([self._end], [], [], 0)[0])
 
     def _silent(self, how: str) -> str:
         seconds = self._options.silence_seconds

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from dcp_core.errors import UnsupportedFormatError
-from dcp_core.transforms import Extension, ExtensionRegistry
+from dcp_core.transforms import Extension, ExtensionRegistry, transforms_of
 from dcp_manifest.items import StoredItem
 
 __all__ = ["BlockChain", "BlockTransformExtension", "BlockUndo", "block_bytes", "block_undo"]
@@ -124,10 +124,10 @@ def block_undo(stored: StoredItem, key: str, registry: ExtensionRegistry) -> Blo
     Raises:
         UnsupportedFormatError: A transform is not known, or is not one of blocks.
     """
-    transforms = registry.from_descriptor_list(stored.chain)
+    transforms = transforms_of(stored, key, registry)
     for descriptor, transform in zip(stored.chain, transforms, strict=True):
         if not hasattr(transform, "decode_block"):
-            raise UnsupportedFormatError(f"{key!r}: the transform {descriptor!r} is not one of blocks")
+            raise UnsupportedFormatError(f"{key!r} in {stored.file}: the transform {descriptor!r} is not one of blocks")
     return BlockUndo(cast("Sequence[BlockTransformExtension]", transforms))
 
 

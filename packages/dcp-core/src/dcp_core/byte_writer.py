@@ -62,6 +62,9 @@ class ByteStorageWriter(StorageWriter):
     next save to the same id.
     """
 
+    stores_aliases = True
+    """Whether `finish` gives the names in `Metadata.aliases` a place, too; writers that do not say so get none."""
+
     def __init__(
         self,
         checkpoint_id: CheckpointId,

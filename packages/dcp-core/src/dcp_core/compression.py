@@ -13,11 +13,11 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from dcp_core.block_transforms import BlockChain, BlockTransformExtension, block_bytes
-from dcp_core.transforms import Extension, ExtensionRegistry
+from dcp_core.transforms import Extension, ExtensionRegistry, StreamTransformExtension
 from dcp_manifest.items import Framing
 from dcp_manifest.requests import Payload, StreamEncoder, Writable
 
-__all__ = ["CompressedRequest", "Compression", "CompressionPolicy"]
+__all__ = ["CompressedRequest", "Compression", "CompressionPolicy", "one_setting"]
 
 Compression: TypeAlias = "str | Extension | Sequence[str | Extension] | Mapping[torch.dtype | str, Any] | None"
 """A name (`auto`, `planes`, `zstd`, `none`, or a descriptor), a transform, several that form a chain, or one of these
@@ -34,6 +34,20 @@ _SAMPLED_PART = 32
 _MIN_SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 10, 128 << 10
 _WINDOWS = 4
 _WINDOW_ALIGNMENT_BYTES = 64
+
+
+def one_setting(extensions: Sequence[StreamTransformExtension] | None, compression: Compression) -> Compression:
+    """The one setting that a writer was given: stock's `_extensions`, or `compression`.
+
+    Raises:
+        ValueError: Both were given, or something among the extensions is no transform of streams.
+    """
+    for extension in extensions or ():
+        if not (hasattr(extension, "transform_to") and hasattr(extension, "get_descriptor")):
+            raise ValueError(f"_extensions holds {extension!r}, which is no transform of streams")
+    if extensions and compression is not None:
+        raise ValueError("_extensions and compression say the same thing: give one of them")
+    return extensions or compression
 
 
 @dataclass(frozen=True, slots=True)

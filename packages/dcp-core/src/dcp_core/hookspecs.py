@@ -107,5 +107,10 @@ class HookSpecs:
         return {}
 
     @hookspec
+    def dcp_register_bridges(self) -> Mapping[str, str]:
+        """Package of another checkpointing library → `module:attribute` of what makes its storages, planners ours."""
+        return {}
+
+    @hookspec
     def dcp_on_event(self, event: CheckpointEvent) -> None:
         """Observe a save or load. Called in the thread that it happens in; exceptions are logged and dropped."""

@@ -186,6 +186,10 @@ class LazyList(list[V]):
         if source is not None:
             super().extend(source)
 
+    def __radd__(self, other: list[V]) -> list[V]:
+        # `list + self` would else copy what lies in memory, which is nothing as long as no item was made.
+        return [*other, *self] if isinstance(other, list) else NotImplemented
+
 
 for _name in (
     *("__iter__", "__reversed__", "__contains__", "__getitem__", "__setitem__", "__delitem__", "__add__", "__iadd__"),

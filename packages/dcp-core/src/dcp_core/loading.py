@@ -20,6 +20,7 @@ from dcp_core.convert import as_metadata
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_core.events import Operation
+from dcp_core.foreign import adopt_load_planner, adopt_reader
 from dcp_core.load_plan import LocalLoadPlan
 from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.metadata import Metadata
@@ -30,7 +31,7 @@ from dcp_core.protocols import CheckpointId, LoadPlanner, Stateful, StorageReade
 from dcp_core.report import LoadReport
 from dcp_core.storage_choice import resolve_reader
 
-__all__ = ["load", "load_keys", "load_state_dict"]
+__all__ = ["load", "load_by_reader", "load_keys", "load_state_dict"]
 
 _MAX_ATTEMPTS = 3
 # Global steps that give back the plans as they are.
@@ -88,6 +89,21 @@ def load_state_dict(
     """Deprecated form of `load`, with the coordinator's rank within the group as an argument."""
     warnings.warn("load_state_dict is deprecated; use load", FutureWarning, stacklevel=2)
     storage_reader.reset()
+    return load_by_reader(state_dict, storage_reader, process_group, coordinator_rank, no_dist, planner)
+
+
+def load_by_reader(
+    state_dict: dict[str, Any],
+    storage_reader: StorageReader,
+    process_group: dist.ProcessGroup | None = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: LoadPlanner | None = None,
+) -> LoadReport:
+    """What `load_state_dict` does, with the reader as it is: stock's private `_load_state_dict`, which clients import.
+
+    Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
+    """
     coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
     return _load(state_dict, None, storage_reader, planner, coordinator)
 
@@ -120,8 +136,9 @@ def load_keys(
     Source: torch 2.13 `state_dict_loader._load_state_dict_from_keys`.
     """
     planner = EmptyStateDictLoadPlanner(keys, allow_globals=tuple(allow_globals), trust_objects=trust_objects)
-    run = _Load({}, checkpoint_id, storage_reader, planner, make_coordinator(process_group, no_dist=no_dist))
-    with run.coordinator:
+    coordinator = make_coordinator(process_group, no_dist=no_dist)
+    with coordinator:
+        run = _Load({}, checkpoint_id, adopt_reader(storage_reader), planner, coordinator)
         run.run()
     return run.values
 
@@ -268,8 +285,9 @@ def _load(
     planner: LoadPlanner | None,
     coordinator: Coordinator,
 ) -> LoadReport:
-    run = _Load(state_dict, checkpoint_id, reader, planner or DefaultLoadPlanner(), coordinator)
-    with coordinator:
+    with coordinator:  # an error in here reaches the other ranks
+        planner = adopt_load_planner(planner) or DefaultLoadPlanner()
+        run = _Load(state_dict, checkpoint_id, adopt_reader(reader), planner, coordinator)
         try:
             return run.run()
         finally:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
+from dcp_core.dtensors import is_dtensor
 from dcp_core.errors import UnsupportedValueError
 
 __all__ = ["materialise_meta"]
@@ -65,7 +65,9 @@ def _holds_meta(items: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _materialised(tensor: torch.Tensor, path: str) -> torch.Tensor:
-    if isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - imported long since, as there is one
+
         device = _device(tensor.device_mesh.device_type)
         local = torch.empty_like(tensor.to_local(), device=device)
         return DTensor.from_local(

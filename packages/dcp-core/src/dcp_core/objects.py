@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dcp_core.archive_crcs import refuse_bomb
 from dcp_core.errors import (
     CorruptCheckpointError,
     DcpError,
@@ -175,6 +176,7 @@ def _load_restricted(data: bytes, allowed: AllowList) -> Any:
         def __init__(self, file: Any, **kwargs: Any) -> None:
             super().__init__(file, allowed=allowed.by_name, callables=allowed.callables, **kwargs)
 
+    refuse_bomb(data)
     # torch.load would also take TorchScript archives and the old tar format: the zip reader below it does not.
     reader = torch._C.PyTorchFileReader(io.BytesIO(data))  # noqa: SLF001
     module = types.SimpleNamespace(Unpickler=_Unpickler, UnpicklingError=pickle.UnpicklingError)
@@ -191,6 +193,7 @@ def _pickle_of(data: bytes) -> io.BytesIO:
             stream = io.BytesIO(data)
             stream.seek(30 + names + extra)
             return stream
+    refuse_bomb(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
         return io.BytesIO(archive.read(name))

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from dcp_core.protocols import Stateful, is_stateful
 
 __all__ = ["PerRank", "RankValues", "with_rank_values"]
@@ -42,6 +44,8 @@ class PerRank:
 
 def with_rank_values(value: Any, rank: int) -> Any:
     """A state dict to save: containers with a `PerRank` in them are copied, everything else is what it was."""
+    if isinstance(value, torch.Tensor):  # thousands of them, and the check for a Mapping is slow
+        return value
     if isinstance(value, PerRank):
         return {_key(rank): _held(value)}
     if isinstance(value, Mapping):

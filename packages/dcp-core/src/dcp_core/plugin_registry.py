@@ -22,7 +22,7 @@ from dcp_core.logs import LOGGER_NAME
 
 __all__ = ["PluginInfo", "PluginRegistry", "StorageBackend"]
 
-_TABLES = ("storage", "transforms", "savers", "state_adapters", "converters")
+_TABLES = ("storage", "transforms", "savers", "state_adapters", "converters", "bridges")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class PluginRegistry:
         """What is offered under a name, and by whom.
 
         Args:
-            table: `storage`, `transforms`, `savers`, `state_adapters` or `converters`.
+            table: `storage`, `transforms`, `savers`, `state_adapters`, `converters` or `bridges`.
             name: Name in that table.
             what: What is asked for, for messages.
             remedy: What to do if there is none: what to install.
@@ -208,8 +208,14 @@ def _tell(implementation: pluggy.HookImpl, event: CheckpointEvent) -> None:
 
 
 def _info(point: importlib.metadata.EntryPoint) -> PluginInfo:
-    distribution = point.dist
-    return PluginInfo(point.name, None if distribution is None else f"{distribution.name} {distribution.version}")
+    return PluginInfo(point.name, None if point.dist is None else _name_and_version(point.dist))
+
+
+def _name_and_version(distribution: importlib.metadata.Distribution) -> str:
+    # `name` and `version` parse all of the metadata, the README in it included, once each.
+    head = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+    found = dict(line.split(": ", 1) for line in head.splitlines() if line.startswith(("Name: ", "Version: ")))
+    return f"{found.get('Name') or distribution.name} {found.get('Version') or distribution.version}"
 
 
 def _manager_name(info: PluginInfo) -> str:

@@ -10,10 +10,12 @@ from typing import Any
 
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.plugin_registry import PluginInfo, PluginRegistry, StorageBackend
+from dcp_manifest.schemes import package_for
 
 __all__ = [
     "PluginInfo",
     "StorageBackend",
+    "bridge",
     "converter",
     "divert_events",
     "emit",
@@ -29,7 +31,6 @@ __all__ = [
 
 _registry = PluginRegistry()
 _diverted: Callable[[CheckpointEvent], object] | None = None
-_OBJECT_STORES = ("s3", "gs", "gcs", "az", "abfs", "azure")
 
 
 def list() -> tuple[PluginInfo, ...]:  # noqa: A001 - reads as `plugins.list()`
@@ -38,7 +39,7 @@ def list() -> tuple[PluginInfo, ...]:  # noqa: A001 - reads as `plugins.list()`
 
 
 def names(table: str) -> tuple[str, ...]:
-    """What is offered in one of `storage`, `transforms`, `savers`, `state_adapters`, `converters`; sorted."""
+    """What one of `storage`, `transforms`, `savers`, `state_adapters`, `converters`, `bridges` offers; sorted."""
     return _registry.names(table)
 
 
@@ -54,8 +55,7 @@ def storage_for(uri: str) -> StorageBackend:
         DuplicatePluginError: Two do.
     """
     scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
-    package = "dcp-fs" if scheme == "file" else "dcp-object" if scheme in _OBJECT_STORES else "dcp-fsspec"
-    remedy = f"install one that does (pip install {package}), or pass a storage reader or writer"
+    remedy = f"install one that does (pip install {package_for(scheme)}), or pass a storage reader or writer"
     spec, plugin = _registry.find("storage", scheme, what=f"a storage for {scheme}:// ids", remedy=remedy)
     return StorageBackend(spec, plugin)
 
@@ -80,6 +80,15 @@ def state_adapter(name: str) -> Any:
 def converter(name: str) -> Any:
     """The converter of a format. Raises like `storage_for`."""
     return _registry.factory("converters", name, what=f"the converter {name!r}", remedy="pip install dcp-format")
+
+
+def bridge(package: str) -> Any:
+    """What makes storages and planners of ours of another library's, by the name of its package.
+
+    Raises like `storage_for`.
+    """
+    remedy = "pip install dcp-bridge, or change the import of its base class to dcp_core"
+    return _registry.factory("bridges", package, what=f"a bridge to {package}", remedy=remedy)
 
 
 def emit(event: CheckpointEvent) -> None:

@@ -151,7 +151,8 @@ class StorageWriter(ABC):
 
     Call order: `reset` (only when `save` got a `checkpoint_id`), `storage_meta`, `set_up_storage_writer`,
     `prepare_local_plan`, `write_data` on every rank; `prepare_global_plan` and `finish` on the coordinator.
-    A writer may also have `abort(error)`: it is called on every rank when the save has failed.
+    A writer may also have `abort(error)`: it is called on every rank when the save has failed. One whose attribute
+    `stores_aliases` is true gets tied values once, and their other names in `Metadata.aliases`; others get each name.
     """
 
     @abstractmethod

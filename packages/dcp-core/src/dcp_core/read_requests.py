@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dcp_core.archive_crcs import refuse_bomb
 from dcp_core.box_copy import BoxCopy
 from dcp_core.device_copy import DeviceCopies
 from dcp_core.errors import CorruptCheckpointError, DcpError
@@ -188,6 +189,7 @@ def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
 def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tensor:
     load: Callable[..., Any] = torch.load
     try:
+        refuse_bomb(data)
         tensor = load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
         raise CorruptCheckpointError(

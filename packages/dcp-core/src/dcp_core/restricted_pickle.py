@@ -3,7 +3,7 @@
 It differs from the standard one where that one is too obliging: a global is a key of an allow-list; only objects of
 that list are called (by identity, so that nothing reachable through them is); state goes only into instances of its
 classes and is checked first for numpy's dtypes and arrays, whose own `__setstate__` trusts it; items go only into
-plain containers. Which globals are safe is decided elsewhere.
+plain containers; calls do not make much of little (`call_limits`). Which globals are safe is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+
+from dcp_core.call_limits import CallLimits
 
 __all__ = ["ForbiddenGlobalError", "RestrictedUnpickler", "python3_name"]
 
@@ -51,7 +53,7 @@ class RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
     """Unpickles with the globals of an allow-list only.
 
     Args:
-        file: Binary file with the pickle.
+        file: Binary file with the pickle; has `tell`.
         allowed: Full name → object, of every global that may occur.
         callables: `id` of those that may be called (with any arguments), and, if classes, get state.
         kwargs: As for `pickle.Unpickler`.
@@ -65,11 +67,14 @@ class RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
     stack: list[Any]
     metastack: list[list[Any]]
     memo: dict[int, Any]
+    read: Callable[[int], bytes]
 
     def __init__(self, file: Any, *, allowed: Mapping[str, Any], callables: frozenset[int], **kwargs: Any) -> None:
         super().__init__(file, **kwargs)
         self._allowed = allowed
         self._callables = callables
+        self._limits = CallLimits()
+        self._tell: Callable[[], int] = file.tell
 
     def find_class(self, module: str, name: str) -> Any:
         """The allowed global of that name."""
@@ -91,6 +96,8 @@ class RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
             raise pickle.UnpicklingError(f"a call of {func!r} is not allowed")
         if any(func is hashing for hashing in _HASHING):
             _check_hashed(_hashed_items(arguments))
+        if type(arguments) is tuple:
+            self._limits.check(func, arguments, self._tell())
 
     def _reduce(self) -> None:
         self._check_call(self.stack[-2], self.stack[-1])
@@ -152,6 +159,14 @@ class RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
         _check_hashed(self.stack)
         _STANDARD[pickle.FROZENSET[0]](self)
 
+    def _bytearray8(self) -> None:
+        """As the standard one, which allocates what the pickle says before it looks how much there is."""
+        length = int.from_bytes(self.read(8), "little")
+        data = self.read(length)
+        if len(data) < length:
+            raise pickle.UnpicklingError(f"a bytearray of {length:,} bytes has {len(data):,}: the pickle is truncated")
+        self.stack.append(bytearray(data))
+
     def _below_mark(self) -> Any:
         return self.metastack[-1][-1]
 
@@ -173,6 +188,7 @@ class RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
         pickle.APPENDS[0]: _appends,
         pickle.ADDITEMS[0]: _additems,
         pickle.FROZENSET[0]: _frozenset,
+        pickle.BYTEARRAY8[0]: _bytearray8,
     }
 
 

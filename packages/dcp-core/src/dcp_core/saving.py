@@ -10,13 +10,14 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
 
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.events import Operation
+from dcp_core.foreign import adopt_save_planner, adopt_writer
 from dcp_core.metadata import DeferredMetadata, Metadata
 from dcp_core.peers import PeerOptions
 from dcp_core.per_rank import with_rank_values
@@ -50,7 +51,8 @@ def save(
         state_dict: Names → tensors of any kind, nested containers, objects; a `Stateful` value stands for its
             `state_dict()`, a `PerRank` one for the value of each rank. Not changed.
         checkpoint_id: Where to save: a folder, or a URI that an installed storage handles.
-        storage_writer: Used instead of the one that `checkpoint_id` would choose.
+        storage_writer: Used instead of the one that `checkpoint_id` would choose. One of
+            `torch.distributed.checkpoint` is taken as well where dcp-bridge is installed, as is such a planner.
         planner: Decides what is written by whom; `DefaultSavePlanner` if None. One planner serves one save at a time.
         process_group: The ranks that save together; None takes all.
         no_dist: Save from this process alone, whatever process groups exist.
@@ -127,7 +129,11 @@ class _Save:
         else:
             self.planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
         self._set_up_writer()
-        return self.writer.prepare_local_plan(self.planner.create_local_plan())
+        plan = self.writer.prepare_local_plan(self.planner.create_local_plan())
+        if plan.aliases and not getattr(self.writer, "stores_aliases", False):
+            # It would publish names that nothing is stored under: each gets its own data, as in stock.
+            plan = replace(plan, aliases=None)
+        return plan
 
     def _set_up_writer(self) -> None:
         set_up = self.chosen_writer().set_up_storage_writer
@@ -220,11 +226,17 @@ def save_with(
 
     Ranks: every rank of the coordinator's group; collective.
     """
-    writer, planner = storage_writer, planner or DefaultSavePlanner()
-    run = _Save(state_dict, checkpoint_id, writer, planner, coordinator, use_collectives)
-    plans = PlanExchange(coordinator, run.planner, group)
+    with coordinator:  # an error in here reaches the other ranks
+        writer = adopt_writer(storage_writer)
+        planner = adopt_save_planner(planner) or DefaultSavePlanner()
+        run = _Save(state_dict, checkpoint_id, writer, planner, coordinator, use_collectives)
+        return _carry_out(run, PlanExchange(coordinator, planner, group))
+
+
+def _carry_out(run: _Save, plans: PlanExchange) -> Metadata:
+    coordinator, use_collectives = run.coordinator, run.use_collectives
     events = Operation("save", coordinator, run.place())
-    with coordinator, events.phase("total") as total:
+    with events.phase("total") as total:
         try:
             coordinator.agree("save", _intent(run), describe="checkpoint ids and planners")
             if not use_collectives:

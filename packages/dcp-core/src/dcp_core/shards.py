@@ -12,18 +12,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement
 
 from dcp_core.convert import as_chunk, as_properties, as_write_item
+from dcp_core.dtensors import is_dtensor
 from dcp_core.errors import ShardNotFoundError, UnsupportedValueError
 from dcp_core.mesh_boxes import LocalBox, ShardedDim, local_boxes
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.plan import TensorWriteData, WriteItem, WriteItemType
 from dcp_core.tensor_checks import check_tensor
 from dcp_core.tensor_like import TensorLike
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
 
 __all__ = [
     "LocalShard",
@@ -93,7 +96,7 @@ def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalT
     """
     if isinstance(value, LocalTensor):
         return value
-    if isinstance(value, DTensor):
+    if is_dtensor(value):
         return _of_dtensor(fqn, value, allow_meta=allow_meta)
     if hasattr(value, "__create_chunk_list__"):
         return _of_hooks(fqn, value, value)
@@ -115,7 +118,7 @@ def write_items(fqn: str, value: object, held: LocalTensor | None = None) -> lis
     Raises:
         UnsupportedValueError: Like `local_tensor`.
     """
-    if hasattr(value, "__create_write_items__") and not isinstance(value, DTensor):
+    if hasattr(value, "__create_write_items__") and not is_dtensor(value):
         return [as_write_item(item) for item in value.__create_write_items__(fqn, value)]
     held = held or local_tensor(fqn, value)
     if held is None:
@@ -138,7 +141,7 @@ def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
         ShardNotFoundError: This rank holds no such shard.
         UnsupportedValueError: The tensor cannot be used as it is.
     """
-    if hasattr(value, "__get_tensor_shard__") and not isinstance(value, DTensor):
+    if hasattr(value, "__get_tensor_shard__") and not is_dtensor(value):
         return _from_hook(value, index)()
     held = local_tensor(index.fqn, value)
     if held is None:
@@ -258,7 +261,7 @@ def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:
 def _neutral(fqn: str, placement: Placement) -> ShardedDim | None:
     if placement.is_replicate():
         return None
-    if isinstance(placement, Partial) or placement.is_partial():
+    if placement.is_partial():
         raise UnsupportedValueError(
             f"{fqn!r} is a DTensor with the placement {placement}: its value exists only as a sum over ranks; "
             "redistribute it to Replicate or Shard first"

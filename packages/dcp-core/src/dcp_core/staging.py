@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from dcp_core.dtensors import is_dtensor
 
 __all__ = ["AsyncStager", "BlockingAsyncStager"]
 
@@ -78,8 +79,10 @@ class BlockingAsyncStager:
 
 
 def _copy(value: Any, cached: Any, *, type_check: bool) -> Any:
-    if isinstance(value, DTensor):
-        old = cached.to_local() if isinstance(cached, DTensor) else None
+    if is_dtensor(value):
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - imported long since, as there is one
+
+        old = cached.to_local() if is_dtensor(cached) else None
         # from_local would move the copy back to the mesh's device; the constructor takes the memory as it is.
         local = _copy_tensor(value.to_local().detach(), old)
         return DTensor(local, value._spec, requires_grad=False)  # type: ignore[no-untyped-call]  # noqa: SLF001

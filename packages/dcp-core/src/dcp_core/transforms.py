@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import IO, cast
 
 from dcp_core import plugins
+from dcp_core.archive_crcs import archive_problem
 from dcp_core.errors import CorruptCheckpointError, PluginNotFoundError, UnsupportedFormatError
-from dcp_manifest.items import StoredItem
+from dcp_manifest.items import Framing, StoredItem
 
-__all__ = ["Extension", "ExtensionRegistry", "StreamTransformExtension", "undo"]
+__all__ = ["Extension", "ExtensionRegistry", "StreamTransformExtension", "transforms_of", "undo"]
 
 _STEP_BYTES = 1 << 20
 
@@ -85,8 +86,10 @@ class ExtensionRegistry:
 def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegistry, limit_bytes: int) -> memoryview:
     """The bytes that went into an item's transforms.
 
+    If the index has no CRC of the item (stock wrote it), an archive that comes out is checked against its own.
+
     Args:
-        data: The stored range, verified.
+        data: The stored range, verified as far as it has CRCs.
         stored: The item; its chain says what to undo, in this order.
         key: FQN, for messages.
         registry: Where transforms are found.
@@ -94,12 +97,15 @@ def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegi
 
     Raises:
         UnsupportedFormatError: A transform is not known, or undoes no streams.
-        CorruptCheckpointError: The bytes cannot be decoded, or become more than `limit_bytes`.
+        CorruptCheckpointError: The bytes cannot be decoded, become more than `limit_bytes`, or are an archive that does
+            not match its CRCs.
     """
     stream = cast("IO[bytes]", io.BytesIO(data))
-    for descriptor, extension in zip(stored.chain, registry.from_descriptor_list(stored.chain), strict=True):
+    for descriptor, extension in zip(stored.chain, transforms_of(stored, key, registry), strict=True):
         if not isinstance(extension, StreamTransformExtension) and not hasattr(extension, "transform_from"):
-            raise UnsupportedFormatError(f"{key!r}: the transform {descriptor!r} is not one of streams")
+            raise UnsupportedFormatError(
+                f"{key!r} in {stored.file}: the transform {descriptor!r} is not one of streams"
+            )
         stream = cast("StreamTransformExtension", extension).transform_from(stream)
     try:
         decoded = _read_up_to(stream, limit_bytes)
@@ -107,7 +113,23 @@ def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegi
         raise _damage(stored, key, f"it cannot be decoded: {type(error).__name__}: {error}") from error
     if len(decoded) > limit_bytes:
         raise _damage(stored, key, f"it becomes more than {limit_bytes:,} bytes when it is decoded")
+    if stored.crc32 is None and stored.framing is not Framing.RAW:
+        problem = archive_problem(decoded)
+        if problem is not None:
+            raise _damage(stored, key, problem)
     return memoryview(decoded)
+
+
+def transforms_of(stored: StoredItem, key: str, registry: ExtensionRegistry) -> Sequence[Extension]:
+    """What undoes each transform of an item.
+
+    Raises:
+        UnsupportedFormatError: One of them is not known; names the key and the file.
+    """
+    try:
+        return registry.from_descriptor_list(stored.chain)
+    except UnsupportedFormatError as error:
+        raise UnsupportedFormatError(f"{key!r} in {stored.file} cannot be decoded: {error}") from error
 
 
 def _read_up_to(stream: IO[bytes], limit_bytes: int) -> bytearray:

@@ -8,9 +8,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 
 from dcp_core.columns import dtype_name, flag_bits
+from dcp_core.dtensors import is_dtensor
 from dcp_core.metadata import ChunkStorageMetadata, TensorProperties
 from dcp_core.plan import WriteItem, WriteItemType
 from dcp_core.plan_columns import PlanColumns
@@ -57,7 +57,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
             table.add_plain(fqn, value)
             values.usual = values.usual and not value.is_quantized
             values.held[fqn] = value
-        elif hasattr(value, "__create_write_items__") and not isinstance(value, DTensor):
+        elif hasattr(value, "__create_write_items__") and not is_dtensor(value):
             own[fqn] = write_items(fqn, value)
             values.usual = False
         elif (held := local_tensor(fqn, value)) is not None:

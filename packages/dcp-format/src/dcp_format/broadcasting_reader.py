@@ -100,8 +100,9 @@ class BroadcastingTorchSaveReader(StorageReader):
         return done
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the file, over a mapping of it."""
-        state, _ = map_torch_save(self.checkpoint_id or "")
+        """The tensors of the file, over a mapping of it, checked."""
+        state, records = map_torch_save(self.checkpoint_id or "")
+        records.check_all()
         if not isinstance(state, Mapping):
             raise CorruptCheckpointError("the file holds no state dict", file=str(self.checkpoint_id))
         values = flatten(state).values

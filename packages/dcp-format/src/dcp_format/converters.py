@@ -48,7 +48,10 @@ class Converter(Protocol):
         ...
 
     def suits(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the name of a new file or folder asks for this format."""
+        """Whether the name of a new file or folder asks for this format.
+
+        A converter with a true attribute `fallback` stands back where another one says so, too.
+        """
         ...
 
     def read(self, path: str | os.PathLike[str]) -> Content:
@@ -92,9 +95,11 @@ def detect(path: str | os.PathLike[str]) -> str:
 
 def format_of_name(path: str | os.PathLike[str]) -> str:
     """The format that the name of a new file or folder asks for. Raises UnsupportedFormatError."""
-    suited = [name for name in plugins.names("converters") if converter_for(name).suits(path)]
+    suited = {name: made for name in plugins.names("converters") if (made := converter_for(name)).suits(path)}
+    if len(suited) > 1:
+        suited = {name: made for name, made in suited.items() if not getattr(made, "fallback", False)}
     if len(suited) == 1:
-        return suited[0]
+        return next(iter(suited))
     raise UnsupportedFormatError(
         f"the name {os.fspath(path)} does not tell the format to write: say which one "
         f"({', '.join(plugins.names('converters'))})"

@@ -24,6 +24,9 @@ _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 class CheckpointConverter:
     """Folders with a `.metadata`."""
 
+    fallback = True
+    """Its names are those of no other format, which others may bring."""
+
     def detect(self, path: Place) -> bool:
         """Whether there is an index."""
         return is_checkpoint(path)

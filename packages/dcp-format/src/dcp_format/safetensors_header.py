@@ -16,10 +16,13 @@ from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError, Unsu
 from dcp_io import Source
 from dcp_manifest import ITEM_BYTES
 
-__all__ = ["CODES", "Header", "HeaderEntry", "build_header", "code_of", "read_header"]
+__all__ = ["CODES", "MAX_DIMENSIONS", "Header", "HeaderEntry", "build_header", "code_of", "read_header"]
 
 _MAX_HEADER_BYTES = 100_000_000
 _ALIGNMENT_BYTES = 8
+_MAX_NUMBER = (1 << 63) - 1
+MAX_DIMENSIONS = 64
+"""As many as a tensor may have."""
 
 CODES: Mapping[str, str] = MappingProxyType(
     {
@@ -136,7 +139,7 @@ def read_header(source: Source, *, file: str) -> Header:
         table = json.loads(_read(source, 8, length).decode("utf-8"), object_pairs_hook=_unique)
         metadata = _metadata(table.pop("__metadata__", None) or {})
         entries = [_entry(name, record, 8 + length, file) for name, record in table.items()]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, (CorruptCheckpointError, UnsupportedFormatError)):
             raise
         raise CorruptCheckpointError(f"the header is damaged: {error}", file=file) from error
@@ -167,8 +170,10 @@ def _metadata(value: Any) -> dict[str, str]:
 def _entry(name: str, record: Any, base: int, file: str) -> HeaderEntry:
     code, shape, (start, stop) = record["dtype"], record["shape"], record["data_offsets"]
     numbers = [*shape, start, stop]
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"{name!r} has a size or offset that is no natural number")
+    if not all(type(number) is int and 0 <= number <= _MAX_NUMBER for number in numbers):
+        raise ValueError(f"{name!r} has a size or offset that is no natural number below 2⁶³")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"{name!r} has {len(shape)} dimensions; {MAX_DIMENSIONS} are possible")
     if code not in _DTYPES:
         raise UnsupportedFormatError(
             f"{file}: {name!r} has the dtype {code!r}, which this version does not know; use a newer dcp-format"

@@ -83,15 +83,17 @@ def open_safetensors(path: str | os.PathLike[str]) -> Folder:
         names = _names(folder, weight_map)
     store = LocalStore(folder)
     headers = headers_of(store, names)
-    if weight_map is None:
+    if weight_map is None and place == folder:  # one file may be read without the others of its set
         headers = chosen_set(headers, str(folder))
-    _check_numbers(folder, sorted(headers))
+        _check_numbers(folder, sorted(headers))
     save_id = one_save(headers, str(folder))
-    boxes = _boxes(headers, weight_map, str(folder))
-    index = _index(boxes, _shapes(headers, boxes), _aliases(headers))
     try:
+        boxes = _boxes(headers, weight_map, str(folder))
+        index = _index(boxes, _shapes(headers, boxes), _aliases(headers))
         check_index(index)
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError, AttributeError) as error:
+        if isinstance(error, CorruptCheckpointError):
+            raise
         raise CorruptCheckpointError(f"the files in {folder} contradict each other: {error}") from error
     return Folder(store, index, tuple(headers), save_id)
 
@@ -99,12 +101,14 @@ def open_safetensors(path: str | os.PathLike[str]) -> Folder:
 def read_weight_map(folder: Path) -> dict[str, str] | None:
     """Tensor → file, from the folder's index; None if it has none. Raises CorruptCheckpointError."""
     path = folder / INDEX_NAME
+    if path.exists() and not path.is_file():  # reading from a pipe would wait for whoever writes into it
+        raise CorruptCheckpointError("the index is no file", file=str(path))
     try:
         weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
         damaged = not all(isinstance(file, str) and "/" not in file for file in weight_map.values())
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptCheckpointError(f"the index is damaged: {error!r}", file=str(path)) from error
     if damaged:
         raise CorruptCheckpointError("the index names a file by what is no plain name", file=str(path))
@@ -141,7 +145,7 @@ def _check_numbers(folder: Path, names: Sequence[str]) -> None:
 def _table(header: Header, key: str, file: str) -> dict[str, Any]:
     try:
         table = json.loads(header.metadata.get(key, "{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"the metadata {key} is damaged: {error}", file=file) from error
     if not isinstance(table, dict):
         raise CorruptCheckpointError(f"the metadata {key} is damaged: it is no object", file=file)

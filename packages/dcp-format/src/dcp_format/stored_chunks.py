@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dcp_core.archive_crcs import refuse_bomb
 from dcp_core.block_transforms import BlockUndo, block_undo
 from dcp_core.errors import CorruptCheckpointError
 from dcp_core.payloads import tensor_bytes
@@ -191,6 +192,7 @@ class ChunkReader:
 def _archived(chunk: StoredChunk, data: memoryview) -> memoryview:
     load: Callable[..., Any] = torch.load
     try:
+        refuse_bomb(data)
         tensor = load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
         raise _damage(chunk, f"it cannot be read: {error}") from error

@@ -12,8 +12,9 @@ import contextlib
 import functools
 import os
 import pickle
+import stat
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +31,29 @@ from dcp_core.object_globals import allowed_globals
 from dcp_core.objects import dump_object
 from dcp_core.restricted_pickle import ForbiddenGlobalError, RestrictedUnpickler
 from dcp_core.tensor_pieces import TensorPieces
+from dcp_format.archive_records import ArchiveRecords
 from dcp_format.chunk_pieces import ChunkPieces
 from dcp_format.content import Content, TensorEntry
 from dcp_format.stored_chunks import ChunkReader, StoredChunk
-from dcp_io import LocalStore, zip_records
+from dcp_io import LocalStore
 from dcp_manifest import Framing, StoredItem
 from dcp_manifest.requests import PiecewiseData
 
 __all__ = ["is_torch_save", "map_torch_save", "open_torch_save"]
 
 _MAGIC = b"PK\x03\x04"
+_NO_TENSORS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def is_torch_save(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as an archive does; what is in it shows when it is opened."""
-    with contextlib.suppress(OSError), Path(path).open("rb") as file:
-        return file.read(4) == _MAGIC
+    with contextlib.suppress(OSError):
+        # Opening a pipe in another way would wait for whoever writes into it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return stat.S_ISREG(os.fstat(descriptor).st_mode) and os.pread(descriptor, 4, 0) == _MAGIC
+        finally:
+            os.close(descriptor)
     return False
 
 
@@ -62,18 +70,20 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
         UnsafeCheckpointError: It names a global that is not allowed.
         UnsupportedValueError: It holds no mapping.
     """
-    state, mapped = map_torch_save(path, allow_globals=allow_globals)
+    state, records = map_torch_save(path, allow_globals=allow_globals)
     if not isinstance(state, Mapping):
         raise UnsupportedValueError(
             f"{path} holds a {type(state).__qualname__}, not a state dict: nothing names its values"
         )
     flat = flatten(state)
     place = Path(path)
-    located = _Located(place, mapped)
+    located = _Located(place, records)
     content = Content(str(place), {}, paths={**flat.paths, **empty_mappings(flat)}, close=located.close)
     seen: dict[Any, str] = {}
     for name, value in flat.values.items():
         if not _is_plain_tensor(value):
+            if not isinstance(value, _NO_TENSORS):
+                records.check_all()
             content.objects[name] = functools.partial(dump_object, value, key=name)
             continue
         tensor = value.detach()
@@ -88,10 +98,11 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
     return content
 
 
-def map_torch_save(
-    path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()
-) -> tuple[Any, torch.UntypedStorage]:
-    """What was saved, its tensors over a mapping of the file; raises as `open_torch_save`."""
+def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, ArchiveRecords]:
+    """What was saved, its tensors over a mapping of the file; raises as `open_torch_save`.
+
+    What is no tensor has been checked against its CRC; values of tensors are to be checked before they are used.
+    """
     place = os.fspath(path)
     try:
         size = os.stat(place).st_size
@@ -108,9 +119,13 @@ def map_torch_save(
     module = types.SimpleNamespace(Unpickler=_Unpickler, UnpicklingError=pickle.UnpicklingError)
     load: Callable[..., Any] = torch.serialization._load  # noqa: SLF001
     try:
-        reader = torch._C.PyTorchFileReader(place)  # noqa: SLF001
         mapped: Any = torch.UntypedStorage.from_file(place, False, size)
-        return load(reader, "cpu", module, overall_storage=mapped, encoding="utf-8"), mapped
+        records = ArchiveRecords(mapped, file=place)
+        records.check_small()
+        reader = torch._C.PyTorchFileReader(place)  # noqa: SLF001
+        return load(reader, "cpu", module, overall_storage=mapped, encoding="utf-8"), records
+    except CorruptCheckpointError:
+        raise
     except ForbiddenGlobalError as error:
         raise UnsafeCheckpointError(
             f"{place} names {error.path}, which is not allowed; if you trust it, pass allow_globals=[…]"
@@ -132,45 +147,44 @@ def _is_plain_tensor(value: object) -> bool:
 class _Located:
     """Where tensors lie in a mapped file."""
 
-    def __init__(self, path: Path, mapped: torch.UntypedStorage) -> None:
+    def __init__(self, path: Path, records: ArchiveRecords) -> None:
         self._store = LocalStore(path.parent)
         self._name = path.name
-        self._mapped: torch.UntypedStorage | None = mapped
-        self._base = mapped.data_ptr()
-        self._bytes = mapped.nbytes()
+        self._records: ArchiveRecords | None = records
+        self._base = records.address
+        self._bytes = records.nbytes
         self._reader = ChunkReader(self._store)
         self._chunks: list[StoredChunk] = []
-        self._crcs = dict(_crcs(mapped))
+        self._crcs = records.crcs
 
     def close(self) -> None:
         """Release the mapping."""
-        self._mapped = None
+        self._records = None
 
     def data(self, name: str, tensor: torch.Tensor) -> PiecewiseData:
         """The values: read from the file where they are one run of it, by way of the mapping otherwise."""
         start = tensor.data_ptr() - self._base
         inside = start >= 0 and start + tensor.nbytes <= self._bytes
         if tensor.numel() and not (inside and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())):
+            self._check_storage(tensor)
             return TensorPieces(tensor)
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         size = tensor.nbytes
         crc32 = self._crcs.get((start, size))
+        if crc32 is None:
+            self._check_storage(tensor)
         start = start if size else 0
         item = StoredItem(self._name, start, size, 0, size, Framing.RAW, crc32)
         chunk = StoredChunk(name, dtype, (0,) * tensor.dim(), shape, item)
         self._chunks.append(chunk)
         return ChunkPieces(self._reader, dtype, shape, [chunk])
 
+    def _check_storage(self, tensor: torch.Tensor) -> None:
+        """Check now what is not read as a whole record later."""
+        storage = tensor.untyped_storage()
+        if self._records is not None:
+            self._records.check_range(storage.data_ptr() - self._base, storage.nbytes())
+
     def prepare(self) -> None:
         """Take all tensors that were located."""
         self._reader.prepare(self._chunks)
-
-
-def _crcs(mapped: torch.UntypedStorage) -> Iterator[tuple[tuple[int, int], int]]:
-    """Start and length of each record → its CRC, unless the writer left CRCs out."""
-    view = memoryview(torch.tensor([], dtype=torch.uint8).set_(mapped).numpy())  # type: ignore[arg-type]
-    records = zip_records(view)
-    if any(record.crc32 for record in records):
-        for record in records:
-            if not record.deflated:
-                yield (record.start, record.stored_bytes), record.crc32

@@ -4,9 +4,10 @@ Planning and coordination live in `dcp_core`, bytes and durability in `dcp_io`; 
 """
 
 from dcp_fs.filesystem import FileSystem, FileSystemBase
-from dcp_fs.layout import Layout, SerializationFormat, Verify
+from dcp_fs.layout import SerializationFormat
 from dcp_fs.reader import FileSystemReader
 from dcp_fs.writer import FileSystemWriter
+from dcp_io import Layout, Verify
 
 __all__ = [
     "FileSystem",

@@ -1,20 +1,11 @@
-"""Names of what can be chosen about a checkpoint's data files, and the checks of those choices."""
+"""What the writer takes beside `dcp_io`'s choices: stock's names of item formats, and how many threads by default."""
 
 from __future__ import annotations
 
 import os
 from enum import Enum
-from typing import Literal, get_args
 
-__all__ = ["Layout", "SerializationFormat", "Verify", "check_choice", "default_thread_count"]
-
-Layout = Literal["torch", "raw"]
-"""`torch`: every tensor item is an archive that `torch.load` opens, so that stock can read the checkpoint.
-`raw`: aligned bytes only, small items packed side by side; smaller and faster, not readable by stock."""
-
-Verify = Literal["blocks", "full", "before"] | bool
-"""`blocks` (or True): check the CRC blocks that a read touches. `full`: check whole items, also where stock left only
-one CRC for all of it. `before`: check every range before the first value changes. False: check nothing."""
+__all__ = ["SerializationFormat", "default_thread_count"]
 
 _MAX_DEFAULT_THREADS = 8
 
@@ -24,13 +15,6 @@ class SerializationFormat(Enum):
 
     TORCH_SAVE = "torch_save"
     SAFETENSORS = "safetensors"
-
-
-def check_choice(name: str, value: object, allowed: object) -> None:
-    """Raise ValueError if `value` is not one of the literals of `allowed`, naming them."""
-    choices = get_args(allowed)
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, choices))}")
 
 
 def default_thread_count() -> int:

@@ -6,13 +6,11 @@ import os
 
 from dcp_core import ByteStorageReader
 from dcp_core.transforms import ExtensionRegistry
-from dcp_fs.layout import Verify, default_thread_count
+from dcp_fs.layout import default_thread_count
 from dcp_fs.paths import is_local_id, local_path
-from dcp_io import LocalStore, StoreBackend
+from dcp_io import LocalStore, StoreBackend, Verify, check_verify
 
 __all__ = ["FileSystemReader"]
-
-_VERIFY = ("blocks", "full", "before", True, False)
 
 
 class FileSystemReader(ByteStorageReader):
@@ -41,8 +39,7 @@ class FileSystemReader(ByteStorageReader):
         thread_count: int | None = None,
         max_inflight_bytes: int = 64 << 20,
     ) -> None:
-        if verify not in _VERIFY:
-            raise ValueError(f"verify={verify!r} is not known; choose one of {', '.join(map(repr, _VERIFY))}")
+        check_verify(verify)
         self.verify: Verify = "blocks" if verify is True else verify
         if max_inflight_bytes < 1:
             raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")

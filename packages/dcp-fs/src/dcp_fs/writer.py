@@ -6,15 +6,14 @@ import os
 from collections.abc import Sequence
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
-from dcp_core.compression import Compression
+from dcp_core.compression import Compression, one_setting
 from dcp_core.transforms import StreamTransformExtension
-from dcp_fs.layout import Layout, SerializationFormat, check_choice, default_thread_count
+from dcp_fs.layout import SerializationFormat, default_thread_count
 from dcp_fs.paths import is_local_id, local_path
-from dcp_io import LocalStore, StoreBackend
+from dcp_io import STALE_AFTER_SECONDS, Layout, LocalStore, StoreBackend, check_layout
 
 __all__ = ["FileSystemWriter"]
 
-STALE_AFTER_SECONDS = 3600.0
 DEFAULT_INFLIGHT_BYTES = 64 << 20
 
 
@@ -67,12 +66,8 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         max_inflight_bytes: int | None = None,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:
-        check_choice("layout", layout, Layout)
-        for extension in _extensions or ():
-            if not (hasattr(extension, "transform_to") and hasattr(extension, "get_descriptor")):
-                raise ValueError(f"_extensions holds {extension!r}, which is no transform of streams")
-        if _extensions and compression is not None:
-            raise ValueError("_extensions and compression say the same thing: give one of them")
+        check_layout(layout)
+        setting = one_setting(_extensions, compression)
         if serialization_format is not SerializationFormat.TORCH_SAVE:
             raise ValueError(
                 f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
@@ -92,9 +87,7 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         )
         self.stale_after_seconds = stale_after_seconds
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
-        ByteStorageWriter.__init__(
-            self, path, overwrite=overwrite, interop=interop, compression=_extensions or compression
-        )
+        ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
 
     @property
     def path(self) -> os.PathLike[str]:

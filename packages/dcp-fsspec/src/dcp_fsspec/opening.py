@@ -9,6 +9,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 
 from dcp_fsspec.store import BLOCK_BYTES, FsspecStore
+from dcp_io import StorageError
 
 __all__ = ["is_fsspec_id", "open_store"]
 
@@ -25,6 +26,7 @@ def open_store(
 
     Raises:
         ValueError: fsspec knows no such scheme, or its package is not installed; says which.
+        StorageError: The file system connects when it is made, and cannot.
     """
     text = os.fspath(uri)
     # Each rank changes the folder behind the others' backs: a listing that is remembered is a wrong one.
@@ -34,6 +36,8 @@ def open_store(
     except (ImportError, ValueError, TypeError) as error:
         names = ", ".join(sorted(storage_options or {})) or "none"
         raise ValueError(f"{text} cannot be opened (options given: {names}): {error}") from error
+    except OSError as error:  # some file systems connect at once
+        raise StorageError(f"{text} cannot be reached: {error}; check the address and the connection") from error
     return FsspecStore(fs, path, text, block_bytes=block_bytes)
 
 

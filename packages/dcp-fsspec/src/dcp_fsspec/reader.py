@@ -8,11 +8,9 @@ from typing import Any
 
 from dcp_core import ByteStorageReader
 from dcp_fsspec.opening import is_fsspec_id, open_store
-from dcp_io import StoreBackend, Verify
+from dcp_io import StoreBackend, Verify, check_verify
 
 __all__ = ["FsspecReader"]
-
-_VERIFY = ("blocks", "full", "before", True, False)
 
 
 class FsspecReader(ByteStorageReader):
@@ -39,8 +37,7 @@ class FsspecReader(ByteStorageReader):
         storage_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if verify not in _VERIFY:
-            raise ValueError(f"verify={verify!r} is not known; choose one of {', '.join(map(repr, _VERIFY))}")
+        check_verify(verify)
         if thread_count < 1 or max_inflight_bytes < 1:
             raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
         self.verify: Verify = verify

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dcp_fsspec.kinds import Kind, is_local, kind_of, supports_conditions, takes_exclusive_mode
-from dcp_fsspec.requests import TruncatedError, repeated
+from dcp_fsspec.requests import repeated
 from dcp_fsspec.sink import FsspecSink
-from dcp_io import TEMPORARY_SUFFIX, Entry, Sink, Store, check_name
+from dcp_io import TEMPORARY_SUFFIX, Entry, Sink, Store, TruncatedError, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["FsspecStore"]

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
-from dcp_core.compression import Compression
+from dcp_core.compression import Compression, one_setting
 from dcp_core.transforms import StreamTransformExtension
 from dcp_fsspec.layout import SerializationFormat
 from dcp_fsspec.opening import is_fsspec_id, open_store
@@ -72,8 +72,7 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
                 f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
                 "again; use layout='raw' for plain bytes"
             )
-        if _extensions and compression is not None:
-            raise ValueError("_extensions and compression say the same thing: give one of them")
+        setting = one_setting(_extensions, compression)
         if thread_count < 1 or (max_inflight_bytes is not None and max_inflight_bytes < 1):
             raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
         self.single_file_per_rank = single_file_per_rank
@@ -87,9 +86,7 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
         self.stale_after_seconds = stale_after_seconds
         self._options = {**(storage_options or {}), **kwargs}
         BlockingAsyncStager.__init__(self)
-        ByteStorageWriter.__init__(
-            self, path, overwrite=overwrite, interop=interop, compression=_extensions or compression
-        )
+        ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
 
     @property
     def path(self) -> str | os.PathLike[str]:

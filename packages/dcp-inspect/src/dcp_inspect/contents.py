@@ -9,7 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcp_io import StoreBackend, open_store, scheme_of
+import click
+
+from dcp_io import Store, scheme_of
+from dcp_io import open_store as open_any
 from dcp_manifest import (
     ITEM_BYTES,
     METADATA_NAME,
@@ -20,7 +23,7 @@ from dcp_manifest import (
     index_of,
 )
 
-__all__ = ["Row", "is_uri", "open_index", "rows_of", "select"]
+__all__ = ["Row", "existing_folder", "is_uri", "open_index", "open_store", "rows_of", "select"]
 
 _OTHERS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
@@ -55,6 +58,33 @@ def is_uri(path: str | os.PathLike[str]) -> bool:
     return scheme_of(path) != "file"
 
 
+def open_store(path: str) -> Store:
+    """The store of a path or URI.
+
+    Raises:
+        click.UsageError: The URI is not one that its storage takes.
+        StoreNotFoundError: No installed package opens it.
+    """
+    try:
+        return open_any(path)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def existing_folder(path: str | os.PathLike[str]) -> Path:
+    """A folder of the file system.
+
+    Raises:
+        CheckpointNotFoundError: There is none; says what there is.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return place
+    if place.exists():
+        raise CheckpointNotFoundError(f"{path} is a file, not a folder: checkpoints are folders")
+    raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
+
+
 def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     """The index of the checkpoint in a folder, or at a URI.
 
@@ -63,7 +93,9 @@ def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
         UnsupportedFormatError: It is a file of another format.
     """
     if is_uri(path):
-        return StoreBackend(open_store(path)).read_index()
+        from dcp_io import StoreBackend  # noqa: PLC0415 - folders need none of its engines
+
+        return StoreBackend(open_store(os.fspath(path))).read_index()
     place = Path(path)
     if place.name == METADATA_NAME and place.is_file():
         place = place.parent

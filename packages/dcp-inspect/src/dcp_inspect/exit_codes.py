@@ -25,12 +25,14 @@ def _codes() -> Iterator[tuple[type[BaseException], int]]:
     """The first kind that an error is of counts."""
     # Imported when something has gone wrong: `dcp plugins` and `dcp --help` need no numpy.
     from dcp_inspect import errors as own  # noqa: PLC0415
+    from dcp_io import StoreNotFoundError  # noqa: PLC0415
     from dcp_manifest import errors  # noqa: PLC0415
 
     yield own.MissingValueError, NOT_FOUND
     yield errors.CheckpointNotFoundError, NOT_FOUND
     yield errors.UnsafeCheckpointError, UNSAFE
     yield errors.UnsupportedFormatError, UNSUPPORTED
+    yield StoreNotFoundError, UNSUPPORTED
     yield errors.CorruptCheckpointError, UNREADABLE
     yield FileExistsError, EXISTS
     yield errors.DcpError, UNREADABLE

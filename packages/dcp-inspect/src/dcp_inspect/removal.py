@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
+from dcp_inspect.contents import existing_folder, is_uri
 from dcp_inspect.errors import CheckpointInUseError
 from dcp_io import (
     DATA_SUFFIX,
@@ -20,7 +23,7 @@ from dcp_io import (
 from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError, index_of, needed_bytes
 from dcp_manifest.discover import is_index_name
 
-__all__ = ["Removal", "plan_removal", "remove"]
+__all__ = ["Removal", "plan_removal", "refuse_uri", "remove"]
 
 # Notes, signs and markers that packages of this family leave beside a checkpoint.
 _OURS = ".dcp-"
@@ -40,6 +43,15 @@ class Removal:
     """Whether nobody who uses it is in the way."""
 
 
+def refuse_uri(path: str) -> None:
+    """Raise click.UsageError if `path` is a URI: only folders of the file system are removed by the command."""
+    if is_uri(path):
+        raise click.UsageError(
+            f"{path} is not a folder of this machine; remove it from Python: "
+            f"dcp_io.remove_checkpoint(dcp_io.open_store({path!r}))"
+        )
+
+
 def plan_removal(path: Path, *, force: bool = False) -> Removal:
     """What would be removed.
 
@@ -53,9 +65,7 @@ def plan_removal(path: Path, *, force: bool = False) -> Removal:
         CheckpointInUseError: A reader that is alive, or cannot be proven dead, reads it.
         CorruptCheckpointError, …: The index cannot be read.
     """
-    if not path.is_dir():
-        raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
-    store = LocalStore(path)
+    store = LocalStore(existing_folder(path))
     if not force:
         _refuse_users(store, path)
     sizes = {entry.name: entry.bytes for entry in store.list()}

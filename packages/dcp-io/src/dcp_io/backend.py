@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from dcp_io.choices import Layout, Verify
 from dcp_io.current import read_current
 from dcp_io.errors import CheckpointReplacedError
 from dcp_io.joined_save import JoinedSave
 from dcp_io.read_engine import read_items
-from dcp_io.read_plan import Verify
 from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession
 from dcp_io.store import Store
-from dcp_io.write_engine import MAX_INFLIGHT_BYTES, Layout, write_items
+from dcp_io.write_engine import MAX_INFLIGHT_BYTES, write_items
 from dcp_manifest.columns import CheckpointIndex
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 from dcp_manifest.requests import ReadRequest, ReadStats, Writable

@@ -203,6 +203,7 @@ class DataFile:
     def _stream(self, data: Buffer | PiecewiseData, size: int) -> int:
         """Write a large payload from its own memory; its CRC32."""
         running = RunningCrc(size)
+        stable = isinstance(data, _IN_MEMORY)
         pieces = (data,) if isinstance(data, _IN_MEMORY) else data.pieces(self._max_piece_bytes)
         for piece in pieces:
             view = memoryview(piece)
@@ -210,16 +211,21 @@ class DataFile:
                 part = view[start : start + STEP_BYTES]
                 running.update(part)
                 self._position += len(part)
-                self._flush(part)
+                self._flush(part, stable=stable)
         if len(borders := running.borders()):
             self.running_crcs.append(borders)
         return running.value
 
-    def _flush(self, *more: Buffer) -> None:
+    def _flush(self, *more: Buffer, stable: bool = False) -> None:
         if self._pieces or more:
             pieces = [b"".join(self._pieces)] if self._pieces else []
             self._pieces.clear()
-            self._sink.write([*pieces, *more])
+            if stable and self._sink.keeps_stable:
+                self._sink.write(pieces)
+                for buffer in more:
+                    self._sink.write_stable(buffer)
+            else:
+                self._sink.write([*pieces, *more])
             self._written = self._position
             if self._sync and self._written - self._sync_started >= SYNC_STEP_BYTES:
                 self._sink.start_sync()

@@ -91,7 +91,12 @@ class LocalStore(Store):
         """All bytes of the file."""
         source = self.open(name)
         try:
-            data = bytearray(source.size())
+            size = source.size()
+            try:
+                data = bytearray(size)
+            except MemoryError as error:  # a file with holes may be of any size
+                message = f"the file has {size:,} bytes, more than there is memory for: it is damaged or hostile"
+                raise CorruptCheckpointError(message, file=name) from error
             source.read_into(0, [memoryview(data)])
             return bytes(data)
         finally:
@@ -126,7 +131,7 @@ class LocalStore(Store):
             with os.scandir(self._path) as found:
                 for item in found:
                     with contextlib.suppress(FileNotFoundError):  # removed while we look
-                        if not item.is_dir():
+                        if not _is_folder_entry(item):
                             status = item.stat(follow_symlinks=False)
                             entries.append(Entry(item.name, status.st_size, status.st_mtime_ns / 1e9))
         except FileNotFoundError:
@@ -272,11 +277,13 @@ class _LocalSource(Source):
             fd = os.open(path, _READ)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise UnsafeCheckpointError(f"{path} became a link while it was opened; do not load it") from error
+                raise UnsafeCheckpointError(f"{path} is a link that leads nowhere; do not load it") from error
+            if error.errno == errno.ENXIO:
+                raise _no_file(path) from error
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
+            raise _no_file(path)
         self._fd = fd
 
     def size(self) -> int:
@@ -300,6 +307,20 @@ class _LocalSource(Source):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _is_folder_entry(item: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a link to one; a link to itself is neither."""
+    try:
+        return item.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+
+
+def _no_file(path: str) -> UnsafeCheckpointError:
+    return UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
 
 
 class _naming:  # noqa: N801 - used like a function; a generator would cost as much as a small read

@@ -8,7 +8,6 @@ checkpoints should not wait for it.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 from dcp_io.errors import StoreNotFoundError
 from dcp_io.local import LocalStore
 from dcp_io.store import Store
+from dcp_manifest.schemes import package_for
 
 __all__ = ["FALLBACK_GROUP", "GROUP", "open_store", "scheme_of"]
 
 GROUP = "dcp.stores"
 FALLBACK_GROUP = "dcp.stores.fallback"
-_OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl", "http", "https")
 
 
 def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -42,6 +41,8 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         if storage_options:
             raise ValueError(f"{text}: a folder of the file system takes no storage_options, got {[*storage_options]}")
         return LocalStore(text.partition("://")[2] if "://" in text else text)
+    import importlib.metadata  # noqa: PLC0415 - takes long, and folders need none of it
+
     for group in (GROUP, FALLBACK_GROUP):
         points = sorted(importlib.metadata.entry_points(group=group, name=scheme), key=lambda point: point.value)
         if len({point.value for point in points}) > 1:
@@ -50,8 +51,9 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         if points:
             store: Store = points[0].load()(text, storage_options=storage_options)
             return store
-    package = "dcp-object" if scheme in _OBJECT_STORES else "dcp-fsspec"
-    raise StoreNotFoundError(f"{text}: no installed package opens {scheme}:// stores; pip install {package}")
+    raise StoreNotFoundError(
+        f"{text}: no installed package opens {scheme}:// stores; pip install {package_for(scheme)}"
+    )
 
 
 def scheme_of(uri: str | os.PathLike[str]) -> str:

@@ -12,16 +12,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dcp_io.block_reads import with_blocks_apart
+from dcp_io.choices import Verify
 from dcp_io.crc import crc32, crc_at
 from dcp_io.open_files import OpenFile
 from dcp_io.read_check import check_archive, check_blocks, check_whole, read_with_crc
 from dcp_io.read_plan import (
+    RUN_GAP_BYTES,
     STEP_BYTES,
     Check,
     ItemRead,
     SharedRead,
     Step,
-    Verify,
     Wanted,
     parts_to_read,
     plan_reads,
@@ -78,7 +79,7 @@ def read_items(
     threads = max(1, min(threads, max_inflight_bytes // CRC_BLOCK_MAX_BYTES))
     step_bytes = min(store.read_step_bytes or STEP_BYTES, max(max_inflight_bytes // threads, CRC_BLOCK_MAX_BYTES))
     apart = with_blocks_apart(requests, whole=verify == "full")
-    wanted = [want(request, verify) for request in apart]
+    wanted = [want(request, verify, run_gap_bytes=_run_gap_bytes(store)) for request in apart]
     reading = [one for one in wanted if one.start != one.stop]
     bytes_read = 0
     if verify == "before":
@@ -176,7 +177,7 @@ class _Batch:
         view = self._hold(whole) if whole.held else None if direct else scratch.take(step.stop - step.start)
         origin = whole.start if whole.held else step.start
         size = 0
-        for start, stop in parts_to_read(step):
+        for start, stop in parts_to_read(step, run_gap_bytes=_run_gap_bytes(self._store)):
             if view is None:
                 buffers = _around(step.members[0].request, start, stop, scratch)
             else:
@@ -288,6 +289,10 @@ def _finish(request: ReadRequest, data: memoryview | None) -> None:
     elif request.piece is not None or data is None:
         data = memoryview(bytearray())
     request.done(data)
+
+
+def _run_gap_bytes(store: Store) -> int:
+    return max(RUN_GAP_BYTES, store.read_gap_bytes or 0)
 
 
 def _memory(size: int) -> memoryview:

@@ -11,22 +11,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
 
 import numpy as np
 
+from dcp_io.choices import Verify
 from dcp_io.ranges import align_to_blocks, merge_ranges, merge_runs, split_range
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.items import CRC_BLOCK_MIN_BYTES, Framing, StoredItem, block_bytes, border_count
 from dcp_manifest.requests import ReadRequest
 from dcp_manifest.runs import Runs
 
-__all__ = ["Check", "ItemRead", "SharedRead", "Step", "Verify", "Wanted", "parts_to_read", "plan_reads", "want"]
-
-Verify = Literal["blocks", "full", "before"] | bool
-"""`blocks` (or True): check the CRC blocks that a read touches; of an item with one CRC for many blocks, only a
-read of the whole is checked. `full`: check whole items. `before`: as `blocks`, but everything is checked before any
-destination changes. False: check nothing."""
+__all__ = ["Check", "ItemRead", "SharedRead", "Step", "Wanted", "parts_to_read", "plan_reads", "want"]
 
 # An item of which so much is wanted is streamed; smaller ones share reads and are copied.
 STREAM_MIN_BYTES = 256 << 10
@@ -108,8 +103,13 @@ class SharedRead:
     members: tuple[Wanted, ...]
 
 
-def want(request: ReadRequest, verify: Verify) -> Wanted:
+def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_BYTES) -> Wanted:
     """What must be read for a request so that it can be checked as `verify` asks.
+
+    Args:
+        request: What is wanted.
+        verify: See `Verify`.
+        run_gap_bytes: Unwanted bytes between two runs of the item that are read rather than skipped.
 
     Raises:
         ValueError: The request's range or destination contradicts its item.
@@ -134,7 +134,7 @@ def want(request: ReadRequest, verify: Verify) -> Wanted:
     if check >= Check.WHOLE or (check is Check.BLOCKS and (size <= CRC_BLOCK_MIN_BYTES or verify == "full")):
         start, stop = 0, size
     else:
-        runs = None if request.runs is None else request.runs.joined(RUN_GAP_BYTES)
+        runs = None if request.runs is None else request.runs.joined(run_gap_bytes)
         if check is Check.BLOCKS:
             start, stop = align_to_blocks(item, start, stop)
     return Wanted(request, start, stop, check, item.offset + item.lead, runs)
@@ -228,7 +228,7 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
     return steps
 
 
-def parts_to_read(step: Step) -> list[tuple[int, int]]:
+def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
     """The ranges of a step that must be read: of positions in the stored range, ascending, disjoint.
 
     What is checked by blocks comes in whole blocks; of what is not checked, runs with small gaps closed.
@@ -246,7 +246,7 @@ def parts_to_read(step: Step) -> list[tuple[int, int]]:
         starts, stops = starts // block * block, np.minimum(-(-stops // block) * block, size)
         starts, stops = merge_runs(starts, stops, gap_bytes=1)
     else:
-        starts, stops = merge_runs(starts, stops, gap_bytes=RUN_GAP_BYTES)
+        starts, stops = merge_runs(starts, stops, gap_bytes=run_gap_bytes)
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 

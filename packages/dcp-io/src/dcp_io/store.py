@@ -57,6 +57,13 @@ class Sink(ABC):
     def start_sync(self) -> None:  # noqa: B027 - a hint, which most storages have no use for
         """Begin to make durable what has been written, without waiting: `close` will be called with `sync`."""
 
+    keeps_stable: ClassVar[bool] = False
+    """Whether `write_stable` spares a copy."""
+
+    def write_stable(self, buffer: Buffer) -> None:
+        """As `write` of one buffer that stays as it is until the sink has ended: it may be kept until then."""
+        self.write([buffer])
+
     @abstractmethod
     def close(self, *, sync: bool) -> None:
         """Complete the object. With `sync`, its bytes survive a crash of the machine once this has returned.
@@ -79,6 +86,8 @@ class Source:
 
     piece_bytes: ClassVar[int | None] = None
     """Bytes of a read that cost no more than as a part of a longer one; None where each request has a cost."""
+    brings_memory: ClassVar[bool] = False
+    """Whether a request brings its bytes in memory of its own, which `fetch` gives as it is."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -93,6 +102,12 @@ class Source:
         for buffer in buffers:
             self._store.read_into(self._name, offset, buffer)
             offset += len(buffer)
+
+    def fetch(self, offset: int, size: int) -> memoryview:
+        """So many bytes from `offset` on, not to be changed; errors as in `Store.read_into`."""
+        memory = memoryview(bytearray(size))
+        self.read_into(offset, [memory])
+        return memory.toreadonly()
 
     def close(self) -> None:
         """Release what `open` took."""

@@ -8,11 +8,12 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from dcp_io.choices import Layout, check_layout
 from dcp_io.data_file import DataFile, Place
 from dcp_io.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
@@ -21,10 +22,7 @@ from dcp_manifest.items import EncodedBlocks
 from dcp_manifest.requests import Alike, Writable
 from dcp_manifest.stored_items import StoredItems, block_columns
 
-__all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "Layout", "assign_to_threads", "write_items"]
-
-Layout = Literal["torch", "raw"]
-"""`torch`: tensors are archives that `torch.load` opens. `raw`: aligned bytes only, small items side by side."""
+__all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "assign_to_threads", "write_items"]
 
 DATA_SUFFIX = ".distcp"
 # Below this much data per file, the cost of another file (and its fsync) exceeds what a thread wins.
@@ -240,8 +238,7 @@ def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> Non
         raise ValueError(f"threads={threads} must be at least 1")
     if max_inflight_bytes < 1:
         raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
-    if layout not in get_args(Layout):
-        raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, get_args(Layout)))}")
+    check_layout(layout)
 
 
 def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:

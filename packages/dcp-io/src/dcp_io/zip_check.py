@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dcp_io.crc import crc32
 from dcp_manifest.errors import CorruptCheckpointError
 
-__all__ = ["ZipRecord", "is_zip", "verify_zip", "zip_records"]
+__all__ = ["ZipRecord", "is_zip", "record_crc32", "verify_zip", "zip_records"]
 
 _END = struct.Struct("<4sHHHHIIH")
 _ZIP64_LOCATOR = struct.Struct("<4sIQI")
@@ -62,7 +62,7 @@ def verify_zip(data: memoryview | bytes) -> bool | None:
         records = [record for record in zip_records(view) if record.bytes]
         if records and not any(record.crc32 for record in records):
             return None
-        return all(_data_crc32(view, record) == record.crc32 for record in records)
+        return all(record_crc32(view, record) == record.crc32 for record in records)
     except (CorruptCheckpointError, zlib.error):
         return False
 
@@ -147,8 +147,16 @@ def _data_start(view: memoryview, header: int, name: bytes) -> int:
     return start
 
 
-def _data_crc32(view: memoryview, record: ZipRecord) -> int | None:
-    """CRC32 of a record's data once inflated; None if it does not have the promised size."""
+def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
+    """CRC32 of a record's data once inflated; None if it does not have the promised size.
+
+    Args:
+        view: The whole archive.
+        record: One of its records.
+
+    Raises:
+        zlib.error: The data cannot be inflated.
+    """
     stored = view[record.start : record.start + record.stored_bytes]
     if not record.deflated:
         return crc32(stored)

@@ -3,6 +3,7 @@
 Saving and loading are `dcp_core`'s, storages are found by URI, background saves are a passed-in saver's.
 """
 
+from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.keeping import KeepAll, KeepAny, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
 from dcp_manager.manager import CheckpointManager, Saver
 from dcp_manager.records import CheckpointRecord
@@ -28,4 +29,5 @@ __all__ = [
     "SaveAny",
     "SavePolicy",
     "Saver",
+    "UnfinishedSaveError",
 ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from dcp_core import CheckpointException
+from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.together import Ranks
 
 __all__ = ["BackgroundSaves"]
@@ -48,21 +50,36 @@ class BackgroundSaves:
 
         future.add_done_callback(ended)
 
-    def wait(self) -> None:
-        """Return when all have ended, and been settled."""
+    def overdue(self, seconds: float, setting: str, where: str) -> UnfinishedSaveError | None:
+        """Wait until all have ended and been settled, or for so many seconds: what to raise about those that have not.
+
+        Args:
+            seconds: How long to wait.
+            setting: What the caller sets that with.
+            where: Whose saves these are.
+        """
+        end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
         with self._lock:
             events = list(self._settled.values())
         for event in events:
-            event.wait()
+            event.wait(max(0.0, end - time.monotonic()))
+        steps = ", ".join(map(str, sorted(self.steps)))
+        if not steps:
+            return None
+        return UnfinishedSaveError(
+            f"{where}: the save of step {steps} was still running after {seconds:.1f} s ({setting}); its checkpoint "
+            "does not exist yet, earlier ones stay. Allow more time, or look for what holds the storage up"
+        )
 
-    def raise_failures(self, ranks: Ranks, *, waits: bool) -> None:
+    def raise_failures(self, ranks: Ranks, *, waits: bool, late: BaseException | None = None) -> None:
         """Raise what a save that ended has failed with, the same on all ranks; each failure once.
 
         Args:
             ranks: Who saves.
             waits: Whether ranks ask each other: only if they all do.
+            late: What is to be said of this rank's saves that have not ended, if nothing has failed.
         """
-        own = self._failures()
+        own = self._failures() or ([] if late is None else [late])
         if not waits:
             return
         failures = {} if not own else _failures_of(own[0], ranks.rank)

@@ -10,9 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,19 +26,19 @@ from dcp_core import (
     StorageReader,
     StorageWriter,
     load,
-    plugins,
     save,
 )
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS
-from dcp_core.hookspecs import CheckpointEvent
 from dcp_io import STALE_AFTER_SECONDS, open_store
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.catalogue import Catalogue
+from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.failures import Tolerance
 from dcp_manager.keeping import KeepAll, KeepPolicy
+from dcp_manager.places import Places
 from dcp_manager.records import CheckpointRecord
 from dcp_manager.restoring import Restored, restore_newest, restore_step
-from dcp_manager.retention import Retention
+from dcp_manager.retention import Retention, tell_removed
 from dcp_manager.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.signals import SignalWatch
 from dcp_manager.together import Ranks
@@ -50,6 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointManager", "Saver"]
 
 _log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 600.0
 
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
@@ -84,8 +85,10 @@ class CheckpointManager:
         no_dist: This process alone, whatever process groups exist.
         timeout_seconds: How long ranks wait for each other in one phase.
         peers: How ranks watch each other.
-        preemption_seconds: How long ranks wait for each other in a save, from the signal on, after a signal that ends
-            the training. A saver has deadlines of its own: neither its saves nor the waits for them are bounded by it.
+        preemption_seconds: After a signal that ends the training, and from that signal on: how long ranks wait for each
+            other in a save, and how long this one waits for saves in the background, before the last save and in
+            `close`. None for no such end.
+        close_seconds: How long `wait` and `close` wait for saves in the background otherwise.
         tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises.
         stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
 
@@ -109,14 +112,14 @@ class CheckpointManager:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         peers: PeerOptions | None = None,
         preemption_seconds: float | None = None,
+        close_seconds: float = _CLOSE_SECONDS,
         tolerated_failures: int = 0,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:
         self._root = os.fspath(root).rstrip("/") or "/"
         self._save_policy = save_policy or EverySteps(1)
         options = dict(storage_options or {})
-        self._make_writer = writer or (partial(_made, "load_writer", options) if options else None)
-        self._make_reader = reader or (partial(_made, "load_reader", options) if options else None)
+        self._places = Places(writer, reader, options)
         self._ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
         store = open_store(root, storage_options=storage_options)
         self._catalogue = Catalogue(store, stale_after_seconds=stale_after_seconds)
@@ -125,6 +128,7 @@ class CheckpointManager:
         self._background = BackgroundSaves()
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
         self._preemption_seconds = preemption_seconds
+        self._close_seconds = close_seconds
         self._tolerance = Tolerance(self._ranks, tolerated_failures)
         self._requested = False
         self._preempted = False
@@ -209,7 +213,9 @@ class CheckpointManager:
             return policy.due(everywhere), signals
 
         due, signals = self._ranks.combine("decide whether to save", own, combine)
-        self._preempted = self._preempted or bool(signals & policy.stop_signals)
+        if signals & policy.stop_signals:
+            self._preempted = True
+            self._watch.heard_of_stop()
         self._watch.clear(signals)
         if due:
             self._requested = False
@@ -243,7 +249,7 @@ class CheckpointManager:
                 return self._save_later(step, values)
             save(
                 values,
-                **self._place(step),
+                **self._places.to_write(self.checkpoint_id(step)),
                 process_group=self._ranks.process_group,
                 no_dist=self._ranks.no_dist,
                 timeout_seconds=self._seconds_left(),
@@ -279,7 +285,10 @@ class CheckpointManager:
         if saver is None:
             raise RuntimeError("there is no saver")
         group, alone = self._ranks.process_group, self._ranks.no_dist
-        answer = saver.save(values, process_group=group, no_dist=alone, **self._place(step))
+        if self._preempted and self._preemption_seconds is not None:  # the saver would wait as long as it likes
+            self.wait()
+        place = self._places.to_write(self.checkpoint_id(step))
+        answer = saver.save(values, process_group=group, no_dist=alone, **place)
         future: Future[Metadata] = getattr(answer, "upload_completion", answer)
         with self._lock:
             self._preparing.discard(step)
@@ -296,7 +305,7 @@ class CheckpointManager:
                 if saved:
                     self._catalogue.published(step)
                     removed = self._retention.apply(running, published=step)
-                    _tell("remove", self.checkpoint_id(step), removed)
+                    tell_removed(self._root, removed)
                 else:
                     self._retention.sweep(running, always=True)
             except (OSError, DcpError):  # what stays too long is removed after the next save
@@ -325,12 +334,9 @@ class CheckpointManager:
         """
 
         def load_step(step: int) -> LoadReport:
-            place = self.checkpoint_id(step)
-            reader = None if self._make_reader is None else self._make_reader(place)
             return load(
                 state,
-                checkpoint_id=place if reader is None else None,
-                storage_reader=reader,
+                **self._places.to_read(self.checkpoint_id(step)),
                 planner=planner,
                 process_group=self._ranks.process_group,
                 no_dist=self._ranks.no_dist,
@@ -342,20 +348,37 @@ class CheckpointManager:
             return restore_step(self._catalogue, self._ranks, load_step, step)
         return restore_newest(self._catalogue, self._ranks, load_step)
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> None:
         """Return when all saves in the background have ended. Raises on all ranks what any of them failed with.
+
+        Args:
+            seconds: How long to wait; None takes `close_seconds`, or what is left of `preemption_seconds`.
+
+        Raises:
+            UnfinishedSaveError: Saves take longer; they go on, and their checkpoints may come to exist. In a job of
+                several ranks a CheckpointException says so, on all.
+            CheckpointException, OSError, …: What a save failed with.
 
         Ranks: every rank; collective if there is a saver.
         """
-        self._background.wait()
-        self._background.raise_failures(self._ranks, waits=self._saver is not None)
+        late = self._overdue(seconds)
+        self._background.raise_failures(self._ranks, waits=self._saver is not None, late=late)
 
-    def close(self) -> None:
-        """Wait for all saves, and stop listening to signals. Raises what a save failed with."""
+    def close(self, seconds: float | None = None) -> None:
+        """Wait for all saves as `wait` does, and stop listening to signals. Raises what a save failed with."""
         try:
-            self.wait()
+            self.wait(seconds)
         finally:
             self._watch.stop()
+
+    def _overdue(self, seconds: float | None = None) -> UnfinishedSaveError | None:
+        """Wait for this rank's saves in the background; what is to be said of those that take too long."""
+        left = self._watch.seconds_left(self._preemption_seconds)
+        setting = "close_seconds" if left is None else "preemption_seconds"
+        if seconds is None:
+            seconds = self._close_seconds if left is None else left
+        where = f"rank {self._ranks.rank}, {self._root}"
+        return self._background.overdue(seconds, setting, where)
 
     def __enter__(self) -> Self:
         return self
@@ -369,28 +392,8 @@ class CheckpointManager:
         # Other ranks may not come here: nothing is agreed, and the error that is under way matters more.
         self._watch.stop()
         with contextlib.suppress(Exception):
-            self._background.wait()
-
-    def _place(self, step: int) -> dict[str, Any]:
-        """Where a step is saved, as arguments of `dcp_core.save`."""
-        place = self.checkpoint_id(step)
-        return {"checkpoint_id": place} if self._make_writer is None else {"storage_writer": self._make_writer(place)}
+            self._overdue()
 
     def _seconds_left(self) -> float:
-        stopped = self._watch.stopped_at
-        if stopped is None or self._preemption_seconds is None:
-            return self._ranks.timeout_seconds
-        left = self._preemption_seconds - (time.monotonic() - stopped)
-        return max(1.0, min(left, self._ranks.timeout_seconds))
-
-
-def _made(role: str, options: Mapping[str, Any], checkpoint_id: str) -> Any:
-    """The reader or writer of an id, with the storage's options."""
-    return getattr(plugins.storage_for(checkpoint_id), role)()(checkpoint_id, storage_options=options)
-
-
-def _tell(what: str, checkpoint_id: str, steps: Sequence[int]) -> None:
-    """Let observers know."""
-    for step in steps:
-        place = f"{checkpoint_id.rpartition('/')[0]}/{Catalogue.folder_name(step)}"
-        plugins.emit(CheckpointEvent("manage", what, "finished", 0, place))
+        left = self._watch.seconds_left(self._preemption_seconds)
+        return self._ranks.timeout_seconds if left is None else min(left, self._ranks.timeout_seconds)

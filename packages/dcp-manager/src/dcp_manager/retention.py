@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from dcp_core import plugins
+from dcp_core.hookspecs import CheckpointEvent
 from dcp_manager.catalogue import Catalogue
 from dcp_manager.keeping import KeepPolicy
 from dcp_manager.records import by_creation
 
-__all__ = ["Retention"]
+__all__ = ["Retention", "tell_removed"]
 
 _log = logging.getLogger(__name__)
 
@@ -67,3 +69,10 @@ class Retention:
         except OSError as error:
             _log.warning("step %d could not be removed; it is tried again after the next save: %s", step, error)
             return False
+
+
+def tell_removed(root: str, steps: Sequence[int]) -> None:
+    """Let observers know which checkpoints are gone."""
+    for step in steps:
+        place = f"{root}/{Catalogue.folder_name(step)}"
+        plugins.emit(CheckpointEvent("manage", "remove", "finished", 0, place))

@@ -29,7 +29,7 @@ class SignalWatch:
         self._before: dict[int, Any] = {}
         self._noted: set[int] = set()
         self.stopped_at: float | None = None
-        """When the first signal that ends the training came, on the monotonic clock."""
+        """When the first signal that ends the training came, here or (at the latest) elsewhere; monotonic clock."""
 
     def start(self) -> None:
         """Begin to listen. Raises ValueError outside of the main thread, where Python does not allow it."""
@@ -55,6 +55,17 @@ class SignalWatch:
     def clear(self, numbers: Iterable[int]) -> None:
         """Forget signals that have been dealt with."""
         self._noted.difference_update(numbers)
+
+    def heard_of_stop(self) -> None:
+        """Another rank, at the latest, has received a signal that ends the training."""
+        if self.stopped_at is None:
+            self.stopped_at = time.monotonic()
+
+    def seconds_left(self, seconds: float | None) -> float | None:
+        """Of so many from a signal on that ends the training, at least one; None without such a signal or end."""
+        if self.stopped_at is None or seconds is None:
+            return None
+        return max(1.0, seconds - (time.monotonic() - self.stopped_at))
 
     def _note(self, number: int, frame: object) -> None:
         if number in self._stop_numbers:

@@ -5,7 +5,9 @@ Which index of a folder counts is decided in `index_choice`; other storages use 
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError, UnsafeCheckpointError
 from dcp_manifest.index_choice import METADATA_NAME, choose_index, is_index_name
 
 __all__ = [
@@ -85,9 +87,34 @@ def index_of(folder: Folder) -> CheckpointIndex:
     if not entries:
         raise CheckpointNotFoundError(f"there is no checkpoint in {base}: it has no {METADATA_NAME}; check the path")
     try:
-        return choose_index(entries, lambda name: (base / name).read_bytes())
+        return choose_index(entries, lambda name: _read_file(base / name))
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(f"there is no checkpoint in {base}: {error}") from error
+
+
+def _read_file(path: Path) -> bytes:
+    """All bytes of a file. Opening a pipe in another way would wait for whoever writes into it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise _no_file(path) from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _no_file(path)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    except MemoryError as error:  # a file with holes may be of any size
+        raise CorruptCheckpointError(
+            "the index is larger than the memory: damaged or hostile", file=str(path)
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _no_file(path: Path) -> UnsafeCheckpointError:
+    return UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
 
 
 def check_files(folder: Folder, index: CheckpointIndex) -> None:
@@ -100,11 +127,15 @@ def check_files(folder: Folder, index: CheckpointIndex) -> None:
     for name, wanted in needed_bytes(index).items():
         path = os.path.join(folder, name)
         try:
-            size = os.stat(path).st_size
+            status = os.stat(path)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(f"the data file {path} is missing; restore it from a copy") from error
-        if size < wanted:
-            raise CorruptCheckpointError(f"the data file has {size} bytes and the index needs {wanted}", file=path)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptCheckpointError("there is something else in the place of a data file", file=path)
+        if status.st_size < wanted:
+            raise CorruptCheckpointError(
+                f"the data file has {status.st_size} bytes and the index needs {wanted}", file=path
+            )
 
 
 def needed_bytes(index: CheckpointIndex) -> dict[str, int]:

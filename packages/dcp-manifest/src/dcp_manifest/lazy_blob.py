@@ -25,6 +25,7 @@ __all__ = ["LazyBlob", "ReadRange", "read_exactly"]
 
 ReadRange = Callable[[int, int], bytes]
 """Gives the bytes of a file from (offset, length)."""
+_CRC_DTYPE = "<u4"
 _FIRST_READ_BYTES = 16 * 1024
 
 
@@ -49,10 +50,12 @@ class LazyBlob:
             beginning[PREFIX_BYTES:], data_bytes=footer.manifest_bytes - len(beginning), file=file
         )
         column = self.header.columns.get(BLOCK_CRCS)
+        if column is not None and column.dtype != _CRC_DTYPE:
+            raise CorruptCheckpointError("the manifest's block CRCs are no 32-bit numbers", file=file)
         crcs = b"" if column is None else self._bytes(column, 0, column.stop - column.start)
         if zlib.crc32(crcs, zlib.crc32(beginning)) != footer.index_crc32:
             raise CorruptCheckpointError("the manifest's header is damaged", file=file, offset=self._start)
-        self._crcs: npt.NDArray[np.uint32] = np.frombuffer(crcs, "<u4")
+        self._crcs: npt.NDArray[np.uint32] = np.frombuffer(crcs, _CRC_DTYPE)
         self._first, total = first_blocks(self.header)
         if total != len(self._crcs):
             raise CorruptCheckpointError(f"the manifest has {len(self._crcs)} block CRCs, not {total}", file=file)

@@ -7,12 +7,13 @@ import re
 from dataclasses import dataclass, replace
 
 from dcp_io import check_name
+from dcp_manifest.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES
 
 __all__ = ["SCHEMES", "Address", "is_address", "parse_address"]
 
-SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
+SCHEMES = (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES)
 # Of these the container is the part before the first slash; of the others the client reads the whole URI.
-_BUCKETS = ("s3", "s3a", "gs")
+_BUCKETS = ("s3", "s3a", "gs", *WEB_SCHEMES)
 _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]+)(?:/(.*?))?/*", re.IGNORECASE | re.DOTALL)
 
 

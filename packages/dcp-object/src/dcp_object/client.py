@@ -6,11 +6,8 @@ cannot know is judged here: answers that are shorter than they should be, and wr
 
 from __future__ import annotations
 
-import logging
 import os
-import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,19 +15,16 @@ import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
-from dcp_io import StorageError
-from dcp_object.errors import ChangedError, is_permanent, redacted, storage_error
+from dcp_io import Attempts, StorageError, TruncatedError
+from dcp_object.errors import ChangedError, is_permanent, redacted, remedy
 from dcp_object.options import Options
 
-__all__ = ["Client", "TruncatedError", "connect"]
+__all__ = ["Client", "connect"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
 # Beyond the client's own retries: for what only the caller can see to be wrong.
 _ATTEMPTS = 4
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _MAX_CLIENTS = 16
 _ENVIRONMENT = ("AWS_", "AZURE_", "GOOGLE_", "GCP_", "HTTP", "NO_PROXY")
 
@@ -39,10 +33,6 @@ _REFUSALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
 _clients: dict[tuple[object, ...], Client] = {}
 _clients_lock = threading.Lock()
-
-
-class TruncatedError(Exception):
-    """An answer was shorter than what was asked for."""
 
 
 class Client:
@@ -89,46 +79,34 @@ class Client:
             FileNotFoundError, ChangedError, FileExistsError: What the service says of the object.
             StorageError: The request failed for good.
         """
-        started, attempt, found = time.monotonic(), 0, None
+        made, found = Attempts(f"{what} {self.root}/{key}", attempts, deadline_seconds=self._deadline_seconds), None
         while True:
-            attempt += 1
             try:
                 return function()
             except (FileNotFoundError, StorageError):
                 raise
             except _CONDITIONS as error:
                 # Of a repeated request this may be the work of its first attempt, whose answer was lost.
-                if attempt == 1 or on_doubt is None or (found := on_doubt()) is None:
+                if made.number == 1 or on_doubt is None or (found := on_doubt()) is None:
                     raise self._condition(what, key, error) from None
-            except (exceptions.BaseError, TruncatedError, OSError) as error:
+            except (exceptions.BaseError, OSError) as error:
                 if on_doubt is None or isinstance(error, _REFUSALS) or (found := on_doubt()) is None:
-                    self._pause(f"{what} {self.root}/{key}", error, attempt, attempts, started)
+                    _wait(made, error)
             if found is not None:
                 return found
 
     def once(self, what: str, key: str, function: Callable[[], T]) -> T:
         """The result of a step that the client library itself repeats where it can. Raises StorageError."""
-        started = time.monotonic()
+        made = Attempts(f"{what} {self.root}/{key}", 1)
         try:
             return function()
         except (exceptions.BaseError, OSError) as error:
-            seconds = time.monotonic() - started
-            raise storage_error(f"{what} {self.root}/{key}", error, attempts=1, seconds=seconds) from None
+            raise made.failure(redacted(error), remedy(error)) from None
 
     def _condition(self, what: str, key: str, error: BaseException) -> OSError:
         if isinstance(error, exceptions.AlreadyExistsError):
             return FileExistsError(f"{self.root}/{key} exists already")
         return ChangedError(f"{what} {self.root}/{key}: {redacted(error)}")
-
-    def _pause(self, what: str, error: BaseException, attempt: int, attempts: int, started: float) -> None:
-        """Wait before the next attempt; raises if there shall be none."""
-        passed = time.monotonic() - started
-        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt)
-        pause = longest * random.uniform(0.3, 1.0)  # noqa: S311 - spreads clients, no secret
-        if attempt >= attempts or is_permanent(error) or passed + pause > self._deadline_seconds:
-            raise storage_error(what, error, attempts=attempt, seconds=passed) from None
-        _log.warning("%s failed (attempt %d of %d), trying again: %s", what, attempt, attempts, redacted(error))
-        time.sleep(pause)
 
     def put(self, key: str, data: bytes, mode: Any) -> None:
         """One PUT, with a condition unless `mode` is `overwrite`; never repeated.
@@ -197,6 +175,16 @@ def connect(root: str, options: Options) -> Client:
                 attempts=retries + 1,
             )
         return _clients[key]
+
+
+def _wait(made: Attempts, error: BaseException) -> None:
+    """Wait before the next attempt; raises if there shall be none.
+
+    `from None`: the client's own error may hold what must not be logged.
+    """
+    told = redacted(error)
+    if is_permanent(error) or not made.wait(told):
+        raise made.failure(told, remedy(error)) from None
 
 
 def _native(root: str, options: Options, **retries: int) -> Any:

@@ -8,7 +8,7 @@ from obstore import exceptions
 
 from dcp_io import StorageError
 
-__all__ = ["ChangedError", "is_permanent", "redacted", "storage_error"]
+__all__ = ["ChangedError", "is_permanent", "redacted", "remedy"]
 
 # The client's messages go on with a dump of its internal state.
 _DUMP = "\n\nDebug source:"
@@ -40,11 +40,10 @@ def is_permanent(error: BaseException) -> bool:
     return isinstance(error, _PERMANENT) or _CLIENT_STATUS.search(redacted(error)) is not None
 
 
-def storage_error(what: str, error: BaseException, *, attempts: int, seconds: float) -> StorageError:
-    """The final error of an operation; raise it `from None`: the client's own may hold what must not be logged."""
-    tried = f"{what}: failed after {attempts} attempt{'s' * (attempts > 1)} in {seconds:.1f} s: {redacted(error)}"
+def remedy(error: BaseException) -> str:
+    """What a user can do about an error that stays."""
     if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
-        return StorageError(f"{tried}; check the credentials and what they may do with this container")
+        return "check the credentials and what they may do with this container"
     if is_permanent(error):
-        return StorageError(f"{tried}; check endpoint, region and container")
-    return StorageError(f"{tried}; check the connection and the service, or allow more with retry_config")
+        return "check endpoint, region and container"
+    return "check the connection and the service, or allow more with retry_config"

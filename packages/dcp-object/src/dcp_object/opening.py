@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from dcp_manifest.schemes import WEB_SCHEMES
 from dcp_object.address import parse_address
 from dcp_object.client import connect
 from dcp_object.options import Options
 from dcp_object.store import PART_BYTES, UPLOADS, ObjectStore
+from dcp_object.web_folder import WebFolder
 
 __all__ = ["open_store"]
 
@@ -25,7 +27,7 @@ def open_store(
     """The folder of objects that a URI names; nothing is asked of the service.
 
     Args:
-        uri: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
+        uri: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`; `https://host/folder`, which can only be read.
         storage_options: What obstore is configured with: the service's config by its names (`endpoint`, `region`,
             `access_key_id`, …), and the groups `client_options`, `retry_config` and `credential_provider`. What is not
             given comes from the environment and the machine's identity, as obstore finds it. Never logged.
@@ -37,5 +39,7 @@ def open_store(
         ValueError: The URI or the options are not valid.
     """
     address = parse_address(uri)
-    client = connect(address.root, Options.of(storage_options))
-    return ObjectStore(client, address, part_bytes=part_bytes, uploads=uploads, spread=spread)
+    scheme = address.root.partition("://")[0]
+    client = connect(address.root, Options.of(storage_options, plain_http=scheme == "http"))
+    kind = WebFolder if scheme in WEB_SCHEMES else ObjectStore
+    return kind(client, address, part_bytes=part_bytes, uploads=uploads, spread=spread)

@@ -33,8 +33,12 @@ class Options:
     credential_provider: Any = None
 
     @classmethod
-    def of(cls, storage_options: Mapping[str, Any] | None) -> Options:
+    def of(cls, storage_options: Mapping[str, Any] | None, *, plain_http: bool = False) -> Options:
         """From what a user passes: the client's three groups by name, everything else is the service's config.
+
+        Args:
+            storage_options: As given.
+            plain_http: Whether an address without TLS was asked for.
 
         Raises:
             TypeError: One of the groups is no mapping, or an option's name no text.
@@ -52,7 +56,7 @@ class Options:
         for name, value in config.items():
             if "endpoint" in name.lower() and "://" not in str(value):
                 raise ValueError(f"storage_options[{name!r}] is {value!r}; an endpoint has the form https://host:port")
-        allowed = {"allow_http": True} if _names_plain_http(config) else {}
+        allowed = {"allow_http": True} if plain_http or _names_plain_http(config) else {}
         return cls(
             config=config,
             client_options={**_CLIENT, **allowed, **groups["client_options"]},

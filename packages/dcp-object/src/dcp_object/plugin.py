@@ -1,21 +1,24 @@
 """Registers the storage of object stores by URI scheme. Imports nothing heavy."""
 
 from dcp_core.hookspecs import StorageBackendSpec, hookimpl
+from dcp_manifest.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES
 
 __all__ = ["dcp_register_storage"]
 
-_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
+_READING = ("verified reads", "ranged reads")
+_ALL = ("atomic publish", "durable", *_READING, "parallel uploads")
 
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """Object stores, through obstore."""
+    """Object stores, and web servers to read from, through obstore."""
+    guarantees = {**dict.fromkeys(OBJECT_STORE_SCHEMES, _ALL), **dict.fromkeys(WEB_SCHEMES, _READING)}
     return [
         StorageBackendSpec(
             scheme=scheme,
             reader="dcp_object:ObjectStoreReader",
             writer="dcp_object:ObjectStoreWriter",
-            guarantees=("atomic publish", "durable", "verified reads", "ranged reads", "parallel uploads"),
+            guarantees=promised,
         )
-        for scheme in _SCHEMES
+        for scheme, promised in guarantees.items()
     ]

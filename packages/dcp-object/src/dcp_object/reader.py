@@ -8,13 +8,11 @@ from typing import Any
 
 from dcp_core import ByteStorageReader
 from dcp_core.transforms import ExtensionRegistry
-from dcp_io import StoreBackend, Verify
+from dcp_io import StoreBackend, Verify, check_verify
 from dcp_object.address import is_address
 from dcp_object.opening import open_store
 
 __all__ = ["ObjectStoreReader"]
-
-_VERIFY = ("blocks", "full", "before", True, False)
 
 
 class ObjectStoreReader(ByteStorageReader):
@@ -39,8 +37,7 @@ class ObjectStoreReader(ByteStorageReader):
         max_inflight_bytes: int = 128 << 20,
         extensions: ExtensionRegistry | None = None,
     ) -> None:
-        if verify not in _VERIFY:
-            raise ValueError(f"verify={verify!r} is not known; choose one of {', '.join(map(repr, _VERIFY))}")
+        check_verify(verify)
         if thread_count < 1 or max_inflight_bytes < 1:
             raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
         self.verify: Verify = verify

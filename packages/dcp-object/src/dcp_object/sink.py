@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
 from typing import Any
 
-from dcp_io import Sink
-from dcp_manifest.errors import DcpError
+from dcp_io import UploadSink
 from dcp_object.client import Client
 
 __all__ = ["MAX_PARTS", "ObjectSink"]
@@ -16,10 +13,10 @@ MAX_PARTS = 10_000
 """Of one object, at most; what S3 allows."""
 # What an object holds between the first part's turn and the end of the upload: a beginning of what it will be.
 _RESERVED_BYTES = 16
-_COPY_BYTES = 1 << 20
+_STEP_BYTES = 1 << 20
 
 
-class ObjectSink(Sink):
+class ObjectSink(UploadSink):
     """An upload that never replaces an object that is there.
 
     An object of more than `part_bytes` is uploaded in parts, which services do not do conditionally: its name is taken
@@ -33,44 +30,36 @@ class ObjectSink(Sink):
         uploads: Parts that are uploaded at a time.
     """
 
+    keeps_stable = True
+
     def __init__(self, client: Client, name: str, key: str, *, part_bytes: int, uploads: int) -> None:
+        super().__init__(name, f"{client.root}/{key}")
         self._client = client
-        self._name = name
         self._key = key
         self._part_bytes = part_bytes
         self._uploads = uploads
-        self._position = 0
         self._small = bytearray()
         self._writer: Any = None
-        self._ended = False
-        self._may_exist = False
 
-    @property
-    def name(self) -> str:
-        """Name of the object in its store."""
-        return self._name
+    def send(self, view: memoryview) -> None:
+        """Copy the bytes; full parts are uploaded meanwhile, and waited for if too many are under way."""
+        self._take(view, stable=isinstance(view.obj, bytes))
 
-    def tell(self) -> int:
-        """Bytes taken so far."""
-        return self._position
+    def send_stable(self, view: memoryview) -> None:
+        """The same without a copy, unless the object is small."""
+        self._take(view, stable=True)
 
-    def write(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Copy the buffers; full parts are uploaded meanwhile, and waited for if too many are under way."""
-        if self._ended:
-            raise ValueError(f"{self._client.root}/{self._key} has been closed")
-        for buffer in buffers:
-            view = memoryview(buffer)
-            if self._writer is None and len(self._small) + len(view) <= self._part_bytes:
-                self._small += view
-            else:
-                self._upload(view)
-            self._position += len(view)
+    def _take(self, view: memoryview, *, stable: bool) -> None:
+        if self._writer is None and len(self._small) + len(view) <= self._part_bytes:
+            self._small += view
+        else:
+            self._upload(view, stable=stable)
 
-    def _upload(self, view: memoryview) -> None:
-        if self._position + len(view) > self._part_bytes * MAX_PARTS:
+    def _upload(self, view: memoryview, *, stable: bool) -> None:
+        if self.tell() + len(view) > self._part_bytes * MAX_PARTS:
             raise OSError(
-                f"{self._client.root}/{self._key} would need more than {MAX_PARTS} parts of {self._part_bytes} bytes; "
-                "use more writer threads or a larger max_inflight_bytes"
+                f"{self.place} would need more than {MAX_PARTS} parts of {self._part_bytes} bytes; use more writer "
+                "threads or a larger max_inflight_bytes"
             )
         if self._writer is None:
             start = bytes(self._small[:_RESERVED_BYTES]) or bytes(view[:_RESERVED_BYTES])
@@ -78,12 +67,13 @@ class ObjectSink(Sink):
             self._writer = self._client.writer(self._key, part_bytes=self._part_bytes, uploads=self._uploads)
             small, self._small = bytes(self._small), bytearray()
             self._send(small)
-        for first in range(0, len(view), _COPY_BYTES):
+        for first in range(0, len(view), _STEP_BYTES):
             # The client keeps what it is given, without a copy, until it has been sent.
-            self._send(bytes(view[first : first + _COPY_BYTES]))
+            step = view[first : first + _STEP_BYTES]
+            self._send(step if stable else bytes(step))
 
-    def _send(self, data: bytes) -> None:
-        if data:
+    def _send(self, data: bytes | memoryview) -> None:
+        if len(data):
             writer = self._writer
             self._client.once("PUT (a part)", self._key, lambda: writer.write(data))
 
@@ -93,47 +83,36 @@ class ObjectSink(Sink):
         def mine() -> bool | None:
             """Whether an earlier attempt, whose answer was lost, has made it after all."""
             try:
-                return (
-                    True
-                    if self._client.call("GET", self._key, lambda: self._client.get(self._key))[0] == data
-                    else None
-                )
+                found, _ = self._client.call("GET", self._key, lambda: self._client.get(self._key))
             except FileNotFoundError:
                 return None
+            return True if found == data else None
 
         def create() -> bool:
-            self._may_exist = True
+            self.may_exist = True
             self._client.put(self._key, data, "create")
             return True
 
         try:
             self._client.call("PUT", self._key, create, on_doubt=mine, attempts=self._client.attempts)
         except FileExistsError:
-            self._may_exist = False
+            self.may_exist = False
             raise
 
-    def close(self, *, sync: bool) -> None:
+    def complete(self) -> None:
         """Complete the upload: once it is acknowledged the object is durable and seen by all."""
-        del sync
-        if self._ended:
-            return
-        self._ended = True
         if self._writer is None:
             self._create(bytes(self._small))
             self._small = bytearray()
         else:
-            writer = self._writer
-            self._client.once("PUT (complete)", self._key, writer.close)
+            self._client.once("PUT (complete)", self._key, self._writer.close)
 
-    def abort(self) -> None:
-        """Remove what has been stored. An upload in parts is ended by completing it: there is no other way here."""
-        if not self._ended:
-            self._ended = True
-            if self._writer is not None:
-                with contextlib.suppress(Exception):
-                    self._writer.close()
+    def give_up(self) -> None:
+        """End an upload in parts by completing it: there is no other way here."""
         self._small = bytearray()
-        if self._may_exist:
-            with contextlib.suppress(OSError, DcpError):
-                self._client.call("DELETE", self._key, lambda: self._client.delete(self._key))
-            self._may_exist = False
+        if self._writer is not None:
+            self._writer.close()
+
+    def remove(self) -> None:
+        """Remove the object."""
+        self._client.call("DELETE", self._key, lambda: self._client.delete(self._key))

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from dcp_io import Entry, Sink, Source, Store, check_name
+from dcp_io import Entry, Sink, Source, Store, TruncatedError, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_object.address import Address
-from dcp_object.client import Client, TruncatedError
+from dcp_object.client import Client
 from dcp_object.errors import ChangedError
 from dcp_object.sink import ObjectSink
 
@@ -68,7 +68,7 @@ class ObjectStore(Store):
     def child(self, name: str) -> ObjectStore:
         """The folder of that name; shares the client."""
         address = self._address.child(name)
-        return ObjectStore(
+        return type(self)(
             self._client, address, part_bytes=self._part_bytes, uploads=self._uploads, spread=self._spread
         )
 
@@ -139,10 +139,17 @@ class ObjectStore(Store):
 
     def read_vector(self, name: str, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers in order by one GET of a range; errors as in `read_into`."""
-        key, wanted = self._key(name), sum(map(len, buffers))
+        data, position = self.fetch(name, offset, sum(map(len, buffers))), 0
+        for buffer in buffers:
+            buffer[:] = data[position : position + len(buffer)]
+            position += len(buffer)
+
+    def fetch(self, name: str, offset: int, wanted: int) -> memoryview:
+        """The bytes of one GET of a range, in the memory in which they came; errors as in `read_into`."""
+        key = self._key(name)
         if not wanted:
             self.size(name)
-            return
+            return memoryview(b"")
 
         def get() -> memoryview:
             found = memoryview(self._client.get_range(key, offset, offset + wanted))
@@ -160,13 +167,9 @@ class ObjectStore(Store):
             return None
 
         try:
-            data = self._client.call("GET", key, get, on_doubt=too_short)
+            return self._client.call("GET", key, get, on_doubt=too_short)
         except FileNotFoundError:
             raise self._missing(name) from None
-        position = 0
-        for buffer in buffers:
-            buffer[:] = data[position : position + len(buffer)]
-            position += len(buffer)
 
     def open(self, name: str) -> Source:
         """The object; each read of it is a request."""
@@ -175,10 +178,14 @@ class ObjectStore(Store):
 
     def size(self, name: str) -> int:
         """Bytes of the object."""
+        return int(self.about(name)["size"])
+
+    def about(self, name: str) -> Mapping[str, Any]:
+        """What the service says of the object: `size`, `last_modified`, … Raises CheckpointNotFoundError."""
         meta = self._head(self._key(name))
         if meta is None:
             raise self._missing(name)
-        return int(meta["size"])
+        return meta
 
     def exists(self, name: str) -> bool:
         """Whether there is such an object."""
@@ -242,13 +249,21 @@ class ObjectStore(Store):
 class _ObjectSource(Source):
     """An object that is read range by range."""
 
-    __slots__ = ()
+    __slots__ = ("_objects",)
+
+    brings_memory = True
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        super().__init__(store, name)
+        self._objects = store
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers by one request."""
-        store = self._store
-        if isinstance(store, ObjectStore):
-            store.read_vector(self._name, offset, buffers)
+        self._objects.read_vector(self._name, offset, buffers)
+
+    def fetch(self, offset: int, size: int) -> memoryview:
+        """The bytes that one request brings."""
+        return self._objects.fetch(self._name, offset, size)
 
 
 def _entry(meta: Mapping[str, Any], folder: str) -> Entry:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from dcp_core.errors import MissingKeyError
 from dcp_core.flatten import unflatten_state_dict
+from dcp_core.foreign import adopt_reader
 from dcp_core.load_planner import DefaultLoadPlanner
 from dcp_core.loading import load
 from dcp_core.metadata import Metadata, TensorStorageMetadata
@@ -48,6 +49,7 @@ def load_sharded_optimizer_state_dict(
     Ranks: every rank of the default group; collective.
     Source: torch 2.13 `optimizer.load_sharded_optimizer_state_dict`.
     """
+    storage_reader = adopt_reader(storage_reader) or storage_reader
     metadata = storage_reader.read_metadata()
     paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
     wanted = [

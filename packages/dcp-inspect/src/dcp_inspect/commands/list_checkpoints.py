@@ -7,13 +7,12 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
 
-from dcp_inspect.contents import is_uri
+from dcp_inspect.contents import existing_folder, is_uri, open_store
 from dcp_inspect.output import age, console, count_bytes, json_option, print_json
-from dcp_io import FoundCheckpoint, StoreBackend, open_store
-from dcp_io import find_checkpoints as stored_checkpoints
 from dcp_manifest import (
     CheckpointEntry,
     CheckpointIndex,
@@ -23,6 +22,9 @@ from dcp_manifest import (
     index_of,
     needed_bytes,
 )
+
+if TYPE_CHECKING:
+    from dcp_io import FoundCheckpoint
 
 __all__ = ["command"]
 
@@ -56,12 +58,12 @@ def command(path: str, as_json: bool) -> int:
     `dcp verify`.
     """
     if is_uri(path):
+        from dcp_io import find_checkpoints as stored_checkpoints  # noqa: PLC0415 - folders need none of its engines
+
         found = [_look_into(entry) for entry in stored_checkpoints(open_store(path))]
         found.sort(key=lambda one: (one.modified_seconds, one.path), reverse=True)
-    elif os.path.isdir(path):
-        found = [look_at(entry) for entry in find_checkpoints(path)]
     else:
-        raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
+        found = [look_at(entry) for entry in find_checkpoints(existing_folder(path))]
     if as_json:
         print_json([asdict(one) for one in found])
         return 0
@@ -87,6 +89,8 @@ def look_at(entry: CheckpointEntry) -> Listed:
 
 def _look_into(entry: FoundCheckpoint) -> Listed:
     """The same of one in a store."""
+    from dcp_io import StoreBackend  # noqa: PLC0415
+
     sizes = {each.name: each.bytes for each in entry.store.list()}
     read = StoreBackend(entry.store).read_index
     return _listed(entry.store.url.rstrip("/"), entry.modified_seconds, read, sizes.get)

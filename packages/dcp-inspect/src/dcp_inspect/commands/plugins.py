@@ -17,6 +17,7 @@ from dcp_inspect.output import console, json_option, print_json
 __all__ = ["command"]
 
 _GROUP = "dcp"
+_STORES = ("dcp.stores", "dcp.stores.fallback")
 _HOOK = "dcp_"
 
 
@@ -57,7 +58,7 @@ def _look_at(point: EntryPoint, *, load: bool) -> Listed:
     try:
         tree = ast.parse(_source(point.module).read_text("utf-8"))
         hooks = tuple(_hooks(tree))
-        offers = tuple(dict.fromkeys(_offers(tree)))
+        offers = tuple(dict.fromkeys((*_offers(tree), *_schemes(point, hooks))))
         if load:
             point.load()
     except Exception as error:  # noqa: BLE001 - a broken plugin is what is to be shown
@@ -103,6 +104,12 @@ def _offers(tree: ast.Module) -> Iterator[str]:
                     for each in node.keywords
                     if each.arg == "scheme" and isinstance(each.value, ast.Constant)
                 )
+
+
+def _schemes(point: EntryPoint, hooks: tuple[str, ...]) -> Iterator[str]:
+    """Schemes of the stores that a storage's distribution brings: their entry points say them, whatever the code."""
+    if point.dist is not None and f"{_HOOK}register_storage" in hooks:
+        yield from (f"{each.name}://" for each in point.dist.entry_points if each.group in _STORES)
 
 
 def _print(found: list[Listed]) -> None:

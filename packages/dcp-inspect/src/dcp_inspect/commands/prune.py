@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from dcp_inspect.commands.list_checkpoints import look_at
+from dcp_inspect.contents import existing_folder
 from dcp_inspect.output import count_bytes, json_option, print_json
-from dcp_inspect.removal import plan_removal, remove
-from dcp_manifest import CheckpointNotFoundError, find_checkpoints
+from dcp_inspect.removal import plan_removal, refuse_uri, remove
+from dcp_manifest import find_checkpoints
 
 __all__ = ["command"]
 
@@ -25,9 +26,8 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, as_json: bool) -> in
 
     Damaged ones are not counted, and stay: `dcp rm --force` removes them.
     """
-    if not Path(path).is_dir():
-        raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
-    listed = [look_at(entry) for entry in find_checkpoints(path)]
+    refuse_uri(path)
+    listed = [look_at(entry) for entry in find_checkpoints(existing_folder(path))]
     valid = [one for one in listed if one.valid]
     removals = [plan_removal(Path(one.path)) for one in valid[keep:]]
     size = sum(removal.bytes for removal in removals)
@@ -44,5 +44,8 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, as_json: bool) -> in
     else:
         for removal in removals:
             click.echo(f"{'would remove' if dry_run else 'removed'} {removal.path}  {count_bytes(removal.bytes)}")
-        click.echo(f"{len(removals)} of {len(valid)} checkpoints, {count_bytes(size)}")
+        damaged = len(listed) - len(valid)
+        stay = "is not valid stays" if damaged == 1 else "are not valid stay"
+        left = f"; {damaged} that {stay}, see `dcp ls`" if damaged else ""
+        click.echo(f"{len(removals)} of {len(valid)} valid checkpoints, {count_bytes(size)}{left}")
     return 0

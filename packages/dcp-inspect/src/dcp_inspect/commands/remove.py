@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dcp_inspect.output import count_bytes, json_option, print_json
-from dcp_inspect.removal import plan_removal, remove
+from dcp_inspect.removal import plan_removal, refuse_uri, remove
 
 __all__ = ["command"]
 
@@ -23,8 +23,9 @@ def command(path: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> 
 
     It is refused while a save writes there or somebody reads it.
     """
+    refuse_uri(path)
     removal = plan_removal(Path(path), force=force)
-    what = f"{path}: {len(removal.indexes) + len(removal.files)} files, {count_bytes(removal.bytes)}"
+    what = f"{path}: {_files(len(removal.indexes) + len(removal.files))}, {count_bytes(removal.bytes)}"
     if not (yes or dry_run):
         click.confirm(f"Remove {what}?", abort=True, err=True)
     if not dry_run:
@@ -35,6 +36,11 @@ def command(path: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> 
             {"path": path, "removed": not dry_run, "files": names, "bytes": removal.bytes, "kept": removal.others}
         )
     else:
-        kept = f"; {len(removal.others)} other files stay" if removal.others else ""
+        others = len(removal.others)
+        kept = f"; {_files(others, 'other ')} {'stays' if others == 1 else 'stay'}" if others else ""
         click.echo(f"{'would remove' if dry_run else 'removed'} {what}{kept}")
     return 0
+
+
+def _files(count: int, which: str = "") -> str:
+    return f"{count} {which}file{'s' * (count != 1)}"

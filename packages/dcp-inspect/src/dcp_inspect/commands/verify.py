@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from dcp_inspect.contents import is_uri, open_index
+from dcp_inspect.contents import is_uri, open_index, open_store
 from dcp_inspect.exit_codes import DIFFERENT
 from dcp_inspect.output import console, count_bytes, json_option, print_json, progress
-from dcp_io import VerifyReport, open_store, verify_checkpoint
-from dcp_manifest import CheckpointNotFoundError, DcpError, needed_bytes
+from dcp_io import VerifyReport, verify_checkpoint
+from dcp_manifest import CheckpointNotFoundError, DcpError, UnsupportedFormatError, needed_bytes
 
 __all__ = ["command"]
 
@@ -47,7 +47,7 @@ def _must_be_a_folder(path: str) -> None:
     if not Path(path).exists():
         raise CheckpointNotFoundError(f"there is nothing at {path}: check the path")
     if not Path(path).is_dir():
-        raise CheckpointNotFoundError(
+        raise UnsupportedFormatError(
             f"{path} is a file, not a checkpoint's folder; files of other formats have no CRCs"
         )
 

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 __all__ = ["CREDENTIALS", "S3Server"]
 
@@ -45,10 +46,13 @@ class S3Server:
         bucket: Made at the start.
     """
 
+    command: ClassVar[Sequence[str]] = (sys.executable, "-W", "ignore", "-c", _SERVE)
+    """What is started: prints its port, and ends when its standard input does."""
+
     def __init__(self, bucket: str = "bucket") -> None:
         self.bucket = bucket
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _SERVE],
+            self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -59,7 +63,7 @@ class S3Server:
             raise RuntimeError("the server has no output")
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"moto's server ended with {self._process.wait(10)}; is moto[s3] installed, and flask?")
+            raise RuntimeError(f"the server ended with {self._process.wait(10)}; is moto[s3] installed, and flask?")
         self.port = int(line)
         self._make_bucket()
 

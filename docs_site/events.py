@@ -1,0 +1,81 @@
+"""What MkDocs calls while it builds the site: generated pages join it, and links are led to where things are there.
+
+Warnings given here fail `mkdocs build --strict`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority, get_plugin_logger
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # MkDocs loads this file by its path
+from docs_site import generated
+from docs_site.links import site_links
+
+_log = get_plugin_logger("docs_site")
+_REMOTE = re.compile(r"<(?:script|img|iframe)[^>]* src=[\"']?https?:[^>]*>|<link[^>]* href=[\"']?https?:[^>]*>")
+_made: dict[str, str] = {}
+
+
+@event_priority(100)  # before mkdocstrings looks at its options
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Make the generated pages, put them into the navigation, and say where the sources are."""
+    _made.clear()
+    for make in (generated.packages, generated.apis, generated.hooks, generated.command, generated.decisions):
+        _made.update(make())
+    nav = config.nav or []
+    first = ["reference/command.md", "reference/hooks.md"]
+    _section(nav, "Reference").extend([*first, *(place for place in _places("reference/") if place not in first)])
+    _section(nav, "Packages").extend(_places("packages/"))
+    written = sorted(Path(config.docs_dir, "decisions").glob("*.md"))
+    _section(nav, "Decisions").extend(["decisions/index.md", *(f"decisions/{path.name}" for path in written)])
+    sources = [str(folder / "src") for folder in generated.PACKAGES]
+    config.plugins["mkdocstrings"].config["handlers"]["python"]["paths"] = sources
+    return config
+
+
+def _places(folder: str) -> list[str]:
+    return sorted(place for place in _made if place.startswith(folder))
+
+
+def _section(nav: list[Any], name: str) -> list[Any]:
+    """The list of pages of a section of the navigation."""
+    pages: list[Any]
+    for entry in nav:
+        if isinstance(entry, dict) and name in entry:
+            pages = entry[name]
+            return pages
+    raise KeyError(f"mkdocs.yml: nav has no section {name!r}")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    for place, text in _made.items():
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links to where things are on the site."""
+    del config
+    here = page.file.src_uri
+
+    def broken(target: str) -> None:
+        _log.warning("%s: a link leads to %r, which is not there", here, target)
+
+    return site_links(markdown, here, pages=files.src_uris, repository=generated.ROOT, broken=broken)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """See that a browser fetches nothing from elsewhere when it shows a page."""
+    del config
+    for element in _REMOTE.findall(output):
+        _log.warning("%s: fetched from elsewhere when the page is looked at: %s", page.file.src_uri, element)
+    return output

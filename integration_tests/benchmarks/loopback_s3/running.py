@@ -1,0 +1,15 @@
+"""`LoopbackS3`: the server in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+
+from dcp_io.testing.s3_server import S3Server
+
+__all__ = ["LoopbackS3"]
+
+
+class LoopbackS3(S3Server):
+    """A running server; used like `S3Server`. Run from the repository's root."""
+
+    command = (sys.executable, "-m", "integration_tests.benchmarks.loopback_s3")

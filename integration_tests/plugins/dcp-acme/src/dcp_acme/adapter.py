@@ -1,0 +1,38 @@
+"""`Shell`, a wrapper around a module, and the adapter that takes its name out of the names of parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from dcp_state import Layer, ModuleAdapter
+
+__all__ = ["Shell", "ShellAdapter"]
+
+
+class Shell(nn.Module):
+    """Calls the module that it holds, and counts the calls."""
+
+    def __init__(self, core: nn.Module) -> None:
+        super().__init__()
+        self.core = core
+        self.calls = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives."""
+        self.calls += 1
+        return self.core(*args, **kwargs)
+
+
+class ShellAdapter(ModuleAdapter):
+    """`core.weight` in a `Shell` is saved as `weight`: with or without the wrapper, the same checkpoint."""
+
+    def handles(self, kind: type[nn.Module]) -> bool:
+        """`Shell` and what derives from it."""
+        return issubclass(kind, Shell)
+
+    def layer(self, module: nn.Module) -> Layer:
+        """The wrapped module, whose attribute name keys of `state_dict()` contain."""
+        del module
+        return Layer("core", in_keys=True)

@@ -1,0 +1,47 @@
+"""Where `acme://team/run` is: the folder `team/run` below the one that the environment names. No torch in here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dcp_io import LocalStore
+from dcp_manifest import UnsafeCheckpointError
+
+__all__ = ["VAULT_VARIABLE", "folder_of", "is_address", "open_store"]
+
+VAULT_VARIABLE = "ACME_VAULT"
+_SCHEME = "acme://"
+
+
+def is_address(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Whether an id is one of this storage."""
+    return os.fspath(checkpoint_id).lower().startswith(_SCHEME)
+
+
+def folder_of(checkpoint_id: str | os.PathLike[str]) -> Path:
+    """The folder of an id.
+
+    Raises:
+        ValueError: It is no id of the vault, or the environment does not say where the vault is.
+        UnsafeCheckpointError: It leads out of the vault.
+    """
+    text = os.fspath(checkpoint_id)
+    if not is_address(text):
+        raise ValueError(f"{text!r} is not of the form {_SCHEME}team/run")
+    root = os.environ.get(VAULT_VARIABLE)
+    if not root:
+        raise ValueError(f"{text}: set {VAULT_VARIABLE} to the folder that holds the vault")
+    place = PurePosixPath(text[len(_SCHEME) :])
+    if place.is_absolute() or ".." in place.parts:
+        raise UnsafeCheckpointError(f"{text} leads out of the vault")
+    return Path(root) / place
+
+
+def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> LocalStore:
+    """The store of an id, for tools that need no torch. There are no options."""
+    if storage_options:
+        raise ValueError(f"{os.fspath(uri)}: the vault knows no options, and got {sorted(storage_options)}")
+    return LocalStore(folder_of(uri))

@@ -1,0 +1,23 @@
+"""An observer: the last operations of this process, with their seconds and bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dcp_core.hookspecs import CheckpointEvent
+
+__all__ = ["last_operations", "note"]
+
+_KEPT = 100
+_finished: deque[CheckpointEvent] = deque(maxlen=_KEPT)
+
+
+def note(event: CheckpointEvent) -> None:
+    """Take note of an operation that has ended. An observer is called in the thread of the save: it must be quick."""
+    if event.phase == "total" and event.state in ("finished", "failed"):
+        _finished.append(event)
+
+
+def last_operations() -> list[CheckpointEvent]:
+    """What ended last, oldest first."""
+    return [*_finished]

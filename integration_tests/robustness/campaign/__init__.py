@@ -1,0 +1,1 @@
+"""Random damage to checkpoints of every layout: `python -m integration_tests.robustness.campaign`."""

@@ -1,0 +1,94 @@
+"""The site of the docs has every page and every public name, and links of the repository lead to the right place of it.
+
+That the site builds without a warning is checked by building it: `nox -s docs`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from docs_site import generated
+from docs_site.links import site_links
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = frozenset(
+    {"async.md", "index.md", "packages/dcp-io.md", "decisions/index.md", "decisions/0001-x.md", "reference/hooks.md"}
+)
+
+
+def moved(text: str, here: str, broken: list[str] | None = None) -> str:
+    found: list[str] = []
+    result = site_links(text, here, pages=PAGES, repository=ROOT, broken=found.append)
+    assert found == (broken or [])
+    return result
+
+
+@pytest.mark.parametrize(
+    ("here", "link", "expected"),
+    [
+        ("index.md", "[a](async.md#deadlines)", "[a](async.md#deadlines)"),
+        ("index.md", "[a](../packages/dcp-io/README.md)", "[a](packages/dcp-io.md)"),
+        ("index.md", "[a](decisions/)", "[a](decisions/index.md)"),
+        ("packages/dcp-io.md", "[a](../../docs/async.md)", "[a](../async.md)"),
+        ("packages/dcp-io.md", "[a](../dcp-io)", "[a](dcp-io.md)"),
+        ("decisions/0001-x.md", "[a](../async.md)", "[a](../async.md)"),
+        ("reference/hooks.md", "[a](../async.md)", "[a](../async.md)"),
+        ("index.md", "[a](../LICENSE)", "a"),
+        ("index.md", "[a](https://example.org/x.md)", "[a](https://example.org/x.md)"),
+        ("index.md", "```text\n[a](nowhere.md)\n```\n", "```text\n[a](nowhere.md)\n```\n"),
+    ],
+    ids=["anchor", "readme", "folder", "from-readme", "package", "decision", "made", "no-page", "elsewhere", "fenced"],
+)
+def test_links_of_the_repository_become_links_of_the_site(here: str, link: str, expected: str) -> None:
+    assert moved(link, here) == expected
+
+
+def test_a_link_that_leads_nowhere_is_told() -> None:
+    moved("[a](nowhere.md)", "index.md", broken=["nowhere.md"])
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = re.findall(r"^ +- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_every_package_has_its_pages() -> None:
+    names = [folder.name for folder in generated.PACKAGES]
+    assert [*generated.packages()] == [f"packages/{name}.md" for name in names]
+    assert {*generated.apis()} == {f"reference/{name.replace('-', '_')}.md" for name in names}
+
+
+def test_every_name_of_the_meta_package_is_described_somewhere() -> None:
+    import dcp_all
+
+    page = generated.apis()["reference/dcp_all.md"]
+    assert [name for name in dcp_all.__all__ if f"| `{name}` |" not in page and f"`dcp_all.{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    "module", [f"{k}.{name}" for k, names in generated.BESIDE_THE_FRONT_DOOR.items() for name in names]
+)
+def test_modules_beside_the_front_door_exist(module: str) -> None:
+    assert importlib.import_module(module).__doc__
+
+
+def test_every_hook_that_registers_is_in_the_table_of_what_is_offered() -> None:
+    from dcp_core.hookspecs import HookSpecs
+
+    assert {*generated.HOOK_TABLES.values()} == {name for name in vars(HookSpecs) if name.startswith("dcp_register_")}
+    page = generated.hooks()["reference/hooks.md"]
+    assert "`stream.zstd`" in page
+    assert "`s3`" in page
+
+
+def test_every_command_has_its_options() -> None:
+    from dcp_inspect.cli import COMMANDS
+
+    page = generated.command()["reference/command.md"]
+    assert [name for name in COMMANDS if f"## dcp {name}\n" not in page] == []
+    assert "--world INTEGER RANGE" in page
+    assert "-h, --help" in page

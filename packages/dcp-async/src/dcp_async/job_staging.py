@@ -1,0 +1,175 @@
+"""The copy of one save: whose stager makes it, in which thread, and what of it a planner of the caller's own wants.
+
+Not here: how tensors are copied (`staging`), and which save may begin (`saver`).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+
+from dcp_async.copying import on_this_stream
+from dcp_async.entry import Entry
+from dcp_async.errors import SaverDeadlineError
+from dcp_async.jobs import AsyncSaveResponse, SaveFuture, SaveJob
+from dcp_async.links import GroupLink
+from dcp_async.staged_planner import plan_here
+from dcp_async.stagers import DefaultStager, is_plain_blocking
+from dcp_async.staging import Staged, Stager
+from dcp_core import AsyncStager, DefaultSavePlanner, StorageWriter
+from dcp_core.per_rank import with_rank_values
+from dcp_core.protocols import is_stateful
+
+__all__ = ["JobStager"]
+
+_TENSORS = {torch.Tensor, torch.nn.Parameter}
+
+
+class JobStager:
+    """Makes the copies of one saver's saves.
+
+    Args:
+        stager: Copies.
+        entry: Of the saver; the caller of `stage` has entered.
+        seconds: How long a copy is waited for.
+    """
+
+    def __init__(self, stager: Stager, entry: Entry, seconds: float) -> None:
+        self._stager = stager
+        self._entry = entry
+        self._seconds = seconds
+        self._thread: ThreadPoolExecutor | None = None
+
+    def stage_now(self, state_dict: dict[str, Any], link: GroupLink) -> Staged:
+        """A copy that belongs to no save; give its arena back."""
+        return self._stager.stage(_values(state_dict, link))
+
+    def give_back(self, staged: Staged) -> None:
+        """The copy is not needed any more."""
+        self._stager.pool.give_back(staged.arena)
+
+    def stage(
+        self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
+    ) -> SaveFuture | AsyncSaveResponse:
+        """Copy, or have it copied; raises what is wrong with the values or the caller's stager."""
+        try:
+            return self._begin_copy(job, state_dict, stager)
+        except BaseException as error:
+            job.staging.set_exception(error)
+            raise
+
+    def _begin_copy(
+        self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
+    ) -> SaveFuture | AsyncSaveResponse:
+        job.adopt()
+        values = _values(state_dict, job.link)
+        chosen = stager if stager is not None else _stager_of(job.storage_writer)
+        if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):
+            self._copy(job, values)
+            job.staging.set_result(None)
+            return job.future
+        if isinstance(chosen, DefaultStager):
+            return self._copy_later(job, values)
+        staged = chosen.stage(values)
+        if isinstance(staged, Future):
+            staged.add_done_callback(lambda done: _take_staged(job, done))
+            return AsyncSaveResponse(job.staging, job.future)
+        job.staged_state = staged
+        if chosen.should_synchronize_after_execute:
+            chosen.synchronize_staging()
+        job.staging.set_result(None)
+        return job.future
+
+    def _copy_for_worker(self, job: SaveJob, values: dict[str, Any]) -> None:
+        nested = bool(getattr(job.planner, "flatten_state_dict", True))
+        job.staged = staged = self._stager.stage(values, nested=nested)
+        job.done.append(lambda: self._stager.pool.give_back(staged.arena))
+
+    def _copy(self, job: SaveJob, values: dict[str, Any]) -> None:
+        """The copy that the backend saves; one with DTensors and all, if a planner of the caller's own is to see it."""
+        if job.planner is None or type(job.planner) is DefaultSavePlanner:
+            self._copy_for_worker(job, values)
+            return
+        job.staged_state, arena = self._stager.stage_as_it_is(values)
+        job.done.append(lambda: self._stager.pool.give_back(arena))
+
+    def plan_and_copy(self, job: SaveJob) -> None:
+        """For a backend in another process: what a stager of the caller's own has made, or what its planner wants."""
+        values, job.staged_state = job.staged_state or {}, None
+        if job.planner is not None and type(job.planner) is not DefaultSavePlanner:
+            coordinates = job.link.seat.rank == 0
+            job.planned, values = plan_here(job.planner, values, is_coordinator=coordinates)
+        self._copy_for_worker(job, values)
+
+    def _copy_later(self, job: SaveJob, values: dict[str, Any]) -> AsyncSaveResponse:
+        if self._entry.locked_here:  # values may change as soon as this returns
+            self._copy(job, values)
+            job.staging.set_result(None)
+            return AsyncSaveResponse(job.staging, job.future)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
+        copied = self._entry.copy_later()
+
+        def copy() -> None:
+            failed = None
+            try:
+                self._copy(job, values)
+            except BaseException as error:  # noqa: BLE001 - both futures tell
+                failed = error
+            copied()  # before those hear of it who may want to lock
+            if failed is None:
+                job.staging.set_result(None)
+            else:
+                job.staging.set_exception(failed)
+
+        try:
+            self._thread.submit(on_this_stream(copy))
+        except BaseException:
+            copied()
+            raise
+        return AsyncSaveResponse(job.staging, job.future)
+
+    def _late_copy(self, job: SaveJob) -> SaverDeadlineError:
+        return SaverDeadlineError(
+            f"the copy for the save to {job.checkpoint_id!s} was not complete after {self._seconds:g} s (save_seconds)"
+            ": the stager has not finished"
+        )
+
+    def await_copy(self, job: SaveJob) -> None:
+        """Return when the copy is complete; raises what it failed with, or SaverDeadlineError."""
+        if wait([job.staging], self._seconds).not_done:
+            raise self._late_copy(job)
+        job.staging.result()
+
+    def end(self) -> None:
+        """Begin no more copies, and give the memory back as soon as nobody reads it."""
+        self._stager.copier.close()
+        self._stager.pool.close()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+
+def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
+    """This rank's values, in place of what stands for them."""
+    values = {
+        key: value.state_dict() if type(value) not in _TENSORS and is_stateful(value) else value
+        for key, value in state_dict.items()
+    }
+    ranked: dict[str, Any] = with_rank_values(values, link.seat.rank)
+    return ranked
+
+
+def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
+    """The stager that a storage writer is, as in stock; None for one that only copies, which we do in other memory."""
+    return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None
+
+
+def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
+    try:
+        job.staged_state = done.result()
+    except BaseException as error:  # noqa: BLE001 - cancelling, too: both futures tell
+        job.staging.set_exception(error)
+    else:
+        job.staging.set_result(None)

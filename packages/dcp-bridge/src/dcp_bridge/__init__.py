@@ -1,0 +1,38 @@
+"""Storages and planners of `torch.distributed.checkpoint` with ours, and ours with it.
+
+The only package that imports stock. What files look like, and what reads them, is elsewhere: these classes translate
+calls and records. Stock is imported with the first of these names that is used, not with the package: wherever it is
+installed, its plugin module is imported by every process that looks for plugins.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dcp_bridge.bridging import from_stock, to_stock
+    from dcp_bridge.load_planners import LoadPlannerForStock, StockLoadPlanner
+    from dcp_bridge.readers import ReaderForStock, StockReader
+    from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
+    from dcp_bridge.stock_writer import StockStagingWriter, StockWriter
+    from dcp_bridge.writer_for_stock import WriterForStock
+
+__all__ = [
+    "LoadPlannerForStock",
+    "ReaderForStock",
+    "SavePlannerForStock",
+    "StockLoadPlanner",
+    "StockReader",
+    "StockSavePlanner",
+    "StockStagingWriter",
+    "StockWriter",
+    "WriterForStock",
+    "from_stock",
+    "to_stock",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # This module has all of these names imported, as what it translates needs them.
+    return getattr(importlib.import_module("dcp_bridge.bridging"), name)

@@ -1,0 +1,106 @@
+"""`from_stock` and `to_stock`: the adapter for whatever one has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+from torch.distributed.checkpoint import metadata, planner, storage
+
+from dcp_bridge.load_planners import LoadPlannerForStock, StockLoadPlanner
+from dcp_bridge.readers import ReaderForStock, StockReader
+from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
+from dcp_bridge.stock_records import stock_metadata
+from dcp_bridge.stock_writer import StockStagingWriter, StockWriter, is_stager
+from dcp_bridge.wrapper import Wrapper
+from dcp_bridge.writer_for_stock import WriterForStock
+from dcp_core import LoadPlanner, Metadata, SavePlanner, StorageReader, StorageWriter
+from dcp_core.convert import as_metadata
+
+__all__ = ["from_stock", "to_stock"]
+
+_OURS = (StorageWriter, StorageReader, SavePlanner, LoadPlanner, Metadata)
+_STOCKS = (storage.StorageWriter, storage.StorageReader, planner.SavePlanner, planner.LoadPlanner, metadata.Metadata)
+
+
+@overload
+def from_stock(value: storage.StorageWriter, *, check_results: bool = ...) -> StorageWriter: ...
+@overload
+def from_stock(value: storage.StorageReader) -> StorageReader: ...
+@overload
+def from_stock(value: planner.SavePlanner) -> SavePlanner: ...
+@overload
+def from_stock(value: planner.LoadPlanner, *, trust_objects: bool = ...) -> LoadPlanner: ...
+@overload
+def from_stock(value: metadata.Metadata) -> Metadata: ...
+def from_stock(value: Any, **options: Any) -> Any:
+    """A storage, planner or metadata of `torch.distributed.checkpoint`, for our `save` and `load`.
+
+    Args:
+        value: A storage writer or reader, a save or load planner, or a `Metadata` of stock. What `to_stock` made gives
+            back what it was made from, and what is ours stays as it is.
+        options: `check_results` of a writer (see `StockWriter`), `trust_objects` of a load planner (see
+            `StockLoadPlanner`).
+
+    Raises:
+        TypeError: It is none of these, or has no such option.
+    """
+    if isinstance(value, Wrapper) and isinstance(value, _STOCKS):
+        return value.wrapped
+    if isinstance(value, _OURS):
+        return value
+    adapters: dict[type[Any], Callable[..., Any]] = {
+        storage.StorageWriter: StockStagingWriter if is_stager(value) else StockWriter,
+        storage.StorageReader: StockReader,
+        planner.SavePlanner: StockSavePlanner,
+        planner.LoadPlanner: StockLoadPlanner,
+    }
+    for kind, adapter in adapters.items():
+        if isinstance(value, kind):
+            return adapter(value, **options)
+    if isinstance(value, metadata.Metadata):
+        return as_metadata(value)
+    raise TypeError(f"{_kind(value)} is no storage, planner or Metadata of torch.distributed.checkpoint")
+
+
+@overload
+def to_stock(value: StorageWriter, *, save_id: str | None = ...) -> storage.StorageWriter: ...
+@overload
+def to_stock(value: StorageReader, *, trust_objects: bool = ...) -> storage.StorageReader: ...
+@overload
+def to_stock(value: SavePlanner) -> planner.SavePlanner: ...
+@overload
+def to_stock(value: LoadPlanner) -> planner.LoadPlanner: ...
+@overload
+def to_stock(value: Metadata) -> metadata.Metadata: ...
+def to_stock(value: Any, **options: Any) -> Any:
+    """A storage, planner or metadata of ours, for `save` and `load` of `torch.distributed.checkpoint`.
+
+    Args:
+        value: A storage writer or reader, a save or load planner, or a `Metadata` of ours. What `from_stock` made gives
+            back what it was made from, and what is stock's stays as it is.
+        options: `save_id` of a writer (see `WriterForStock`), `trust_objects` of a reader (see `ReaderForStock`).
+
+    Raises:
+        TypeError: It is none of these, or has no such option.
+    """
+    if isinstance(value, Wrapper) and isinstance(value, _OURS):
+        return value.wrapped
+    if isinstance(value, _STOCKS):
+        return value
+    adapters: dict[type[Any], Callable[..., Any]] = {
+        StorageWriter: WriterForStock,
+        StorageReader: ReaderForStock,
+        SavePlanner: SavePlannerForStock,
+        LoadPlanner: LoadPlannerForStock,
+    }
+    for kind, adapter in adapters.items():
+        if isinstance(value, kind):
+            return adapter(value, **options)
+    if isinstance(value, Metadata):
+        return stock_metadata(value)
+    raise TypeError(f"{_kind(value)} is no storage, planner or Metadata of dcp_core")
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

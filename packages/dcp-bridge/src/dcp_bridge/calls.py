@@ -1,0 +1,40 @@
+"""Calls into stock's objects: arguments that they may lack, errors that nothing else would catch, ids of any type."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException as StockException
+
+from dcp_core import CheckpointException
+
+__all__ = ["checkpoint_id_of", "stock_errors", "takes_kwargs"]
+
+
+@contextlib.contextmanager
+def stock_errors(what: str) -> Iterator[None]:
+    """Raise stock's CheckpointException, a BaseException, as ours.
+
+    Args:
+        what: What the stock object was asked for, for the message.
+    """
+    try:
+        yield
+    except StockException as error:
+        failures = {rank: (failed[0], str(failed[0])) for rank, failed in error.failures.items()}
+        raise CheckpointException(f"{what} of torch.distributed.checkpoint failed: {error}", failures) from error
+
+
+def takes_kwargs(method: Callable[..., Any]) -> bool:
+    """Whether a method gets the keywords of newer contracts: by stock's rule, if it has a parameter named `kwargs`."""
+    return "kwargs" in inspect.signature(method).parameters
+
+
+def checkpoint_id_of(storage: object) -> str | os.PathLike[str] | None:
+    """The checkpoint id that a storage says it has; as text if it is neither text nor a path."""
+    found = getattr(storage, "checkpoint_id", None)
+    return found if found is None or isinstance(found, str | os.PathLike) else str(found)

@@ -1,0 +1,43 @@
+"""Lists of records that become those of the other library only when somebody looks at them.
+
+A plan passes through hands that mostly add one field and never touch its items: those should not be made twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from dcp_core.lazy import LazyList
+
+__all__ = ["converted", "original"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class _Converted(Generic[A, B]):
+    """Source of a `LazyList`: `convert` of each of `items`, which must not change."""
+
+    def __init__(self, items: list[A], convert: Callable[[A], B]) -> None:
+        self.items = items
+        self._convert = convert
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[B]:
+        # Walking a lazy list itself would make it an ordinary one, and the plan would lose its columns.
+        source = self.items.source if isinstance(self.items, LazyList) else None
+        return map(self._convert, self.items if source is None else source)
+
+
+def converted(items: list[A], convert: Callable[[A], B]) -> list[B]:
+    """A list of `convert(item)` for each item, made when it is first looked at."""
+    return LazyList(_Converted(items, convert))
+
+
+def original(items: list[Any]) -> list[Any] | None:
+    """The list that `converted` was given, if nobody has looked at its result; else None."""
+    source = items.source if isinstance(items, LazyList) else None
+    return source.items if isinstance(source, _Converted) else None

@@ -1,0 +1,146 @@
+"""Planners of loads: stock's as one of ours (`StockLoadPlanner`), ours as one of stock's (`LoadPlannerForStock`).
+
+Source: torch 2.13 `torch.distributed.checkpoint.planner.LoadPlanner` (contract).
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import metadata, planner
+
+from dcp_bridge.calls import stock_errors
+from dcp_bridge.own_records import own_load_plan, own_read_item
+from dcp_bridge.stock_records import stock_load_plan, stock_metadata, stock_read_item
+from dcp_bridge.wrapper import Delegating
+from dcp_core import CorruptCheckpointError, LoadPlan, LoadPlanner, Metadata, ReadItem, UnsafeCheckpointError
+from dcp_core.convert import as_metadata
+from dcp_core.objects import scan
+
+__all__ = ["LoadPlannerForStock", "StockLoadPlanner"]
+
+
+class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
+    """Plans loads by a planner of `torch.distributed.checkpoint`, whatever it overrides.
+
+    Args:
+        wrapped: The planner.
+        trust_objects: Give it stored objects without looking into them. Stock's planner unpickles them without
+            restriction, which runs whatever code they hold.
+
+    Its own rules apply: what stock does not check (dtypes, holes) is not checked.
+    """
+
+    def __init__(self, wrapped: planner.LoadPlanner, *, trust_objects: bool = False) -> None:
+        super().__init__(wrapped)
+        self._trust_objects = trust_objects
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """See `LoadPlanner`."""
+        found = None if metadata is None else stock_metadata(metadata)
+        with stock_errors("set_up_planner"):
+            self.wrapped.set_up_planner(state_dict, found, is_coordinator)
+
+    def create_local_plan(self) -> LoadPlan:
+        """See `LoadPlanner`."""
+        with stock_errors("create_local_plan"):
+            return own_load_plan(self.wrapped.create_local_plan())
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """See `LoadPlanner`."""
+        with stock_errors("create_global_plan"):
+            plans = self.wrapped.create_global_plan([stock_load_plan(plan) for plan in global_plan])
+        return [own_load_plan(plan) for plan in plans]
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """See `LoadPlanner`."""
+        with stock_errors("finish_plan"):
+            return own_load_plan(self.wrapped.finish_plan(stock_load_plan(central_plan)))
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Give the planner a stored object, unless unpickling it would need more than our allow-list.
+
+        Raises:
+            UnsafeCheckpointError: It would, or these are not the bytes of `torch.save`; names what it needs.
+        """
+        if not self._trust_objects:
+            _refuse_unsafe(read_item.storage_index.fqn, value.getvalue())
+        with stock_errors("load_bytes"):
+            self.wrapped.load_bytes(stock_read_item(read_item), value)
+
+    def resolve_bytes(self, read_item: ReadItem) -> io.BytesIO:
+        """See `LoadPlanner`."""
+        return self.wrapped.resolve_bytes(stock_read_item(read_item))
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """See `LoadPlanner`."""
+        return self.wrapped.resolve_tensor(stock_read_item(read_item))
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """See `LoadPlanner`."""
+        self.wrapped.commit_tensor(stock_read_item(read_item), tensor)
+
+
+class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
+    """Plans loads of `torch.distributed.checkpoint` by a planner of ours."""
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: metadata.Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """See stock."""
+        self.wrapped.set_up_planner(state_dict, None if metadata is None else as_metadata(metadata), is_coordinator)
+
+    def create_local_plan(self) -> planner.LoadPlan:
+        """See stock."""
+        return stock_load_plan(self.wrapped.create_local_plan())
+
+    def create_global_plan(self, global_plan: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
+        """See stock."""
+        plans = self.wrapped.create_global_plan([own_load_plan(plan) for plan in global_plan])
+        return [stock_load_plan(plan) for plan in plans]
+
+    def finish_plan(self, central_plan: planner.LoadPlan) -> planner.LoadPlan:
+        """See stock."""
+        return stock_load_plan(self.wrapped.finish_plan(own_load_plan(central_plan)))
+
+    def load_bytes(self, read_item: planner.ReadItem, value: io.BytesIO) -> None:
+        """See stock."""
+        self.wrapped.load_bytes(own_read_item(read_item), value)
+
+    def resolve_bytes(self, read_item: planner.ReadItem) -> io.BytesIO:
+        """See stock."""
+        return self.wrapped.resolve_bytes(own_read_item(read_item))
+
+    def resolve_tensor(self, read_item: planner.ReadItem) -> torch.Tensor:
+        """See stock."""
+        return self.wrapped.resolve_tensor(own_read_item(read_item))
+
+    def commit_tensor(self, read_item: planner.ReadItem, tensor: torch.Tensor) -> None:
+        """See stock."""
+        self.wrapped.commit_tensor(own_read_item(read_item), tensor)
+
+
+def _refuse_unsafe(key: str, data: bytes) -> None:
+    remedy = (
+        "use dcp_core.DefaultLoadPlanner, or, if you trust the checkpoint, trust_objects=True with from_stock(planner) "
+        "or to_stock(reader)"
+    )
+    try:
+        needed = scan(data)
+    except CorruptCheckpointError as error:
+        raise UnsafeCheckpointError(
+            f"the object {key!r} is not in torch.save's form, so that nobody can tell what unpickling it would run; "
+            f"{remedy}"
+        ) from error
+    if needed:
+        raise UnsafeCheckpointError(
+            f"the object {key!r} names {', '.join(needed)}, which a planner of torch.distributed.checkpoint would "
+            f"unpickle without restriction; {remedy}"
+        )

@@ -1,0 +1,177 @@
+"""Storage readers: stock's as one of ours (`StockReader`), ours as one of stock's (`ReaderForStock`).
+
+Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageReader` (contract).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import metadata as stock_records
+from torch.distributed.checkpoint import planner, storage
+
+from dcp_bridge.calls import checkpoint_id_of, stock_errors, takes_kwargs
+from dcp_bridge.load_planners import LoadPlannerForStock, StockLoadPlanner
+from dcp_bridge.own_records import own_load_plan
+from dcp_bridge.stock_records import stock_load_plan, stock_metadata
+from dcp_bridge.wrapper import Wrapper
+from dcp_core import CheckpointNotFoundError, LoadPlan, LoadPlanner, Metadata, StorageReader
+from dcp_core.convert import as_metadata
+
+__all__ = ["ReaderForStock", "StockReader"]
+
+
+class StockReader(Wrapper[storage.StorageReader], StorageReader):
+    """Loads through a storage reader of `torch.distributed.checkpoint`.
+
+    Args:
+        wrapped: The reader.
+
+    It reads as it reads: stock's file reader unpickles `.metadata` without restriction, and checks no CRC. What was
+    read is listed as unverified in the `LoadReport`.
+    """
+
+    def __init__(self, wrapped: storage.StorageReader) -> None:
+        super().__init__(wrapped)
+        self._found: tuple[Metadata, stock_records.Metadata] | None = None
+        self._rank_local = False
+        self.unverified_keys: set[str] = set()
+        """Keys of the last `read_data`: all of them."""
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str] | None:
+        """The reader's own; None if it does not tell."""
+        return checkpoint_id_of(self.wrapped)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """See `StorageReader`."""
+        self.wrapped.reset(checkpoint_id)
+        self._found = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """See `StorageReader`. With `rank`, of what that rank saved without collectives.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint.
+        """
+        del args
+        rank = kwargs.get("rank")
+        has_more = takes_kwargs(self.wrapped.read_metadata)
+        try:
+            with stock_errors("read_metadata"):
+                found = self.wrapped.read_metadata(**({"rank": rank} if has_more and rank is not None else {}))
+        except FileNotFoundError as error:
+            if rank is None and has_more:
+                raise  # the loader will ask again, with the rank
+            raise CheckpointNotFoundError(
+                f"{type(self.wrapped).__qualname__} finds no checkpoint at {self.checkpoint_id}: {error}"
+            ) from error
+        own = as_metadata(found)
+        self._rank_local = rank is not None
+        if self._rank_local:
+            own.storage_meta = None  # each rank's has a save id of its own, and they need not be equal
+        self._found = own, found
+        return own
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """See `StorageReader`; the reader gets the metadata that it gave."""
+        del args
+        own, found = self._found or (None, None)
+        if found is None or own is not metadata:
+            found = stock_metadata(metadata)
+        set_up = self.wrapped.set_up_storage_reader
+        more = {"rank": kwargs.get("rank", 0), "use_collectives": not self._rank_local} if takes_kwargs(set_up) else {}
+        with stock_errors("set_up_storage_reader"):
+            set_up(found, is_coordinator, **more)
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """See `StorageReader`."""
+        with stock_errors("prepare_local_plan"):
+            return own_load_plan(self.wrapped.prepare_local_plan(stock_load_plan(plan)))
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """See `StorageReader`."""
+        with stock_errors("prepare_global_plan"):
+            prepared = self.wrapped.prepare_global_plan([stock_load_plan(plan) for plan in plans])
+        return [own_load_plan(plan) for plan in prepared]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        """See `StorageReader`."""
+        stock = LoadPlannerForStock(planner)
+        self.unverified_keys = {item.storage_index.fqn for item in plan.items}
+        with stock_errors("read_data"):
+            return self.wrapped.read_data(stock_load_plan(plan), stock)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """False: no id leads here by itself."""
+        del checkpoint_id
+        return False
+
+
+class ReaderForStock(Wrapper[StorageReader], storage.StorageReader):
+    """Loads of `torch.distributed.checkpoint` through a storage reader of ours: every byte checked.
+
+    Args:
+        wrapped: The reader.
+        trust_objects: Give stock's planner stored objects without looking into them; see `StockLoadPlanner`.
+    """
+
+    def __init__(self, wrapped: StorageReader, *, trust_objects: bool = False) -> None:
+        super().__init__(wrapped)
+        self._trust_objects = trust_objects
+        self._found: tuple[stock_records.Metadata, Metadata] | None = None
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str] | None:
+        """The reader's own; None if it does not tell."""
+        return checkpoint_id_of(self.wrapped)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """See stock."""
+        self.wrapped.reset(checkpoint_id)
+        self._found = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> stock_records.Metadata:
+        """See stock. What a save without collectives left is merged already, so that `rank` adds nothing."""
+        own = self.wrapped.read_metadata(*args, **(kwargs if takes_kwargs(self.wrapped.read_metadata) else {}))
+        found = stock_metadata(own)
+        self._found = found, own
+        return found
+
+    def set_up_storage_reader(
+        self, metadata: stock_records.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """See stock; the reader gets the metadata that it gave."""
+        found, own = self._found or (None, None)
+        if own is None or found is not metadata:
+            own = as_metadata(metadata)
+        set_up = self.wrapped.set_up_storage_reader
+        set_up(own, is_coordinator, *args, **(kwargs if takes_kwargs(set_up) else {}))
+
+    def prepare_local_plan(self, plan: planner.LoadPlan) -> planner.LoadPlan:
+        """See stock."""
+        return stock_load_plan(self.wrapped.prepare_local_plan(own_load_plan(plan)))
+
+    def prepare_global_plan(self, plans: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
+        """See stock."""
+        return [
+            stock_load_plan(plan) for plan in self.wrapped.prepare_global_plan([own_load_plan(plan) for plan in plans])
+        ]
+
+    def read_data(self, plan: planner.LoadPlan, planner: planner.LoadPlanner) -> torch.futures.Future[None]:
+        """See stock."""
+        own: LoadPlanner
+        if isinstance(planner, LoadPlannerForStock):
+            own = planner.wrapped
+        else:
+            own = StockLoadPlanner(planner, trust_objects=self._trust_objects)
+        return self.wrapped.read_data(own_load_plan(plan), own)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """False: no id leads here by itself."""
+        del checkpoint_id
+        return False

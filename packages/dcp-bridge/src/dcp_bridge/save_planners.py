@@ -1,0 +1,110 @@
+"""Planners of saves: stock's as one of ours (`StockSavePlanner`), ours as one of stock's (`SavePlannerForStock`).
+
+Source: torch 2.13 `torch.distributed.checkpoint.planner.SavePlanner` (contract).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import default_planner, metadata, planner
+
+from dcp_bridge.calls import stock_errors
+from dcp_bridge.own_records import own_save_plan, own_storage_meta
+from dcp_bridge.stock_records import stock_metadata, stock_save_plan, stock_storage_meta, stock_write_item
+from dcp_bridge.wrapper import Delegating
+from dcp_core import Metadata, SavePlan, SavePlanner, StorageMeta, WriteItem
+from dcp_core.convert import as_metadata, as_write_item
+
+__all__ = ["SavePlannerForStock", "StockSavePlanner"]
+
+_OF_A_SAVE = ("state_dict", "plan", "global_plan", "metadata", "storage_meta")
+
+
+class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
+    """Plans saves by a planner of `torch.distributed.checkpoint`, whatever it overrides.
+
+    Its own rules apply: replicas are spread as stock spreads them, and only what stock checks is checked.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy for another process plans other saves: values stay here.
+        twin = self.wrapped
+        if isinstance(twin, default_planner.DefaultSavePlanner):
+            twin = copy.copy(twin)
+            vars(twin).update({name: None for name in _OF_A_SAVE if name in vars(twin)})
+        return {**vars(self), "wrapped": twin}
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """See `SavePlanner`; older planners know no `storage_meta`."""
+        with stock_errors("set_up_planner"):
+            if "storage_meta" in inspect.signature(self.wrapped.set_up_planner).parameters:
+                meta = stock_storage_meta(storage_meta)
+                self.wrapped.set_up_planner(state_dict, storage_meta=meta, is_coordinator=is_coordinator)
+            else:
+                self.wrapped.set_up_planner(state_dict, is_coordinator=is_coordinator)
+
+    def create_local_plan(self) -> SavePlan:
+        """See `SavePlanner`."""
+        with stock_errors("create_local_plan"):
+            return own_save_plan(self.wrapped.create_local_plan())
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """See `SavePlanner`."""
+        with stock_errors("create_global_plan"):
+            plans, found = self.wrapped.create_global_plan([stock_save_plan(plan) for plan in all_plans])
+        return [own_save_plan(plan) for plan in plans], as_metadata(found)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """See `SavePlanner`."""
+        with stock_errors("finish_plan"):
+            return own_save_plan(self.wrapped.finish_plan(stock_save_plan(new_plan)))
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """See `SavePlanner`."""
+        with stock_errors("resolve_data"):
+            return self.wrapped.resolve_data(stock_write_item(write_item))
+
+
+class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
+    """Plans saves of `torch.distributed.checkpoint` by a planner of ours.
+
+    Tied values are written under each of their names: stock's metadata knows no aliases.
+    """
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: metadata.StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """See stock."""
+        meta = own_storage_meta(storage_meta)
+        if "storage_meta" in inspect.signature(self.wrapped.set_up_planner).parameters:
+            self.wrapped.set_up_planner(state_dict, storage_meta=meta, is_coordinator=is_coordinator)
+        else:
+            self.wrapped.set_up_planner(state_dict, is_coordinator=is_coordinator)
+
+    def create_local_plan(self) -> planner.SavePlan:
+        """See stock."""
+        return stock_save_plan(replace(self.wrapped.create_local_plan(), aliases=None))
+
+    def create_global_plan(self, all_plans: list[planner.SavePlan]) -> tuple[list[planner.SavePlan], metadata.Metadata]:
+        """See stock."""
+        plans, found = self.wrapped.create_global_plan([own_save_plan(plan) for plan in all_plans])
+        return [stock_save_plan(plan) for plan in plans], stock_metadata(found)
+
+    def finish_plan(self, new_plan: planner.SavePlan) -> planner.SavePlan:
+        """See stock."""
+        return stock_save_plan(self.wrapped.finish_plan(own_save_plan(new_plan)))
+
+    def resolve_data(self, write_item: planner.WriteItem) -> torch.Tensor | io.BytesIO:
+        """See stock."""
+        return self.wrapped.resolve_data(as_write_item(write_item))

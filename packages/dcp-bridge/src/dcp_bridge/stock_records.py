@@ -1,0 +1,165 @@
+"""Records of ours → stock's. What stock has no field for travels in a subclass of its plan, or is left out.
+
+Source: torch 2.13 `torch.distributed.checkpoint.{metadata,planner,storage,filesystem}` (fields).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata, planner, storage
+
+from dcp_bridge.converted import converted, original
+from dcp_core import (
+    ChunkStorageMetadata,
+    LoadPlan,
+    Metadata,
+    MetadataIndex,
+    ReadItem,
+    SavePlan,
+    StorageInfo,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+    WriteItem,
+    WriteResult,
+)
+
+__all__ = [
+    "ExtendedSavePlan",
+    "stock_load_plan",
+    "stock_metadata",
+    "stock_read_item",
+    "stock_result",
+    "stock_save_plan",
+    "stock_storage_meta",
+    "stock_write_item",
+]
+
+
+@dataclass(frozen=True)
+class ExtendedSavePlan(planner.SavePlan):
+    """Stock's plan with the fields that only ours has; `dataclasses.replace` keeps them."""
+
+    aliases: dict[str, str] | None = None
+    digests: dict[str, int] | None = None
+    splittable: bool = False
+
+
+def stock_save_plan(plan: SavePlan) -> planner.SavePlan:
+    """Stock's plan with the contents of ours; items are made when they are looked at."""
+    items = original(plan.items)
+    return ExtendedSavePlan(
+        items=converted(plan.items, stock_write_item) if items is None else items,
+        storage_data=plan.storage_data,
+        planner_data=plan.planner_data,
+        usable=plan.usable,
+        aliases=plan.aliases,
+        digests=plan.digests,
+        splittable=plan.splittable,
+    )
+
+
+def stock_load_plan(plan: LoadPlan) -> planner.LoadPlan:
+    """Stock's plan with the contents of ours; items are made when they are looked at."""
+    items = original(plan.items)
+    return planner.LoadPlan(
+        items=converted(plan.items, stock_read_item) if items is None else items,
+        storage_data=plan.storage_data,
+        planner_data=plan.planner_data,
+    )
+
+
+def stock_write_item(item: WriteItem) -> planner.WriteItem:
+    """Stock's item with the fields of ours."""
+    tensor, data = item.tensor_data, item.bytes_io_data
+    return planner.WriteItem(
+        index=stock_index(item.index),
+        type=planner.WriteItemType[item.type.name],
+        bytes_io_data=None if data is None else planner.BytesIOWriteData(nbytes=data.nbytes),
+        tensor_data=None
+        if tensor is None
+        else planner.TensorWriteData(
+            chunk=_chunk(tensor.chunk), properties=_properties(tensor.properties), size=torch.Size(tensor.size)
+        ),
+    )
+
+
+def stock_read_item(item: ReadItem) -> planner.ReadItem:
+    """Stock's item with the fields of ours."""
+    return planner.ReadItem(
+        type=planner.LoadItemType[item.type.name],
+        dest_index=stock_index(item.dest_index),
+        dest_offsets=item.dest_offsets,
+        storage_index=stock_index(item.storage_index),
+        storage_offsets=item.storage_offsets,
+        lengths=item.lengths,
+    )
+
+
+def stock_result(result: WriteResult) -> storage.WriteResult:
+    """Stock's result with the fields of ours."""
+    return storage.WriteResult(stock_index(result.index), result.size_in_bytes, result.storage_data)
+
+
+def stock_index(index: MetadataIndex) -> metadata.MetadataIndex:
+    """Stock's index with the fields of ours."""
+    return metadata.MetadataIndex(index.fqn, index.offset, index.index)
+
+
+def stock_metadata(own: Metadata) -> metadata.Metadata:
+    """Stock's metadata with the contents of ours: every record is made. Tied names are entries of their own."""
+    stored = own.storage_data
+    if isinstance(stored, Mapping):
+        stored = {_index_or_same(key): _info_or_same(value) for key, value in stored.items()}
+    return metadata.Metadata(
+        state_dict_metadata={name: _entry(record) for name, record in own.state_dict_metadata.items()},
+        planner_data=own.planner_data,
+        storage_data=stored,
+        storage_meta=stock_storage_meta(own.storage_meta),
+        version=own.version,
+    )
+
+
+def stock_storage_meta(meta: StorageMeta | None) -> metadata.StorageMeta | None:
+    """Stock's record with the fields of ours."""
+    if meta is None:
+        return None
+    return metadata.StorageMeta(meta.checkpoint_id, meta.save_id, meta.load_id, list(meta.modules))
+
+
+def _entry(record: Any) -> metadata.TensorStorageMetadata | metadata.BytesStorageMetadata:
+    if not isinstance(record, TensorStorageMetadata):
+        return metadata.BytesStorageMetadata()
+    return metadata.TensorStorageMetadata(
+        properties=_properties(record.properties), size=record.size, chunks=[_chunk(one) for one in record.chunks]
+    )
+
+
+def _chunk(chunk: ChunkStorageMetadata) -> metadata.ChunkStorageMetadata:
+    return metadata.ChunkStorageMetadata(offsets=chunk.offsets, sizes=chunk.sizes)
+
+
+def _properties(properties: TensorProperties) -> metadata.TensorProperties:
+    return metadata.TensorProperties(
+        dtype=properties.dtype,
+        layout=properties.layout,
+        requires_grad=properties.requires_grad,
+        memory_format=properties.memory_format,
+        pin_memory=properties.pin_memory,
+    )
+
+
+def _index_or_same(key: Any) -> Any:
+    return stock_index(key) if isinstance(key, MetadataIndex) else key
+
+
+def _info_or_same(value: Any) -> Any:
+    if not isinstance(value, StorageInfo):
+        return value
+    return filesystem._StorageInfo(  # noqa: SLF001 - what every reader of stock's files expects here
+        value.relative_path, value.offset, value.length, value.transform_descriptors
+    )

@@ -1,0 +1,166 @@
+"""`StockWriter`: a storage writer of stock, as one of ours.
+
+Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageWriter` (contract).
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import staging, storage
+
+from dcp_bridge.calls import checkpoint_id_of, stock_errors, takes_kwargs
+from dcp_bridge.own_records import own_result, own_save_plan, own_storage_meta
+from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
+from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan
+from dcp_bridge.wrapper import Wrapper
+from dcp_core import DcpError, Metadata, SavePlan, SavePlanner, StorageMeta, StorageWriter, WriteResult
+from dcp_core.convert import as_metadata
+
+__all__ = ["StockStagingWriter", "StockWriter", "is_stager"]
+
+_SHOWN_ITEMS = 5
+
+
+class StockWriter(Wrapper[storage.StorageWriter], StorageWriter):
+    """Saves through a storage writer of `torch.distributed.checkpoint`, with what that one guarantees.
+
+    Args:
+        wrapped: The writer.
+        check_results: Raise when the writer does not report every item that it was to write. Stock's file writer with
+            several threads is silent when one of them fails.
+
+    What we do around it holds for it, too: errors reach all ranks, nobody hangs. What it does itself is its own:
+    its data is as durable, and its last step as atomic, as it makes them.
+    """
+
+    def __init__(self, wrapped: storage.StorageWriter, *, check_results: bool = True) -> None:
+        super().__init__(wrapped)
+        self._check_results = check_results
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str] | None:
+        """The writer's own; None if it does not tell."""
+        return checkpoint_id_of(self.wrapped)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """See `StorageWriter`."""
+        self.wrapped.reset(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta | None:
+        """What the writer says of itself."""
+        return own_storage_meta(self.wrapped.storage_meta())
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """See `StorageWriter`; stock's writers get the keywords that stock gives them."""
+        del args
+        set_up = self.wrapped.set_up_storage_writer
+        known = {name: value for name, value in kwargs.items() if name in ("rank", "use_collectives")}
+        with stock_errors("set_up_storage_writer"):
+            set_up(is_coordinator, **(known if takes_kwargs(set_up) else {}))
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """See `StorageWriter`. Tied values are written under each of their names: stock's writers know no aliases."""
+        with stock_errors("prepare_local_plan"):
+            return own_save_plan(self.wrapped.prepare_local_plan(stock_save_plan(replace(plan, aliases=None))))
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """See `StorageWriter`."""
+        with stock_errors("prepare_global_plan"):
+            prepared = self.wrapped.prepare_global_plan([stock_save_plan(plan) for plan in plans])
+        return [own_save_plan(plan) for plan in prepared]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """See `StorageWriter`.
+
+        Raises:
+            DcpError: The writer did not report every item as written.
+        """
+        stock = planner.wrapped if isinstance(planner, StockSavePlanner) else SavePlannerForStock(planner)
+        with stock_errors("write_data"):
+            future = self.wrapped.write_data(stock_save_plan(plan), stock)
+            future.wait()
+            results = [own_result(result) for result in future.value()]
+        if self._check_results:
+            self._check(plan, results)
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result(results)
+        return done
+
+    def _check(self, plan: SavePlan, results: list[WriteResult]) -> None:
+        written = {result.index for result in results}
+        lost = [item.index.fqn for item in plan.items if item.index not in written]
+        if lost:
+            shown = ", ".join(map(repr, lost[:_SHOWN_ITEMS])) + (", …" if len(lost) > _SHOWN_ITEMS else "")
+            raise DcpError(
+                f"{type(self.wrapped).__qualname__} did not report {len(lost)} of {len(plan.items)} items as written: "
+                f"{shown}. Look for an error in its threads above; if the writer reports nothing by design, pass "
+                "from_stock(writer, check_results=False)"
+            )
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """See `StorageWriter`. What the writer puts into the metadata is put into ours."""
+        stock = stock_metadata(metadata)
+        with stock_errors("finish"):
+            self.wrapped.finish(stock, [[stock_result(result) for result in one] for one in results])
+        found = as_metadata(stock)
+        metadata.storage_data, metadata.storage_meta = found.storage_data, found.storage_meta
+        metadata.version, metadata.planner_data = found.version, found.planner_data
+
+    def abort(self, error: BaseException) -> None:
+        """Tell a writer that wants to know that the save has failed; stock's contract has no such call."""
+        abort = getattr(self.wrapped, "abort", None)
+        if abort is not None:
+            abort(error)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """False: no id leads here by itself."""
+        del checkpoint_id
+        return False
+
+
+class StockStagingWriter(StockWriter):
+    """A `StockWriter` whose writer also makes the copy of an asynchronous save, in a way of its own."""
+
+    @property
+    def _stager(self) -> Any:
+        return self.wrapped
+
+    @property
+    def _synchronize_after_execute(self) -> bool:
+        return bool(self._stager.should_synchronize_after_execute)
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """The writer's own answer."""
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
+        """The writer's copy."""
+        staged: Future[dict[str, Any]] | dict[str, Any] = self._stager.stage(state_dict)
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """Wait as the writer does."""
+        self._stager.synchronize_staging()
+
+    def close(self) -> None:
+        """Let the writer give back its memory, if it has a way to."""
+        getattr(self._stager, "close", lambda: None)()
+
+
+def is_stager(writer: object) -> bool:
+    """Whether a writer copies in a way of its own; what stock's file writers do, ours does in reused memory."""
+    if not isinstance(writer, staging.AsyncStager):
+        return False
+    plain = {storage.StorageWriter, staging.BlockingAsyncStager}
+    maker = next((base for base in type(writer).__mro__ if "stage" in vars(base)), type(writer))
+    of_stock = maker in plain or maker.__module__ == "torch.distributed.checkpoint.filesystem"
+    return not of_stock or bool(
+        getattr(writer, "cache_staged_state_dict", False) or getattr(writer, "type_check", False)
+    )

@@ -1,0 +1,156 @@
+"""`WriterForStock`: a storage writer of ours, as one of stock's.
+
+Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageWriter` (contract), `state_dict_saver` (order of calls).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import metadata as stock_records
+from torch.distributed.checkpoint import planner, storage
+
+from dcp_bridge.calls import checkpoint_id_of, takes_kwargs
+from dcp_bridge.own_records import own_result, own_save_plan
+from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
+from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan, stock_storage_meta
+from dcp_bridge.wrapper import Wrapper
+from dcp_core import DcpError, StorageWriter
+from dcp_core.convert import as_metadata
+
+__all__ = ["WriterForStock"]
+
+_log = logging.getLogger(__name__)
+
+
+class WriterForStock(Wrapper[StorageWriter], storage.StorageWriter):
+    """Saves of `torch.distributed.checkpoint` through a storage writer of ours: durable, with CRCs, published at once.
+
+    Args:
+        wrapped: The writer.
+        save_id: For saves with `use_collectives=False`: an id that is equal on all ranks and was not used before. Stock
+            agrees on none, and our rank-local indexes count only with one.
+
+    Stock does not tell a writer that a save has failed elsewhere: then what was written is cleared away when the same
+    object begins the next save, or when it is dropped; and by any later save once this process has ended.
+    """
+
+    def __init__(self, wrapped: StorageWriter, *, save_id: str | None = None) -> None:
+        super().__init__(wrapped)
+        self._save_id = save_id
+        self._is_coordinator = False
+        self._running = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A save that runs here does not run in a copy.
+        return {**vars(self), "_running": False}
+
+    def __del__(self) -> None:
+        if vars(self).get("_running"):
+            self._clear_away()
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str] | None:
+        """The writer's own; None if it does not tell."""
+        return checkpoint_id_of(self.wrapped)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """See stock."""
+        self._clear_away()
+        self.wrapped.reset(checkpoint_id)
+
+    def storage_meta(self) -> stock_records.StorageMeta | None:
+        """See stock."""
+        return stock_storage_meta(self.wrapped.storage_meta())
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """See stock.
+
+        Raises:
+            DcpError: The save goes without collectives, and the ranks have agreed on no save id.
+        """
+        self._clear_away()
+        self._is_coordinator = is_coordinator
+        if not kwargs.get("use_collectives", True):
+            if self._save_id is None:
+                raise DcpError(
+                    "a save with use_collectives=False needs an id that all ranks agree on, and stock agrees on none: "
+                    "pass to_stock(writer, save_id=…), a new one for each save"
+                )
+            world_size = dist.get_world_size() if dist.is_initialized() else 1
+            kwargs |= {"save_id": self._save_id, "world_size": world_size}
+        set_up = self.wrapped.set_up_storage_writer
+        self._running = True
+        with self._part_of_save():
+            set_up(is_coordinator, *args, **(kwargs if takes_kwargs(set_up) else {}))
+
+    def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
+        """See stock."""
+        with self._part_of_save():
+            return stock_save_plan(self.wrapped.prepare_local_plan(own_save_plan(plan)))
+
+    def prepare_global_plan(self, plans: list[planner.SavePlan]) -> list[planner.SavePlan]:
+        """See stock."""
+        with self._part_of_save():
+            prepared = self.wrapped.prepare_global_plan([own_save_plan(plan) for plan in plans])
+            return [stock_save_plan(plan) for plan in prepared]
+
+    def write_data(
+        self, plan: planner.SavePlan, planner: planner.SavePlanner
+    ) -> torch.futures.Future[list[storage.WriteResult]]:
+        """See stock."""
+        own = planner.wrapped if isinstance(planner, SavePlannerForStock) else StockSavePlanner(planner)
+        with self._part_of_save():
+            written = self.wrapped.write_data(own_save_plan(plan), own)
+            written.wait()
+            results = [stock_result(result) for result in written.value()]
+        done: torch.futures.Future[list[storage.WriteResult]] = torch.futures.Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: stock_records.Metadata, results: list[list[storage.WriteResult]]) -> None:
+        """See stock. What the writer puts into the metadata is put into stock's."""
+        own = as_metadata(metadata)
+        with self._part_of_save():
+            self.wrapped.finish(own, [[own_result(result) for result in one] for one in results])
+        self._running = False
+        found = stock_metadata(own)
+        metadata.storage_data, metadata.storage_meta = found.storage_data, found.storage_meta
+        metadata.version = found.version
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """False: no id leads here by itself."""
+        del checkpoint_id
+        return False
+
+    @contextlib.contextmanager
+    def _part_of_save(self) -> Iterator[None]:
+        """What fails here fails the whole save: the coordinator will not publish it."""
+        try:
+            yield
+        except BaseException as error:
+            self._running = False
+            self._abort(error)
+            raise
+
+    def _clear_away(self) -> None:
+        """After a save that never ended. Only the coordinator knows that: the others are not told of the end."""
+        running, self._running = self._running, False
+        if running and self._is_coordinator:
+            self._abort(DcpError("the save failed on another rank"))
+
+    def _abort(self, error: BaseException) -> None:
+        abort = getattr(self.wrapped, "abort", None)
+        if abort is None:
+            return
+        try:
+            abort(error)
+        except Exception:  # noqa: BLE001 - the error of the save itself matters more
+            _log.exception("clearing up a failed save failed too")

@@ -1,0 +1,81 @@
+"""The records of a mapped `torch.save` file, and checking them against their CRCs: each once, when it is needed.
+
+What is read as a whole record later is checked then, by the engine that reads it; here is the rest.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+
+import torch
+
+from dcp_core.errors import CorruptCheckpointError
+from dcp_io import ZipRecord, record_crc32, zip_records
+
+__all__ = ["ArchiveRecords"]
+
+# Within the archive's folder; the values of each storage are one record.
+_VALUES = "/data/"
+
+
+class ArchiveRecords:
+    """Where the records of an archive lie, and whether they are what was written.
+
+    Args:
+        mapped: The whole file.
+        file: Its name, for messages.
+
+    Raises:
+        CorruptCheckpointError: Its directory is damaged.
+    """
+
+    def __init__(self, mapped: torch.UntypedStorage, *, file: str) -> None:
+        self._view = memoryview(torch.tensor([], dtype=torch.uint8).set_(mapped).numpy())  # type: ignore[arg-type]
+        self._file = file
+        self.address = mapped.data_ptr()
+        """Of the first byte, in this process."""
+        self.nbytes = mapped.nbytes()
+        """Of the file."""
+        try:
+            records = zip_records(self._view)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"the file cannot be read: {error}", file=file) from error
+        if sum(record.bytes for record in records) > self.nbytes:
+            raise CorruptCheckpointError("its records say that they are longer than the file", file=file)
+        # A writer may leave CRCs out: nothing can be checked then.
+        known = any(record.crc32 for record in records if record.bytes)
+        self._unchecked = [record for record in records if record.bytes] if known else []
+        self.crcs = {
+            (record.start, record.stored_bytes): record.crc32 for record in self._unchecked if not record.deflated
+        }
+        """Start and length of each record that lies there as it is → its CRC."""
+
+    def check_small(self) -> None:
+        """Check everything but the values of tensors. Raises CorruptCheckpointError."""
+        self._check(record for record in self._unchecked if _VALUES not in record.name)
+
+    def check_range(self, start: int, nbytes: int) -> None:
+        """Check the records that have bytes in a range of the file. Raises CorruptCheckpointError."""
+        stop = start + nbytes
+        self._check(
+            record for record in self._unchecked if record.start < stop and start < record.start + record.stored_bytes
+        )
+
+    def check_all(self) -> None:
+        """Check every record that has not been checked. Raises CorruptCheckpointError."""
+        self._check(self._unchecked)
+
+    def _check(self, records: Iterable[ZipRecord]) -> None:
+        for record in [*records]:
+            try:
+                value = record_crc32(self._view, record)
+            except zlib.error:
+                value = None
+            if value != record.crc32:
+                raise CorruptCheckpointError(
+                    f"the record {record.name!r} does not match its CRC: the file is damaged; restore it from a copy",
+                    file=self._file,
+                    offset=record.start,
+                )
+            self._unchecked.remove(record)

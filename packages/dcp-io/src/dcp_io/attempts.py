@@ -1,0 +1,60 @@
+"""`Attempts`: how often a request to a remote storage is made, and how long is waited in between."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+
+from dcp_io.errors import StorageError
+
+__all__ = ["Attempts", "TruncatedError"]
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
+
+
+class TruncatedError(OSError):
+    """An answer was shorter than what was asked for."""
+
+
+class Attempts:
+    """The attempts of one request: bounded in number and time, with growing random pauses.
+
+    Args:
+        what: The request and its object, for messages; without secrets.
+        limit: How many there may be.
+        deadline_seconds: After so long none is begun.
+    """
+
+    def __init__(self, what: str, limit: int, *, deadline_seconds: float = math.inf) -> None:
+        self._what = what
+        self._limit = limit
+        self._deadline_seconds = deadline_seconds
+        self._started = time.monotonic()
+        self.number = 1
+        """Of the attempt under way."""
+
+    def wait(self, told: str) -> bool:
+        """Log that the attempt failed and wait for the next one's turn; False, at once, if there shall be none.
+
+        Args:
+            told: What went wrong; without secrets.
+        """
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self.number)
+        pause = longest * random.uniform(0.3, 1.0)  # noqa: S311 - spreads clients, no secret
+        if self.number >= self._limit or time.monotonic() - self._started + pause > self._deadline_seconds:
+            return False
+        _log.warning("%s failed (attempt %d of %d), trying again: %s", self._what, self.number, self._limit, told)
+        time.sleep(pause)
+        self.number += 1
+        return True
+
+    def failure(self, told: str, remedy: str) -> StorageError:
+        """The error of a request that failed for good: what was tried how often and for how long, and what to do."""
+        seconds, plural = time.monotonic() - self._started, "s" * (self.number > 1)
+        return StorageError(
+            f"{self._what}: failed after {self.number} attempt{plural} in {seconds:.1f} s: {told}; {remedy}"
+        )
