@@ -107,13 +107,6 @@ def test_figures_of_compression_in_the_readme_are_those_of_its_page() -> None:
     assert f"{line}| {float(ours[1]):.2f} | {float(theirs[1]):.2f}, " in (ROOT / "README.md").read_text()
 
 
-def test_the_readme_counts_what_was_missed() -> None:
-    table = (ROOT / "docs" / "benchmarks.md").read_text().partition("## What was promised")[2].partition("## ")[0]
-    met = re.findall(r"\| (yes|\*\*no\*\*) \|$", table, re.MULTILINE)
-    words = {0: "none", 1: "one", 2: "two", 3: "three"}
-    assert f"of {len(met)} bars\n{words[met.count('**no**')]}." in (ROOT / "README.md").read_text()
-
-
 def needed_packages(package: str) -> set[str]:
     """A package, and those of this repository that it is built on."""
     declared = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]["dependencies"]

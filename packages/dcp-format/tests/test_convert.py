@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dcp_core import (
     CheckpointNotFoundError,
@@ -19,8 +19,9 @@ from dcp_core import (
     plugins,
     save,
 )
-from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
+from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedFormatError, UnsupportedValueError
 from dcp_format import Content, TensorEntry, WriteOptions, convert, detect
+from dcp_format.converters import converter_for
 from dcp_format.safetensors_index import INDEX_NAME
 from dcp_io import CheckpointExistsError
 
@@ -200,3 +201,19 @@ def test_a_converter_of_a_third_party(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (tmp_path / "out.lines").read_text() == "w 1.0 2.5\nv 3.0"
     finally:
         plugins.unregister("lines")
+
+
+def test_a_converter_that_fails_to_look_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Any, path: Any) -> bool:
+        raise ZeroDivisionError("in a detector")
+
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "other").write_bytes(b"?")
+    monkeypatch.setattr(type(converter_for("checkpoint")), "detect", fail)
+    assert detect(tmp_path / "model.safetensors") == "safetensors"
+    assert "'checkpoint' could not look at" in caplog.text
+    with pytest.raises(UnsupportedFormatError, match="no known format") as caught:
+        detect(tmp_path / "other")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)

@@ -5,6 +5,7 @@ A package adds one with the hook `dcp_register_converters`.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_format.content import Content
 
 __all__ = ["Converter", "WriteOptions", "converter_for", "detect", "format_of_name"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +87,18 @@ def detect(path: str | os.PathLike[str]) -> str:
     if not Path(path).exists():
         raise CheckpointNotFoundError(f"there is nothing at {os.fspath(path)}: check the path")
     names = plugins.names("converters")
+    failure: Exception | None = None
     for name in names:
-        if converter_for(name).detect(path):
-            return name
+        try:
+            if converter_for(name).detect(path):
+                return name
+        except Exception as error:  # noqa: BLE001 - one broken plugin must not hide the others
+            _logger.warning("the converter %r could not look at %s: %r", name, os.fspath(path), error)
+            failure = failure or error
     raise UnsupportedFormatError(
         f"{os.fspath(path)} is of no known format ({', '.join(names) or 'none installed'}): it is no checkpoint "
         "folder, safetensors or torch.save file"
-    )
+    ) from failure
 
 
 def format_of_name(path: str | os.PathLike[str]) -> str:

@@ -42,7 +42,7 @@ class NpzConverter:
         try:
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
-        except (OSError, zipfile.BadZipFile):
+        except (OSError, ValueError, zipfile.BadZipFile):  # ValueError: its names are no text
             return False
         return bool(names) and all(name.endswith(_MEMBER) for name in names)
 
