@@ -175,6 +175,20 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def faults(session: nox.Session) -> None:
+    """Fail at every system call of every kind of save, and lose the power (`-- --help` for less)."""
+    session.run(
+        shared(session), "-m", "integration_tests.robustness", *session.posargs, env=SINGLE_THREAD, external=True
+    )
+
+
+@nox.session(venv_backend="none")
+def soak(session: nox.Session) -> None:
+    """500 saves in the background with faults at random (`-- --saves 20` for less)."""
+    session.run(shared(session), "-m", "integration_tests.soak", *session.posargs, env=SINGLE_THREAD, external=True)
+
+
+@nox.session(venv_backend="none")
 def corruption(session: nox.Session) -> None:
     """Ten thousand random damages to checkpoints of every kind (`-- --trials 1000 --seed 7 --json figures.json`)."""
     python = shared(session)

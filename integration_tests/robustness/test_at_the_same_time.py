@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,37 +17,23 @@ import pytest
 
 import dcp_all as dcp
 from dcp_io import SaveInProgressError
+from dcp_io.testing.crash import Fault, RankEnd
 from integration_tests.oracle.kinds import same_bits
 from integration_tests.robustness import states
-from integration_tests.robustness.zygote import Job, RankEnd, Zygote
+from integration_tests.robustness.zygote import Job, Zygote
 
 OLD, NEW, RIVAL = 1, 2, 3
 Fresh = Callable[[str, int], Path]
 
 
 def run_beside(zygote: Zygote, job: Job, action: Callable[[], None]) -> tuple[RankEnd, bool]:
-    """Run `action` while the job's process is suspended; how the job ended, and whether it was ever suspended."""
-    (pid,) = zygote.begin(job)
-    suspended = wait_until_suspended(pid)
-    if suspended:
-        action()
-        os.kill(pid, signal.SIGCONT)
-    (end,) = zygote.end()
-    if not suspended:
-        action()
-    return end, suspended
-
-
-def wait_until_suspended(pid: int) -> bool:
-    """False if it ended instead."""
-    while True:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        if state in {"T", "Z"}:
-            return state == "T"
-        time.sleep(0.0005)
+    """Run `action` while the job's process is held; how the job ended, and whether it was ever held."""
+    held = zygote.begin(job)
+    action()
+    if held:
+        zygote.go_on()
+    (end,) = zygote.end().ranks
+    return end, held
 
 
 @pytest.mark.timeout(600)
@@ -73,7 +57,7 @@ def test_two_saves(zygote: Zygote, fresh: Fresh, tmp_path: Path, before: str | N
                 assert "wait for it" in str(error)
                 rival.append(False)
 
-        end, suspended = run_beside(zygote, Job("save", str(folder), NEW, strike=(number, "stop")), save)
+        end, suspended = run_beside(zygote, Job("save", str(folder), NEW, fault=Fault("stop", number)), save)
         won = end.error is None
         assert won or "SaveInProgressError" in end.error or "SaveLostError" in end.error, end.error
         assert won or rival == [True], "both gave way"
@@ -117,7 +101,7 @@ def test_a_load_while_the_checkpoint_is_replaced(zygote: Zygote, fresh: Fresh, k
         def save(folder: Path = folder, options: dict[str, Any] = options) -> None:
             states.save(folder, NEW, no_dist=True, **options)
 
-        job = Job("load", str(folder), strike=(len(loaded) + 1, "stop"), options={"versions": [OLD, NEW]})
+        job = Job("load", str(folder), fault=Fault("stop", len(loaded) + 1), options={"versions": [OLD, NEW]})
         end, suspended = run_beside(zygote, job, save)
         assert end.error is None, end.error
         loaded.append(end.result)
@@ -160,7 +144,7 @@ def test_a_save_in_the_next_folder(zygote: Zygote, fresh: Fresh, tmp_path: Path)
     """Saves of other folders under the same root do not see each other, whatever each of them is doing."""
     for number in (3, 8, 13, 18, 23):
         folder, other = fresh("torch", OLD), tmp_path / "other"
-        job = Job("save", str(folder), NEW, strike=(number, "stop"))
+        job = Job("save", str(folder), NEW, fault=Fault("stop", number))
         end, suspended = run_beside(zygote, job, lambda other=other: states.save(other, RIVAL, no_dist=True))
         assert suspended
         assert end.error is None

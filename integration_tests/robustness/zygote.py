@@ -1,20 +1,18 @@
 """A process that has imported everything and forks the ranks of one job after another: a new one takes milliseconds.
 
 Run as `python -m integration_tests.robustness.zygote`: a job per line of stdin, its outcome on stdout, as JSON.
-`Zygote` is the client.
+`Zygote` is the client. The ranks are followed by `dcp_io.testing.crash`, which counts, strikes and records what they
+do.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
+import pickle
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -23,15 +21,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from dcp_io.testing.crash import Change, Fault, RankEnd, run_traced
 from integration_tests.robustness import states
-from integration_tests.robustness.system_calls import READS, WRITES, Strike, intercepted
+from integration_tests.robustness.actions import ACTIONS
 
-__all__ = ["Job", "RankEnd", "Zygote"]
+__all__ = ["Job", "Outcome", "Zygote"]
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP_SECONDS = 30
-# A rank that waits for a killed one is killed as well, as a launcher does; by then it has cleaned up, if it ever will.
-GRACE_SECONDS = 0.5
 # From Python 3.12 on, forking a process with threads warns; those of torch's libraries are idle here.
 WARNINGS = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
 
@@ -41,28 +38,22 @@ class Job:
     """What the ranks do, and what happens to one of them."""
 
     action: str
-    """`save` or `load`."""
+    """One of `actions`."""
     folder: str
     version: int = 0
     world: int = 1
-    victim: int = 0
-    strike: tuple[int, str] | None = None
+    fault: Fault | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    watch: str | None = None
+    """The folder whose calls count, if it is another one."""
 
 
 @dataclass(frozen=True)
-class RankEnd:
-    """How a rank ended: killed by a signal, or with its calls and either a result or an error."""
+class Outcome:
+    """How the ranks ended, and whether the fault struck."""
 
-    signal: int | None
-    calls: list[str] = field(default_factory=list)
-    result: Any = None
-    error: str | None = None
-
-    @property
-    def survived(self) -> bool:
-        """Whether it was not killed."""
-        return self.signal is None
+    ranks: list[RankEnd]
+    struck: bool
 
 
 class Zygote:
@@ -78,23 +69,36 @@ class Zygote:
             text=True,
         )
         self._next()
+        self._ended: Any = None
 
-    def begin(self, job: Job) -> list[int]:
-        """Start the ranks; their process ids."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(job)) + "\n")
-        self._process.stdin.flush()
-        pids: list[int] = self._next()
-        return pids
+    def begin(self, job: Job) -> bool:
+        """Start the ranks; whether one of them is held by the fault `stop` now, or else all have ended."""
+        self._send({"job": asdict(job), "record": None})
+        message = self._next()
+        self._ended = None if message == "held" else message
+        return self._ended is None
 
-    def end(self) -> list[RankEnd]:
-        """Wait for the ranks; how each ended."""
-        return [RankEnd(**values) for values in self._next()]
+    def go_on(self) -> None:
+        """Let the rank go on that is held."""
+        self._send("go on")
+        self._ended = self._next()
 
-    def run(self, job: Job) -> list[RankEnd]:
+    def end(self) -> Outcome:
+        """How the ranks ended."""
+        return _outcome(self._ended)
+
+    def run(self, job: Job) -> Outcome:
         """Start the ranks and wait for them."""
-        self.begin(job)
+        assert not self.begin(job)
         return self.end()
+
+    def record(self, job: Job) -> tuple[Outcome, list[Change]]:
+        """Start the ranks and wait for them; what they did to the folder, too."""
+        with tempfile.TemporaryDirectory() as place:
+            self._send({"job": asdict(job), "record": f"{place}/changes"})
+            outcome = _outcome(self._next())
+            changes: list[Change] = pickle.loads(Path(place, "changes").read_bytes())
+        return outcome, changes
 
     def close(self) -> None:
         """End the zygote."""
@@ -104,6 +108,11 @@ class Zygote:
         self._process.wait(30)
         self._process.stdout.close()
 
+    def _send(self, message: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
     def _next(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -112,77 +121,55 @@ class Zygote:
         return json.loads(line)
 
 
+def _outcome(message: Any) -> Outcome:
+    return Outcome([RankEnd(**values) for values in message["ranks"]], message["struck"])
+
+
 def main() -> None:
     """Serve jobs until stdin ends."""
     replies = sys.stdout
-    print(json.dumps("ready"), file=replies, flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        ranks = _fork(Job(**job))
-        print(json.dumps([pid for pid, _ in ranks]), file=replies, flush=True)
-        print(json.dumps(_wait(ranks)), file=replies, flush=True)
+    sys.stdout = sys.stderr
+
+    def reply(message: Any) -> None:
+        print(json.dumps(message), file=replies, flush=True)
+
+    def held(pid: int) -> None:
+        del pid
+        reply("held")
+        sys.stdin.readline()
+
+    reply("ready")
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        values = request["job"]
+        fault = None if values["fault"] is None else Fault(**values["fault"])
+        _run(Job(**{**values, "fault": fault}), request["record"], reply, held)
 
 
-def _fork(job: Job) -> list[tuple[int, int]]:
-    """A process per rank: its id, and where it reports to."""
+def _run(job: Job, record: str | None, reply: Any, held: Any) -> None:
     port_reader, port_writer = os.pipe()
-    ranks = []
-    for rank in range(job.world):
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(reader)
-            with contextlib.suppress(BaseException):
-                outcome = _be_rank(job, rank, port_reader, port_writer)
-                os.write(writer, json.dumps(outcome).encode())
-            os._exit(0)
-        os.close(writer)
-        ranks.append((pid, reader))
+    prepared: dict[str, Any] = {}
+
+    def prepare(rank: int) -> None:
+        if job.world > 1:
+            _join(job.world, rank, port_reader, port_writer)
+        prepared["state"] = states.sharded(job.version)
+
+    run = run_traced(
+        lambda rank: ACTIONS[job.action](job.folder, job.version, prepared["state"], **job.options),
+        job.watch or job.folder,
+        world=job.world,
+        prepare=prepare,
+        fault=job.fault,
+        record=record is not None,
+        reads=job.action == "load",
+        held=held,
+    )
     os.close(port_reader)
     os.close(port_writer)
-    return ranks
-
-
-def _wait(ranks: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Wait until all have ended, and see to it once one was killed."""
-    statuses: dict[int, int] = {}
-    deadline = float("inf")
-    while len(statuses) < len(ranks):
-        for pid, _ in ranks:
-            if pid not in statuses and (ended := os.waitpid(pid, os.WNOHANG))[0]:
-                statuses[pid] = ended[1]
-                if os.WIFSIGNALED(ended[1]):
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-        if time.monotonic() > deadline:
-            deadline = float("inf")
-            for pid, _ in ranks:
-                if pid not in statuses:
-                    os.kill(pid, signal.SIGKILL)
-        time.sleep(0.001)
-    return [_outcome(statuses[pid], reader) for pid, reader in ranks]
-
-
-def _outcome(status: int, reader: int) -> dict[str, Any]:
-    with os.fdopen(reader, "rb") as pipe:
-        report = pipe.read()
-    if os.WIFSIGNALED(status):
-        return {"signal": os.WTERMSIG(status)}
-    values: dict[str, Any] = json.loads(report)
-    return values
-
-
-def _be_rank(job: Job, rank: int, port_reader: int, port_writer: int) -> dict[str, Any]:
-    strike = Strike(*job.strike) if job.strike is not None and job.victim == rank else None
-    result, error = None, None
-    if job.world > 1:
-        _join(job.world, rank, port_reader, port_writer)
-    state = states.sharded(job.version)
-    with intercepted(strike, WRITES if job.action == "save" else READS) as calls:
-        try:
-            result = _ACTIONS[job.action](job, state)
-        except Exception:  # noqa: BLE001 - what became of the job is what the test looks at
-            error = traceback.format_exc()
-    return {"signal": None, "calls": calls.names, "result": result, "error": error}
+    if record is not None:
+        Path(record).write_bytes(pickle.dumps(run.changes))
+    reply({"ranks": [asdict(end) for end in run.ranks], "struck": run.struck})
 
 
 def _join(world: int, rank: int, port_reader: int, port_writer: int) -> None:
@@ -194,20 +181,6 @@ def _join(world: int, rank: int, port_reader: int, port_writer: int) -> None:
         port = int.from_bytes(os.read(port_reader, 4), "little")
         store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timeout, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
-
-
-def _save(job: Job, state: dict[str, Any]) -> str | None:
-    saved = states.save(job.folder, job.version, state=state, **job.options)
-    save_id: str | None = saved.storage_meta.save_id
-    return save_id
-
-
-def _load(job: Job, state: dict[str, Any]) -> int:
-    del state
-    return states.version_in(job.folder, job.options["versions"])
-
-
-_ACTIONS = {"save": _save, "load": _load}
 
 
 def _warm_up() -> None:

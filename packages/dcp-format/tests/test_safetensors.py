@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from dcp_core import (
 from dcp_core.errors import MissingKeyError, UnsupportedValueError
 from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter, WriteOptions, convert
 from dcp_format.safetensors_index import INDEX_NAME, open_safetensors
+from dcp_io import LocalStore
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -121,29 +124,98 @@ def loaded(path: Path, value: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return template
 
 
-@pytest.mark.parametrize("crash_after", [1, 2])
-def test_files_of_two_saves_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_after: int) -> None:
-    value = tensors()
+class Crash(BaseException):
+    pass
+
+
+@pytest.fixture
+def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """`with crash(n):` dies before the renaming number n + 1, and cleans nothing up."""
+
+    @contextlib.contextmanager
+    def crashing(after: int) -> Iterator[None]:
+        real, renamed = os.replace, []
+
+        def replace(source: object, destination: object) -> None:
+            if len(renamed) == after:
+                raise Crash
+            renamed.append(destination)
+            real(str(source), str(destination))
+
+        def delete(self: LocalStore, name: str) -> None:
+            if len(renamed) < after:
+                (Path(self.path) / name).unlink(missing_ok=True)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            patch.setattr(LocalStore, "delete", delete)
+            with pytest.raises((CheckpointException, Crash)):
+                yield
+
+    return crashing
+
+
+def write_as(kind: str, place: Path, value: dict[str, torch.Tensor]) -> None:
     mapping = {name: 1 + number % 3 for number, name in enumerate(value)}
-    save(value, storage_writer=HuggingFaceStorageWriter(str(tmp_path), mapping))
-    replaced: list[object] = []
+    if kind == "converted":
+        torch.save(value, place.parent / "value.pt")
+        convert(place.parent / "value.pt", place, options=WriteOptions(overwrite=True, shard_bytes=8))
+    else:
+        sharded = kind == "sharded"
+        save(value, storage_writer=HuggingFaceStorageWriter(str(place), mapping, save_distributed=sharded))
 
-    def replace(source: object, destination: object) -> None:
-        if len(replaced) == crash_after:
-            raise KeyboardInterrupt
-        replaced.append(destination)
-        os.rename(str(source), str(destination))
 
-    again = HuggingFaceStorageWriter(str(tmp_path), mapping)
-    with monkeypatch.context() as patch:
-        patch.setattr("dcp_format.hf_writer.os.replace", replace)
-        with pytest.raises((CheckpointException, KeyboardInterrupt)):
-            save(value, storage_writer=again)
-    assert not (tmp_path / INDEX_NAME).exists()
+KINDS = ["whole", "sharded", "converted"]
+
+
+@pytest.mark.parametrize("crash_after", [0, 1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_save_that_crashes_leaves_nothing_that_loads(
+    tmp_path: Path, crash: Any, kind: str, crash_after: int
+) -> None:
+    place, value = tmp_path / "model.hf", tensors()
+    place.mkdir()
+    with crash(crash_after):
+        write_as(kind, place, value)
+    assert len([*place.glob("*.safetensors")]) == crash_after
+    with pytest.raises(CheckpointNotFoundError, match="interrupted" if crash_after else "there is no"):
+        open_safetensors(place)
+    write_as(kind, place, value)
+    assert same(loaded(place, value), value)
+
+
+@pytest.mark.parametrize("crash_after", [0, 1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_save_that_crashes_leaves_the_old_files(tmp_path: Path, crash: Any, kind: str, crash_after: int) -> None:
+    place, old = tmp_path / "model.hf", tensors()
+    new = {name: torch.zeros_like(value) for name, value in old.items()}
+    write_as(kind, place, old)
+    count = len([*place.glob("*.safetensors")])
+    with crash(crash_after):
+        write_as(kind, place, new)
+    assert same(loaded(place, old), old)
+    write_as(kind, place, new)
+    assert same(loaded(place, old), new)
+    assert len([*place.glob("*.safetensors")]) == count
+
+
+@pytest.mark.parametrize(("first", "second"), [(a, b) for a in KINDS for b in KINDS])
+def test_any_writer_replaces_the_files_of_any_other(tmp_path: Path, first: str, second: str) -> None:
+    place, old = tmp_path / "model.hf", tensors()
+    new = {name: torch.zeros_like(value) for name, value in old.items()}
+    write_as(first, place, old)
+    write_as(second, place, new)
+    assert same(loaded(place, old), new)
+    assert (place / INDEX_NAME).exists() is (second != "sharded")
+
+
+def test_files_of_two_saves_are_refused(tmp_path: Path) -> None:
+    """Files that say nothing of their number or generation, as earlier versions wrote them."""
+    for number, save_id in ((1, "a"), (2, "b")):
+        name = tmp_path / f"model-0000{number}-of-00002.safetensors"
+        save_file({f"t{number}": torch.ones(3)}, name, {"DCP_SAVE_ID": save_id})
     with pytest.raises(CorruptCheckpointError, match="two saves"):
         open_safetensors(tmp_path)
-    save(value, storage_writer=HuggingFaceStorageWriter(str(tmp_path), mapping))
-    assert same(loaded(tmp_path, value), value)
 
 
 def test_tied_tensors_are_kept(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ import torch.distributed as dist
 
 from dcp_core.errors import CheckpointException, MissingKeyError
 from dcp_format.content import TensorEntry
+from dcp_format.file_sets import SUFFIX, Stamp, fresh_name, save_id_of
 from dcp_format.new_file import new_file
-from dcp_format.safetensors_index import INDEX_NAME, SAVE_ID, SUFFIX, open_safetensors
-from dcp_format.safetensors_write import index_json, write_tensor_file
+from dcp_format.safetensors_index import INDEX_NAME, earlier_files, open_safetensors
+from dcp_format.safetensors_write import index_json, remove_earlier, write_tensor_file
 from dcp_format.stored import stored_content
 from dcp_io import LocalStore
 
@@ -99,6 +100,8 @@ class _Plan:
     entries: Mapping[str, Sequence[TensorEntry]]
     """By name of the file."""
     metadata: Mapping[str, str]
+    earlier: frozenset[str]
+    """Files of an older set."""
 
     @classmethod
     def of(cls, input_dir: str, output_dir: str, mapping: Mapping[str, int]) -> _Plan:
@@ -116,11 +119,17 @@ class _Plan:
             entries[alias] = TensorEntry(alias, original.dtype, original.shape, original.data)
         count = max(mapping.values(), default=1)
         names = {n: f"model-{n:05d}-of-{count:05d}{SUFFIX}" for n in range(1, count + 1)}
+        metadata = {"format": "pt"}
+        earlier = {
+            name for name in earlier_files(Path(output_dir)) if save_id_of(Path(output_dir), name) != source.save_id
+        }
+        if source.save_id is not None:
+            names = {n: fresh_name(name, earlier, source.save_id) for n, name in names.items()}
+            metadata.update(Stamp.next(Path(output_dir), source.save_id, count).metadata)
         files: dict[str, list[TensorEntry]] = {name: [] for name in names.values()}
         for name, entry in entries.items():
             files[names[mapping.get(name, 1)]].append(entry)
-        metadata = {"format": "pt"} if source.save_id is None else {"format": "pt", SAVE_ID: source.save_id}
-        return cls(Path(output_dir), files, metadata)
+        return cls(Path(output_dir), files, metadata, frozenset(earlier))
 
     @property
     def numbers(self) -> list[int]:
@@ -162,4 +171,6 @@ class _Plan:
     def write_index(self) -> None:
         """Write the folder's index: what is not named in it does not belong to the model."""
         sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in self.entries.items()}
-        LocalStore(self.folder).publish(INDEX_NAME, index_json(sizes))
+        store = LocalStore(self.folder)
+        store.publish(INDEX_NAME, index_json(sizes))
+        remove_earlier(store, self.earlier - self.entries.keys())

@@ -6,7 +6,8 @@ Source: torch 2.13 `torch.distributed.checkpoint.{hf_storage,_hf_utils}` (names 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +15,10 @@ import torch
 from dcp_core import SavePlanner, WriteItem, WriteResult
 from dcp_core.errors import DcpError, UnsupportedValueError
 from dcp_core.payloads import tensor_payload
+from dcp_format.file_sets import SUFFIX
 from dcp_format.new_file import WriteBack
 from dcp_format.safetensors_header import build_header
-from dcp_format.safetensors_index import ALIASES, SAVE_ID, SHAPES, SHARDING, SUFFIX
+from dcp_format.safetensors_index import ALIASES, SHAPES, SHARDING
 from dcp_io import TEMPORARY_SUFFIX, Store
 from dcp_manifest import Framing, Payload
 
@@ -32,6 +34,8 @@ class Placement:
 
     tag: str
     files: Mapping[int, str]
+    stamp: Mapping[str, str]
+    """What every file of the save says of the save."""
 
     def temporary(self, name: str) -> str:
         """The name of a file until all files are there."""
@@ -47,7 +51,7 @@ class OneFile:
     items: Sequence[WriteItem]
     sharded: bool
     ties: Mapping[str, str]
-    save_id: str
+    stamp: Mapping[str, str]
 
 
 def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
@@ -69,6 +73,29 @@ def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
         {n: f"shard-{writing.index(rank) + 1:05d}-model-{n:05d}-of-{highest:05d}{SUFFIX}" for n in numbers}
         for rank, numbers in enumerate(groups)
     ]
+
+
+def items_by_file(
+    items: Iterable[WriteItem], files: Mapping[int, str], number: Callable[[str], int]
+) -> dict[str, list[WriteItem]]:
+    """The items of each file of a rank; another box of a tensor goes to another file: a file has one of each name.
+
+    Args:
+        items: Of the rank.
+        files: Its files' names by their numbers.
+        number: Name of a tensor → number of its file.
+    """
+    found: dict[str, list[WriteItem]] = defaultdict(list)
+    seen: set[tuple[str, str]] = set()
+    for item in items:
+        name = first = files[number(item.index.fqn)]
+        part = 1
+        while (name, item.index.fqn) in seen:
+            part += 1
+            name = f"{first.removesuffix(SUFFIX)}-part-{part}{SUFFIX}"
+        seen.add((name, item.index.fqn))
+        found[name].append(item)
+    return found
 
 
 def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteResult]:
@@ -99,7 +126,7 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
 
 
 def _metadata(job: OneFile) -> dict[str, str]:
-    metadata = {"format": "pt", SAVE_ID: job.save_id}
+    metadata = {"format": "pt", **job.stamp}
     if job.sharded:
         metadata["DCP_VERSION"] = "1.0"
         metadata[SHARDING] = json.dumps({item.index.fqn: {"saved_offsets": _offsets(item)} for item in job.items})

@@ -33,9 +33,10 @@ from dcp_core import (
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
 from dcp_format.consolidate import consolidate_safetensors_files
 from dcp_format.content import refuse_objects
-from dcp_format.hf_files import OneFile, Placement, names_of_files, sharded_files, write_part
-from dcp_format.safetensors_index import INDEX_NAME, SUFFIX, earlier_files
-from dcp_format.safetensors_write import index_json
+from dcp_format.file_sets import Stamp, fresh_name
+from dcp_format.hf_files import OneFile, Placement, items_by_file, names_of_files, sharded_files, write_part
+from dcp_format.safetensors_index import INDEX_NAME, earlier_files
+from dcp_format.safetensors_write import index_json, remove_earlier
 from dcp_io import LocalStore
 
 __all__ = ["HuggingFaceStorageWriter"]
@@ -152,10 +153,14 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         make = sharded_files if self.save_distributed else names_of_files
         tag = secrets.token_hex(8)
         self._store().make()
-        return [
-            replace(plan, storage_data=Placement(tag, names))
-            for plan, names in zip(plans, make(groups, highest), strict=True)
+        folder = Path(self._store().path)
+        taken = earlier_files(folder)
+        names = [
+            {number: fresh_name(name, taken, tag) for number, name in files.items()} for files in make(groups, highest)
         ]
+        counts = [len(items_by_file(plan.items, own, self._number)) for plan, own in zip(plans, names, strict=True)]
+        stamp = Stamp.next(folder, tag, sum(counts)).metadata
+        return [replace(plan, storage_data=Placement(tag, own, stamp)) for plan, own in zip(plans, names, strict=True)]
 
     def _number(self, fqn: str) -> int:
         if self.fqn_to_index_mapping is None:
@@ -169,19 +174,10 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         placement = plan.storage_data
         if not isinstance(placement, Placement):
             raise DcpError(f"rank {self._rank}: the plan lost its storage data; a planner's finish_plan must keep it")
-        files: dict[str, list[WriteItem]] = defaultdict(list)
-        seen: set[tuple[str, str]] = set()
-        for item in plan.items:
-            name = placement.files[self._number(item.index.fqn)]
-            part = 1
-            while (name, item.index.fqn) in seen:  # another box of the same tensor: a file has one of each name
-                part += 1
-                name = f"{placement.files[self._number(item.index.fqn)].removesuffix(SUFFIX)}-part-{part}{SUFFIX}"
-            seen.add((name, item.index.fqn))
-            files[name].append(item)
+        files = items_by_file(plan.items, placement.files, self._number)
         store = self._store()
         jobs = [
-            OneFile(name, placement.temporary(name), items, self.save_distributed, self._ties(items), placement.tag)
+            OneFile(name, placement.temporary(name), items, self.save_distributed, self._ties(items), placement.stamp)
             for name, items in files.items()
         ]
         self._temporary = [job.temporary for job in jobs]
@@ -196,9 +192,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Give the files their names, remove those of an older save, and write the index or the whole files.
+        """Give the files their names, write the index or the whole files, and remove those of an older save.
 
-        A crash in between leaves files of two saves, which readers tell by the save ids.
+        At any moment the folder holds the old set or the new one; see `file_sets`.
         """
         store = self._store()
         folder = Path(store.path)
@@ -210,16 +206,16 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
                 temporary[name] = temporary_name
                 files[name].append((result.index.fqn, result.size_in_bytes))
         earlier = earlier_files(folder)
-        LocalStore(self.path).delete(INDEX_NAME)
-        LocalStore(self.path).sync_folder()
         for name, temporary_name in temporary.items():
             os.replace(folder / temporary_name, folder / name)
-        for name in sorted(earlier - files.keys()):
-            store.delete(name)
         store.sync_folder()
         if not self.save_distributed:
             store.publish(INDEX_NAME, index_json(dict(sorted(files.items()))))
-        elif self.enable_consolidation:
+        elif not self.enable_consolidation:
+            store.delete(INDEX_NAME)  # of an older save, whose files counted until now
+            store.sync_folder()
+        remove_earlier(store, earlier - files.keys())
+        if self.enable_consolidation:
             mapping = self.fqn_to_index_mapping or dict.fromkeys(metadata.state_dict_metadata, 1)
             mapping = {name: number for name, number in mapping.items() if name in metadata.state_dict_metadata}
             consolidate_safetensors_files(

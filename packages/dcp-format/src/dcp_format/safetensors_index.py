@@ -16,27 +16,23 @@ from typing import Any
 import numpy as np
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
-from dcp_format.safetensors_header import Header, HeaderEntry, read_header
+from dcp_format.file_sets import SUFFIX, chosen_set, headers_of, is_writers_name, one_save
+from dcp_format.safetensors_header import Header, HeaderEntry
 from dcp_io import LocalStore, Store
 from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index
 
 __all__ = [
-    "ALIASES", "INDEX_NAME", "SAVE_ID", "SHAPES", "SHARDING", "SUFFIX",
+    "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING",
     "Folder", "earlier_files", "open_safetensors", "read_weight_map",
 ]  # fmt: skip
 
 INDEX_NAME = "model.safetensors.index.json"
-SUFFIX = ".safetensors"
 SHARDING = "DCP_SHARDING_INFO"
 """Key of a file's metadata: JSON, name → {"saved_offsets": […]}, as torch's writer leaves it."""
 SHAPES = "DCP_GLOBAL_SHAPES"
 """Ours: JSON, name → sizes of the whole tensor, so that a lost file is noticed."""
 ALIASES = "DCP_ALIASES"
 """Ours: JSON, name → the name of the tensor that it is another name of."""
-SAVE_ID = "DCP_SAVE_ID"
-"""Ours: the same in all files of one save, so that files of two saves are told apart."""
-# What writers of whole models, ours among them, call their files.
-_WRITTEN = re.compile(r"(shard-\d{5}-)?model(-\d{5}-of-\d{5})?(-part-\d+)?\.safetensors")
 _SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})")
 Box = tuple[HeaderEntry, str, tuple[int, ...]]
 
@@ -62,7 +58,7 @@ def earlier_files(folder: Path) -> set[str]:
     except CorruptCheckpointError:
         named = set()
     present = {path.name for path in folder.glob(f"*{SUFFIX}")}
-    return {name for name in present if name in named or _WRITTEN.fullmatch(name)}
+    return {name for name in present if name in named or is_writers_name(name)}
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> Folder:
@@ -86,8 +82,11 @@ def open_safetensors(path: str | os.PathLike[str]) -> Folder:
         weight_map = read_weight_map(folder)
         names = _names(folder, weight_map)
     store = LocalStore(folder)
-    headers = {name: _header(store, name) for name in names}
-    save_id = _one_save(headers, str(folder))
+    headers = headers_of(store, names)
+    if weight_map is None and place == folder:  # one file may be read without the others of its set
+        headers = chosen_set(headers, str(folder))
+        _check_numbers(folder, sorted(headers))
+    save_id = one_save(headers, str(folder))
     try:
         boxes = _boxes(headers, weight_map, str(folder))
         index = _index(boxes, _shapes(headers, boxes), _aliases(headers))
@@ -96,7 +95,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> Folder:
         if isinstance(error, CorruptCheckpointError):
             raise
         raise CorruptCheckpointError(f"the files in {folder} contradict each other: {error}") from error
-    return Folder(store, index, tuple(names), save_id)
+    return Folder(store, index, tuple(headers), save_id)
 
 
 def read_weight_map(folder: Path) -> dict[str, str] | None:
@@ -130,7 +129,6 @@ def _names(folder: Path, weight_map: Mapping[str, str] | None) -> list[str]:
         return wanted
     if not present:
         raise CheckpointNotFoundError(f"there is no {SUFFIX} file at {folder}: check the path")
-    _check_numbers(folder, present)
     return present
 
 
@@ -142,31 +140,6 @@ def _check_numbers(folder: Path, names: Sequence[str]) -> None:
         raise CheckpointNotFoundError(
             f"the files of shard {', '.join(map(str, lost))} are missing in {folder}: restore them from a copy"
         )
-
-
-def _header(store: Store, name: str) -> Header:
-    source = store.open(name)
-    try:
-        return read_header(source, file=name)
-    finally:
-        source.close()
-
-
-def _one_save(headers: Mapping[str, Header], folder: str) -> str | None:
-    """The id of the save that made the files. Raises CorruptCheckpointError if there are several."""
-    ids: dict[str | None, str] = {}
-    for file, header in headers.items():
-        save_id = header.metadata.get(SAVE_ID)
-        if save_id is not None or _WRITTEN.fullmatch(file):
-            ids.setdefault(save_id, file)
-    if len(ids) > 1:
-        first, second = [*ids.values()][:2]
-        raise CorruptCheckpointError(
-            f"{first} and {second} of {folder} are of two saves: one of them was interrupted while it replaced the "
-            "other; save again, or restore the files from a copy",
-            file=second,
-        )
-    return next(iter(ids), None)
 
 
 def _table(header: Header, key: str, file: str) -> dict[str, Any]:

@@ -17,13 +17,22 @@ import torch
 
 from dcp_core.objects import load_object
 from dcp_format.content import Content, TensorEntry, refuse_objects
+from dcp_format.file_sets import SUFFIX, Stamp, fresh_name
 from dcp_format.new_file import WriteBack, aborting, new_file, refuse_existing
 from dcp_format.safetensors_header import build_header
-from dcp_format.safetensors_index import ALIASES, INDEX_NAME, SAVE_ID, SUFFIX, earlier_files
+from dcp_format.safetensors_index import ALIASES, INDEX_NAME, earlier_files
 from dcp_io import TEMPORARY_SUFFIX, LocalStore, Sink
 from dcp_manifest import ITEM_BYTES
 
-__all__ = ["OBJECTS_NAME", "index_json", "shard_names", "split_by_size", "write_safetensors", "write_tensor_file"]
+__all__ = [
+    "OBJECTS_NAME",
+    "index_json",
+    "remove_earlier",
+    "shard_names",
+    "split_by_size",
+    "write_safetensors",
+    "write_tensor_file",
+]
 
 OBJECTS_NAME = "objects.pt"
 """Beside the files: values that are no tensors, as one `torch.save` file."""
@@ -142,37 +151,45 @@ def _write_folder(
     *,
     overwrite: bool,
 ) -> None:
-    """Write all files of a folder, then give them their names; files of an older, larger set are removed last.
+    """Write all files of a folder, give them their names, and then publish the index; those of an older set go last.
 
-    A crash in between leaves files of two saves, which readers tell by the save ids.
+    At any moment the folder holds the old set or the new one: a name that is taken is not given again before.
     """
     _check_folder(folder, files, overwrite=overwrite)
     store = LocalStore(folder)
     store.make()
     tag = secrets.token_hex(8)
-    temporary = {name: f".{name}.{tag}{TEMPORARY_SUFFIX}" for name in files}
-    stamped = {**metadata, SAVE_ID: tag}
     earlier = earlier_files(folder)
+    indexed = store.exists(INDEX_NAME)
+    alone = len(files) == 1 and earlier <= files.keys() and not indexed  # one file replaces one file, in one step
+    if not alone:
+        files = {fresh_name(name, earlier, tag): entries for name, entries in files.items()}
+    temporary = {name: f".{name}.{tag}{TEMPORARY_SUFFIX}" for name in files}
+    stamped = {**metadata, **Stamp.next(folder, tag, len(files)).metadata}
     try:
         for name, entries in files.items():
             sink = WriteBack(store.create(temporary[name]))
             with aborting(sink):
                 write_tensor_file(sink, entries, stamped, max_inflight_bytes=max_inflight_bytes, tick=tick)
                 sink.close(sync=True)
-        store.delete(INDEX_NAME)
-        store.sync_folder()
         for name in files:
             os.replace(folder / temporary[name], folder / name)
-        for name in sorted(earlier - files.keys()):
-            store.delete(name)
+        store.sync_folder()
     except BaseException:
-        for name in temporary.values():
+        for name in [*temporary.values(), *([] if alone else files)]:
             store.delete(name)
         raise
     others = {path.name for path in folder.glob(f"*{SUFFIX}")} - files.keys()
-    if len(files) > 1 or others:
+    if indexed or len(files) > 1 or others:
         sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in files.items()}
         store.publish(INDEX_NAME, index_json(sizes))
+    remove_earlier(store, earlier - files.keys())
+
+
+def remove_earlier(store: LocalStore, names: Iterable[str]) -> None:
+    """Remove files of a set that does not count any more."""
+    for name in sorted(names):
+        store.delete(name)
     store.sync_folder()
 
 

@@ -1,0 +1,158 @@
+"""Which safetensors files of a folder are one save's: how a save marks its files, and which set of files counts.
+
+A folder has no index until one is published, and some have none at all. Every file of ours says whose it is, how many
+files that save made, and its generation: of the sets that are complete, the newest counts. So a folder holds the old
+set or the new one at any moment, as long as no file replaces another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
+from dcp_format.safetensors_header import Header, read_header
+from dcp_io import LocalStore, Store
+
+__all__ = [
+    "FILES", "GENERATION", "SAVE_ID", "SUFFIX",
+    "Stamp", "chosen_set", "fresh_name", "headers_of", "is_writers_name", "one_save",
+    "save_id_of",
+]  # fmt: skip
+
+SUFFIX = ".safetensors"
+SAVE_ID = "DCP_SAVE_ID"
+"""Ours: the same in all files of one save, so that files of two saves are told apart."""
+FILES = "DCP_FILE_COUNT"
+"""Ours: how many files the save made, so that a set that is not complete is told from one that is."""
+GENERATION = "DCP_GENERATION"
+"""Ours: higher than that of the set that the save replaces."""
+# What writers of whole models, ours among them, call their files.
+_WRITTEN = re.compile(r"(shard-\d{5}-)?model(-\d{5}-of-\d{5})?(-[0-9a-f]{8})?(-part-\d+)?\.safetensors")
+_TAG_LETTERS = 8
+
+
+def is_writers_name(name: str) -> bool:
+    """Whether a file's name is one that writers of whole models give."""
+    return _WRITTEN.fullmatch(name) is not None
+
+
+def fresh_name(name: str, present: Collection[str], save_id: str) -> str:
+    """The name, or one like it if a file of that name is there: that one stays until the new set counts."""
+    return name if name not in present else f"{name.removesuffix(SUFFIX)}-{save_id[:_TAG_LETTERS]}{SUFFIX}"
+
+
+class Stamp:
+    """What a save writes into the metadata of each of its files.
+
+    Args:
+        save_id: Of the save.
+        files: How many files it makes.
+        generation: See `GENERATION`.
+    """
+
+    def __init__(self, save_id: str, files: int, generation: int) -> None:
+        self.save_id = save_id
+        self.metadata: Mapping[str, str] = {SAVE_ID: save_id, FILES: str(files), GENERATION: str(generation)}
+
+    @classmethod
+    def next(cls, folder: Path, save_id: str, files: int) -> Stamp:
+        """For a save that replaces what a folder holds."""
+        store = LocalStore(folder)
+        names = sorted(path.name for path in folder.glob(f"*{SUFFIX}") if is_writers_name(path.name))
+        highest = 0
+        for name in names:
+            with contextlib.suppress(DcpError):  # a damaged file is replaced as well as any other
+                header = headers_of(store, [name])[name]
+                if header.metadata.get(SAVE_ID) != save_id:
+                    highest = max(highest, _number(header, GENERATION))
+        return cls(save_id, files, highest + 1)
+
+
+def save_id_of(folder: Path, name: str) -> str | None:
+    """The id of the save that made a file; None if it does not say, or cannot."""
+    try:
+        return headers_of(LocalStore(folder), [name])[name].metadata.get(SAVE_ID)
+    except DcpError:
+        return None
+
+
+def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:
+    """The headers of files. Raises like `read_header`, and CheckpointNotFoundError for a missing file."""
+    found = {}
+    for name in names:
+        source = store.open(name)
+        try:
+            found[name] = read_header(source, file=name)
+        finally:
+            source.close()
+    return found
+
+
+def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
+    """The files that count in a folder without an index: the newest complete set, and files that are of no set.
+
+    Raises:
+        CheckpointNotFoundError: There are files of saves, and none is complete.
+        CorruptCheckpointError: Two complete sets do not say which of them is newer.
+    """
+    sets = _sets(headers)
+    if len(sets) == 1 and not any(_number(headers[name], FILES) for names in sets.values() for name in names):
+        return dict(headers)
+    complete = {save_id: names for save_id, names in sets.items() if _is_complete(headers, names)}
+    if sets and not complete:
+        first = next(iter(sets.values()))
+        raise CheckpointNotFoundError(
+            f"the save that made {first[0]} in {folder} was interrupted: {len(first)} of its "
+            f"{_number(headers[first[0]], FILES)} files are there; save again"
+        )
+    newest = max((_generation(headers, names) for names in complete.values()), default=0)
+    counting = {save_id: names for save_id, names in complete.items() if _generation(headers, names) == newest}
+    if len(counting) > 1:
+        raise _two_saves([*counting.values()], folder)
+    dropped = {name for save_id, names in sets.items() if save_id not in counting for name in names}
+    return {name: header for name, header in headers.items() if name not in dropped}
+
+
+def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
+    """The id of the save that made the files. Raises CorruptCheckpointError if there are several."""
+    sets = _sets(headers)
+    if len(sets) > 1:
+        raise _two_saves([*sets.values()], folder)
+    return next(iter(sets), None)
+
+
+def _sets(headers: Mapping[str, Header]) -> dict[str | None, list[str]]:
+    """Files by the save that made them; those of nobody's whole model are in none."""
+    found: dict[str | None, list[str]] = defaultdict(list)
+    for file, header in headers.items():
+        save_id = header.metadata.get(SAVE_ID)
+        if save_id is not None or is_writers_name(file):
+            found[save_id].append(file)
+    return dict(found)
+
+
+def _is_complete(headers: Mapping[str, Header], names: list[str]) -> bool:
+    """Whether all files are there, as far as they say how many there were."""
+    return len(names) >= _number(headers[names[0]], FILES)
+
+
+def _generation(headers: Mapping[str, Header], names: list[str]) -> int:
+    return max(_number(headers[name], GENERATION) for name in names)
+
+
+def _number(header: Header, key: str) -> int:
+    text = header.metadata.get(key, "0")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _two_saves(sets: list[list[str]], folder: str) -> CorruptCheckpointError:
+    first, second = sets[0][0], sets[1][0]
+    return CorruptCheckpointError(
+        f"{first} and {second} of {folder} are of two saves: one of them was interrupted while it replaced the "
+        "other; save again, or restore the files from a copy",
+        file=second,
+    )
