@@ -86,6 +86,9 @@ def detect(path: str | os.PathLike[str]) -> str:
     """
     if not Path(path).exists():
         raise CheckpointNotFoundError(f"there is nothing at {os.fspath(path)}: check the path")
+    if not Path(path).is_file() and not Path(path).is_dir():
+        # A converter that opened a pipe would wait for whoever writes into it.
+        raise UnsupportedFormatError(f"{os.fspath(path)} is neither a file nor a folder: check the path")
     names = plugins.names("converters")
     failure: Exception | None = None
     for name in names:
