@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("saves", [20, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("saves", [20, 500])
 def test_nothing_is_lost_and_nothing_is_left(saves: int) -> None:
     """In a process of its own: it becomes the parent of whatever it leaves behind."""
     command = [sys.executable, "-m", "integration_tests.soak", "--saves", str(saves), "--seed", "2"]
