@@ -30,6 +30,7 @@ HOOK_TABLES = {
     "savers": "dcp_register_savers",
     "state_adapters": "dcp_register_state_adapters",
     "converters": "dcp_register_converters",
+    "bridges": "dcp_register_bridges",
 }
 
 

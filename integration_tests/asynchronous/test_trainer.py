@@ -113,7 +113,8 @@ with AsyncSaver("KIND", options=SaverOptions(copy_threads=2)) as saver:
 """
 
 
-@pytest.mark.parametrize("kind", [pytest.param("thread", marks=pytest.mark.slow), "process"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["thread", "process"])
 def test_two_hundred_saves_take_no_more_than_forty(tmp_path: Path, kind: str) -> None:
     ran = scripts.run(MANY.replace("KIND", kind), tmp_path)
     assert ran.returncode == 0, ran.stderr

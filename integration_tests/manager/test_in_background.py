@@ -53,7 +53,8 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.mark.parametrize("kind", [pytest.param("thread", marks=pytest.mark.slow), "process"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["thread", "process"])
 def test_on_an_object_store(s3: S3Server, kind: str) -> None:
     root = f"s3://{s3.bucket}/{kind}"
     variables = s3.environment()

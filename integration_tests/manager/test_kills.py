@@ -92,7 +92,8 @@ def published(root: Path) -> list[int]:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [4, 40])
 def test_killed_runs_resume_and_leave_no_debris(ranks: Any, tmp_path: Path, kills: int, record_property: Any) -> None:
     dice = random.Random(kills)
     sure, seen = 0, 0

@@ -37,7 +37,7 @@ def run_beside(zygote: Zygote, job: Job, action: Callable[[], None]) -> tuple[Ra
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("before", ["torch", None])
+@pytest.mark.parametrize("before", [pytest.param("torch", marks=pytest.mark.slow), None])
 def test_two_saves(zygote: Zygote, fresh: Fresh, tmp_path: Path, before: str | None) -> None:
     outcomes = set()
     suspended = True
@@ -90,7 +90,7 @@ def test_two_saves_at_once(fresh: Fresh) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["torch", "rank-local"])
+@pytest.mark.parametrize("kind", ["torch", pytest.param("rank-local", marks=pytest.mark.slow)])
 def test_a_load_while_the_checkpoint_is_replaced(zygote: Zygote, fresh: Fresh, kind: str) -> None:
     loaded = []
     suspended = True

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.interop,
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated"),
 ]
-SAMPLE = 330
+SAMPLE = 110
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,15 @@ def _id(scenario: Scenario) -> str:
     return scenario.name.replace(",", "").replace(" ", "-")
 
 
+def _one_of_each_sort() -> list[Any]:
+    """Numbers of all scenarios, some of them slow."""
+    quick = ("first save", "re-save, 2 ranks", "ranks alone, 2 ranks", "in a thread", "convert to safetensors again")
+    return [
+        pytest.param(number, id=_id(scenario), marks=() if scenario.name in quick else pytest.mark.slow)
+        for number, scenario in enumerate(SCENARIOS.values())
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("scenario", "kind", "rank"), list(_all()))
@@ -51,7 +60,7 @@ def test_every_point(lab: Lab, scenario: Scenario, kind: Any, rank: int) -> None
     assert rank or kind == "short" or tally.found["old"] + tally.found["nothing"] > 0
 
 
-@pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=[_id(scenario) for scenario in SCENARIOS.values()])
+@pytest.mark.parametrize("number", _one_of_each_sort())
 def test_killed_at_some_calls(lab: Lab, number: int) -> None:
     """Which ones differs from scenario to scenario."""
     scenario = [*SCENARIOS.values()][number]
@@ -61,8 +70,9 @@ def test_killed_at_some_calls(lab: Lab, number: int) -> None:
     assert 0 < tally.tried <= wanted
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=_id)
-def test_power_is_lost_at_some_moments(lab: Lab, scenario: Scenario) -> None:
+@pytest.mark.parametrize("number", _one_of_each_sort())
+def test_power_is_lost_at_some_moments(lab: Lab, number: int) -> None:
+    scenario = [*SCENARIOS.values()][number]
     tally = lose_power(lab, scenario, at_most=MOMENTS, random_states=2)
     assert tally.losses == []
     assert tally.tried >= MOMENTS

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from dcp_core import CheckpointException, CorruptCheckpointError, load, save
+from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, load, save
 from dcp_core.testing.ranks import RankError
 from dcp_format import (
     BroadcastingTorchSaveReader,
@@ -99,7 +99,7 @@ def test_parts_load_on_other_numbers_of_ranks(ranks: Any, tmp_path: Path, reader
 def test_a_lost_part_is_noticed(ranks: Any, tmp_path: Path) -> None:
     ranks.run(3, save_parts, str(tmp_path / "hf"))
     (tmp_path / "hf" / "shard-00003-model-00001-of-00001.safetensors").unlink()
-    with pytest.raises(Exception, match="rows"):
+    with pytest.raises(CheckpointNotFoundError, match="2 of its 3 files are there"):
         load({"rows": torch.zeros(10, 6)}, storage_reader=HuggingFaceStorageReader(tmp_path / "hf"))
     with pytest.raises(CorruptCheckpointError, match="incomplete"):
         consolidate_safetensors_files(str(tmp_path / "hf"), str(tmp_path / "out"), {"rows": 1})
