@@ -60,10 +60,11 @@ def _fates(kind: str, overlap: Any, folder: str) -> list[str]:
 def test_four_overlapping_saves(ranks: RankPool, tmp_path: Path, kind: str, overlap: str, world_size: int) -> None:
     fates = ranks.run(world_size, _fates, kind, overlap, str(tmp_path), timeout=280)
     assert all(each == fates[0] for each in fates), fates
-    assert fates[0][0] == "saved"
     if overlap == "wait":
         assert fates[0] == ["saved"] * SAVES
-    if overlap == "latest":
+    if overlap == "skip":
+        assert fates[0][0] == "saved"
+    if overlap == "latest":  # the first may not have begun when the second comes
         assert fates[0][-1] == "saved"
 
 
