@@ -74,7 +74,7 @@ def test_other_tables(install: Install) -> None:
         "savers": ("thread", lambda: plugins.saver("thread")),
         "state_adapters": ("fsdp", lambda: plugins.state_adapter("fsdp")),
         "converters": ("hf", lambda: plugins.converter("hf")),
-        "bridges": ("other.library", lambda: plugins.bridge("other.library")),
+        "bridges": ("another.package", lambda: plugins.bridge("another.package")),
     }
     install("many", "".join(code.format(table=table, name=name) for table, (name, _) in tables.items()))
     from collections import OrderedDict

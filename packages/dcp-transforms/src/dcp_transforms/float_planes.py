@@ -82,11 +82,11 @@ class _Layout:
         if self.byte & _INTEGERS or not len(words):
             return self
         varying = int(np.bitwise_or.reduce(words)) ^ int(np.bitwise_and.reduce(words))
-        wide = [(varying >> 8 * first) & ((1 << 8 * width) - 1) for first, width in self.groups if width > 1]
-        full = [(1 << 8 * width) - 1 for _, width in self.groups if width > 1]
-        if all(bits in (0, every) for bits, every in zip(wide, full, strict=True)):
-            return self
-        return _Layout.from_byte(self.byte | _SINGLE_BYTES)
+        for first, width in self.groups:
+            every = (1 << 8 * width) - 1
+            if width > 1 and varying >> 8 * first & every not in (0, every):
+                return _Layout.from_byte(self.byte | _SINGLE_BYTES)
+        return self
 
 
 class FloatPlanes(BlockTransformExtension):
