@@ -1,10 +1,9 @@
-"""Calls into stock's objects: arguments that they may lack, errors that nothing else would catch, ids of any type."""
+"""Calls into stock's objects: arguments that they may lack, and errors that nothing else would catch."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException as StockExcepti
 
 from dcp_core import CheckpointException
 
-__all__ = ["checkpoint_id_of", "stock_errors", "takes_kwargs"]
+__all__ = ["stock_errors", "takes_kwargs"]
 
 
 @contextlib.contextmanager
@@ -32,9 +31,3 @@ def stock_errors(what: str) -> Iterator[None]:
 def takes_kwargs(method: Callable[..., Any]) -> bool:
     """Whether a method gets the keywords of newer contracts: by stock's rule, if it has a parameter named `kwargs`."""
     return "kwargs" in inspect.signature(method).parameters
-
-
-def checkpoint_id_of(storage: object) -> str | os.PathLike[str] | None:
-    """The checkpoint id that a storage says it has; as text if it is neither text nor a path."""
-    found = getattr(storage, "checkpoint_id", None)
-    return found if found is None or isinstance(found, str | os.PathLike) else str(found)

@@ -6,11 +6,11 @@ A plan passes through hands that mostly add one field and never touch its items:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from dcp_core.lazy import LazyList
 
-__all__ = ["converted", "original"]
+__all__ = ["converted"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -33,11 +33,11 @@ class _Converted(Generic[A, B]):
 
 
 def converted(items: list[A], convert: Callable[[A], B]) -> list[B]:
-    """A list of `convert(item)` for each item, made when it is first looked at."""
-    return LazyList(_Converted(items, convert))
+    """A list of `convert(item)` for each item, made when it is first looked at.
 
-
-def original(items: list[Any]) -> list[Any] | None:
-    """The list that `converted` was given, if nobody has looked at its result; else None."""
+    What was converted from the other library's records and never looked at goes back as the list that it was made from.
+    """
     source = items.source if isinstance(items, LazyList) else None
-    return source.items if isinstance(source, _Converted) else None
+    if isinstance(source, _Converted):
+        return source.items
+    return LazyList(_Converted(items, convert))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed.checkpoint import planner, storage
 
-from dcp_bridge.converted import converted, original
+from dcp_bridge.converted import converted
 from dcp_core import LoadItemType, LoadPlan, ReadItem, SavePlan, StorageMeta, WriteResult
 from dcp_core.convert import as_index, as_write_item
 
@@ -18,9 +18,8 @@ __all__ = ["own_load_plan", "own_read_item", "own_result", "own_save_plan", "own
 
 def own_save_plan(plan: planner.SavePlan) -> SavePlan:
     """Our plan with the contents of stock's; the items that it was made from, if nobody has looked at them."""
-    items = original(plan.items)
     return SavePlan(
-        items=converted(plan.items, as_write_item) if items is None else items,
+        items=converted(plan.items, as_write_item),
         storage_data=plan.storage_data,
         planner_data=plan.planner_data,
         usable=plan.usable,
@@ -32,9 +31,8 @@ def own_save_plan(plan: planner.SavePlan) -> SavePlan:
 
 def own_load_plan(plan: planner.LoadPlan) -> LoadPlan:
     """Our plan with the contents of stock's; the items that it was made from, if nobody has looked at them."""
-    items = original(plan.items)
     return LoadPlan(
-        items=converted(plan.items, own_read_item) if items is None else items,
+        items=converted(plan.items, own_read_item),
         storage_data=plan.storage_data,
         planner_data=plan.planner_data,
     )

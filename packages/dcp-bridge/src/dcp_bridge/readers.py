@@ -12,18 +12,18 @@ import torch
 from torch.distributed.checkpoint import metadata as stock_records
 from torch.distributed.checkpoint import planner, storage
 
-from dcp_bridge.calls import checkpoint_id_of, stock_errors, takes_kwargs
+from dcp_bridge.calls import stock_errors, takes_kwargs
 from dcp_bridge.load_planners import LoadPlannerForStock, StockLoadPlanner
 from dcp_bridge.own_records import own_load_plan
 from dcp_bridge.stock_records import stock_load_plan, stock_metadata
-from dcp_bridge.wrapper import Wrapper
+from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import CheckpointNotFoundError, LoadPlan, LoadPlanner, Metadata, StorageReader
 from dcp_core.convert import as_metadata
 
 __all__ = ["ReaderForStock", "StockReader"]
 
 
-class StockReader(Wrapper[storage.StorageReader], StorageReader):
+class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
     """Loads through a storage reader of `torch.distributed.checkpoint`.
 
     Args:
@@ -39,11 +39,6 @@ class StockReader(Wrapper[storage.StorageReader], StorageReader):
         self._rank_local = False
         self.unverified_keys: set[str] = set()
         """Keys of the last `read_data`: all of them."""
-
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """The reader's own; None if it does not tell."""
-        return checkpoint_id_of(self.wrapped)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """See `StorageReader`."""
@@ -104,14 +99,8 @@ class StockReader(Wrapper[storage.StorageReader], StorageReader):
         with stock_errors("read_data"):
             return self.wrapped.read_data(stock_load_plan(plan), stock)
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """False: no id leads here by itself."""
-        del checkpoint_id
-        return False
 
-
-class ReaderForStock(Wrapper[StorageReader], storage.StorageReader):
+class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
     """Loads of `torch.distributed.checkpoint` through a storage reader of ours: every byte checked.
 
     Args:
@@ -123,11 +112,6 @@ class ReaderForStock(Wrapper[StorageReader], storage.StorageReader):
         super().__init__(wrapped)
         self._trust_objects = trust_objects
         self._found: tuple[stock_records.Metadata, Metadata] | None = None
-
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """The reader's own; None if it does not tell."""
-        return checkpoint_id_of(self.wrapped)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """See stock."""
@@ -169,9 +153,3 @@ class ReaderForStock(Wrapper[StorageReader], storage.StorageReader):
         else:
             own = StockLoadPlanner(planner, trust_objects=self._trust_objects)
         return self.wrapped.read_data(own_load_plan(plan), own)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """False: no id leads here by itself."""
-        del checkpoint_id
-        return False

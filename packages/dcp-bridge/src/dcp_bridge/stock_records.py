@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import filesystem, metadata, planner, storage
 
-from dcp_bridge.converted import converted, original
+from dcp_bridge.converted import converted
 from dcp_core import (
     ChunkStorageMetadata,
     LoadPlan,
@@ -51,9 +51,8 @@ class ExtendedSavePlan(planner.SavePlan):
 
 def stock_save_plan(plan: SavePlan) -> planner.SavePlan:
     """Stock's plan with the contents of ours; items are made when they are looked at."""
-    items = original(plan.items)
     return ExtendedSavePlan(
-        items=converted(plan.items, stock_write_item) if items is None else items,
+        items=converted(plan.items, stock_write_item),
         storage_data=plan.storage_data,
         planner_data=plan.planner_data,
         usable=plan.usable,
@@ -65,9 +64,8 @@ def stock_save_plan(plan: SavePlan) -> planner.SavePlan:
 
 def stock_load_plan(plan: LoadPlan) -> planner.LoadPlan:
     """Stock's plan with the contents of ours; items are made when they are looked at."""
-    items = original(plan.items)
     return planner.LoadPlan(
-        items=converted(plan.items, stock_read_item) if items is None else items,
+        items=converted(plan.items, stock_read_item),
         storage_data=plan.storage_data,
         planner_data=plan.planner_data,
     )

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import staging, storage
 
-from dcp_bridge.calls import checkpoint_id_of, stock_errors, takes_kwargs
+from dcp_bridge.calls import stock_errors, takes_kwargs
 from dcp_bridge.own_records import own_result, own_save_plan, own_storage_meta
 from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
 from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan
-from dcp_bridge.wrapper import Wrapper
+from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, Metadata, SavePlan, SavePlanner, StorageMeta, StorageWriter, WriteResult
 from dcp_core.convert import as_metadata
 
@@ -26,7 +26,7 @@ __all__ = ["StockStagingWriter", "StockWriter", "is_stager"]
 _SHOWN_ITEMS = 5
 
 
-class StockWriter(Wrapper[storage.StorageWriter], StorageWriter):
+class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
     """Saves through a storage writer of `torch.distributed.checkpoint`, with what that one guarantees.
 
     Args:
@@ -41,11 +41,6 @@ class StockWriter(Wrapper[storage.StorageWriter], StorageWriter):
     def __init__(self, wrapped: storage.StorageWriter, *, check_results: bool = True) -> None:
         super().__init__(wrapped)
         self._check_results = check_results
-
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """The writer's own; None if it does not tell."""
-        return checkpoint_id_of(self.wrapped)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """See `StorageWriter`."""
@@ -116,12 +111,6 @@ class StockWriter(Wrapper[storage.StorageWriter], StorageWriter):
         abort = getattr(self.wrapped, "abort", None)
         if abort is not None:
             abort(error)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """False: no id leads here by itself."""
-        del checkpoint_id
-        return False
 
 
 class StockStagingWriter(StockWriter):

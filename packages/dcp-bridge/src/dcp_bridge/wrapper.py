@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Delegating", "Wrapper"]
+__all__ = ["Delegating", "StorageWrapper", "Wrapper"]
 
 W = TypeVar("W")
 
@@ -31,3 +32,19 @@ class Delegating(Wrapper[W]):
         if name == "wrapped" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.wrapped, name)
+
+
+class StorageWrapper(Wrapper[W]):
+    """A storage reader or writer that stands for the other library's."""
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str] | None:
+        """The wrapped storage's own, as text if it is neither text nor a path; None if it does not tell."""
+        found = getattr(self.wrapped, "checkpoint_id", None)
+        return found if found is None or isinstance(found, str | os.PathLike) else str(found)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """False: no id leads here by itself."""
+        del checkpoint_id
+        return False

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as stock_records
 from torch.distributed.checkpoint import planner, storage
 
-from dcp_bridge.calls import checkpoint_id_of, takes_kwargs
+from dcp_bridge.calls import takes_kwargs
 from dcp_bridge.own_records import own_result, own_save_plan
 from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
 from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan, stock_storage_meta
-from dcp_bridge.wrapper import Wrapper
+from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, StorageWriter
 from dcp_core.convert import as_metadata
 
@@ -29,7 +29,7 @@ __all__ = ["WriterForStock"]
 _log = logging.getLogger(__name__)
 
 
-class WriterForStock(Wrapper[StorageWriter], storage.StorageWriter):
+class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
     """Saves of `torch.distributed.checkpoint` through a storage writer of ours: durable, with CRCs, published at once.
 
     Args:
@@ -54,11 +54,6 @@ class WriterForStock(Wrapper[StorageWriter], storage.StorageWriter):
     def __del__(self) -> None:
         if vars(self).get("_running"):
             self._clear_away()
-
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """The writer's own; None if it does not tell."""
-        return checkpoint_id_of(self.wrapped)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """See stock."""
@@ -123,12 +118,6 @@ class WriterForStock(Wrapper[StorageWriter], storage.StorageWriter):
         found = stock_metadata(own)
         metadata.storage_data, metadata.storage_meta = found.storage_data, found.storage_meta
         metadata.version = found.version
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """False: no id leads here by itself."""
-        del checkpoint_id
-        return False
 
     @contextlib.contextmanager
     def _part_of_save(self) -> Iterator[None]:
