@@ -26,7 +26,7 @@ class BlockZStandard(BlockTransformExtension):
     def __init__(self, level: int = 3) -> None:
         check_level(level)
         self.level = level
-        self._frames = FrameCompressor(level=level)
+        self._frames = FrameCompressor.at_level(level)
 
     @staticmethod
     def registry_name() -> str:

@@ -36,8 +36,6 @@ _FLOATS = {
     "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex32": 2, "complex64": 4, "complex128": 8,
 }  # fmt: skip
 _INTEGER_BYTES = {"int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
-# Found by trying: entropy coding does nearly all, and looking for matches costs most. See docs/compression.md.
-_SETTINGS: Final = {"strategy": 1, "min_match": 7, "hash_log": 7, "window_log": 18}
 # A group is compressed if that saves so much of it: less is not worth the time that reading it takes.
 _MIN_GAIN = 0.02
 
@@ -96,7 +94,7 @@ class FloatPlanes(BlockTransformExtension):
     """
 
     def __init__(self) -> None:
-        self._frames = FrameCompressor(**_SETTINGS)
+        self._frames = FrameCompressor.for_entropy()
         self._layout: _Layout | None = None
         self._tried: tuple[bool, ...] | None = None
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Mapping
 from typing import Any, Final
 
 import zstandard
 
+# The standard library's takes every parameter of Zstandard; `zstandard` decompresses faster, and knows streams.
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 __all__ = ["FrameCompressor", "decompress"]
+
+# `ZSTD_c_literalCompressionMode` of zstd.h, which has no name in Python: 1 is always.
+_LITERALS: Final = 1002
 
 _decompressors: Final = threading.local()
 
@@ -16,29 +27,44 @@ class FrameCompressor:
     """Compresses blocks, each into a frame that says how long its content is. Used by several threads at once.
 
     Args:
-        settings: Of `zstandard.ZstdCompressionParameters`, or the `level`.
+        options: Numbers of Zstandard's parameters, and their values.
     """
 
-    __slots__ = ("_kept", "_settings")
+    __slots__ = ("_kept", "_options")
 
-    def __init__(self, **settings: int) -> None:
-        self._settings = settings
+    def __init__(self, options: Mapping[int, int]) -> None:
+        self._options = options
         self._kept = threading.local()
+
+    @classmethod
+    def at_level(cls, level: int) -> FrameCompressor:
+        """One with Zstandard's settings for a level, from -100 (fastest) to 22 (smallest)."""
+        return cls({zstd.CompressionParameter.compression_level: level})
+
+    @classmethod
+    def for_entropy(cls) -> FrameCompressor:
+        """One that codes bytes by how often they occur, and hardly looks for repetitions: it would find none."""
+        options: dict[int, int] = {
+            zstd.CompressionParameter.strategy: zstd.Strategy.fast,
+            zstd.CompressionParameter.min_match: 7,
+            zstd.CompressionParameter.hash_log: 7,
+            zstd.CompressionParameter.window_log: 18,
+        }
+        # The longer Zstandard finds nothing, the more it skips; but what is skipped stays uncoded unless it is told to.
+        faster = cls({**options, zstd.CompressionParameter.target_length: 1024, _LITERALS: 1})
+        try:
+            faster.compress(b"")
+        except (ValueError, zstd.ZstdError):  # a library to come, without that parameter
+            return cls(options)
+        return faster
 
     def compress(self, data: Any) -> bytes:
         """One frame."""
         compressor = getattr(self._kept, "compressor", None)
         if compressor is None:
-            compressor = self._kept.compressor = self._make()
-        frame: bytes = compressor.compress(data)
+            compressor = self._kept.compressor = zstd.ZstdCompressor(options=dict(self._options))
+        frame: bytes = compressor.compress(data, compressor.FLUSH_FRAME)
         return frame
-
-    def _make(self) -> zstandard.ZstdCompressor:
-        settings = dict(self._settings)
-        level = settings.pop("level", None)
-        if level is not None:
-            return zstandard.ZstdCompressor(level=level)
-        return zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(**settings))
 
 
 def decompress(frame: memoryview, size: int) -> bytes:
