@@ -27,6 +27,8 @@ __all__ = ["main"]
 
 Rounds = list[dict[str, Any]]
 
+STOCK = "stock process"
+
 _RANK_SECONDS = 900
 
 
@@ -76,10 +78,11 @@ def median(rounds: Rounds, name: str) -> float:
 
 def lost_time(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
     """Lost training time per save of many small tensors and some large ones, 2 ranks; the window is stock's save."""
-    window = median(run("stock process", 2, scenario="beside training", window=0, **options), "save")
+    measured = {STOCK: run(STOCK, 2, scenario="beside training", window=0, **options)}
+    window = median(measured[STOCK], "save")
     figures: dict[str, Any] = {"window": window}
     for name in names:
-        rounds = run(name, 2, scenario="beside training", window=window, **options)
+        rounds = measured.get(name) or run(name, 2, scenario="beside training", window=window, **options)
         figures[name] = {each: median(rounds, each) for each in rounds[0]}
         figures[name].update({each: max(one[each] for one in rounds) for each in ("worst", "worst without")})
         figures[name]["lost of the window"] = figures[name]["lost"] / window
