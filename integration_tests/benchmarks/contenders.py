@@ -15,7 +15,17 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...] | None] = {
     "torch_checkpointing": ("torch_checkpointing==0.1.1", "torch", "numpy"),
     "orbax": ("orbax-checkpoint==0.12.8",),
     "zipnn": (
-        *("zipnn==0.5.4", "torch", "numpy", "zstandard", "isal", "pluggy", "safetensors", "typing_extensions"),
+        *(
+            "zipnn==0.5.4",
+            "torch",
+            "numpy",
+            "backports.zstd",
+            "zstandard",
+            "isal",
+            "pluggy",
+            "safetensors",
+            "typing_extensions",
+        ),
         *("click", "fsspec", "obstore", "psutil", "rich"),
     ),
     "s3torchconnector": (

@@ -268,7 +268,8 @@ class _LocalSource(Source):
 
     __slots__ = ("_fd",)
 
-    piece_bytes: ClassVar[int | None] = 512 << 10
+    # Measured: the CRC of less waits longer for its turn than it gains from the nearer cache.
+    piece_bytes: ClassVar[int | None] = 4 << 20
 
     def __init__(self, store: LocalStore, name: str, path: str) -> None:
         super().__init__(store, name)

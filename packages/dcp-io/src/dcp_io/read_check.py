@@ -21,7 +21,7 @@ _COPY_BYTES = 256 << 10
 def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], value: int) -> int:
     """Fill the buffers from a file, and continue a CRC32 over them.
 
-    It goes piece by piece, so that each is still in the processor's nearest cache when its CRC is taken.
+    It goes piece by piece, so that each is still in a cache of the processor when its CRC is taken.
 
     Args:
         source: The file.
