@@ -6,7 +6,9 @@ this order: storage → buffer (or destination) → CRC of the stored bytes → 
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -36,6 +38,8 @@ from dcp_manifest.requests import ReadRequest, ReadStats
 __all__ = ["MAX_INFLIGHT_BYTES", "read_items"]
 
 MAX_INFLIGHT_BYTES = 64 << 20
+# So many reads that nobody has begun with are announced to the storage.
+_READS_AHEAD = 4
 
 
 def read_items(
@@ -126,6 +130,7 @@ class _Batch:
         self._step_bytes = step_bytes
         self._open: list[OpenFile] = []
         self._queue = self._reads()
+        self._ahead: deque[tuple[OpenFile, Step | SharedRead]] = deque()
         self._bytes = 0
         self.unverified = {one.request.key for one in wanted if one.check is Check.NOTHING}
 
@@ -155,8 +160,7 @@ class _Batch:
         scratch = _Scratch()
         while True:
             stop.check()
-            with self._lock:
-                task = next(self._queue, None)
+            task = self._take()
             if task is None:
                 return
             file, read = task
@@ -167,6 +171,19 @@ class _Batch:
             file.release()
             with self._lock:
                 self._bytes += size
+
+    def _take(self) -> tuple[OpenFile, Step | SharedRead] | None:
+        """The next read. The storage is told of those after it, so that it is not idle while bytes are checked."""
+        with self._lock:
+            seen = list(itertools.islice(self._queue, _READS_AHEAD + 1 - len(self._ahead)))
+            self._ahead += seen
+            task = self._ahead.popleft() if self._ahead else None
+        for file, read in seen:
+            if isinstance(read, SharedRead):
+                file.source.will_need(read.start, read.stop - read.start)
+            elif all(one.runs is None for one in read.members):  # of runs, most bytes may not be wanted
+                file.source.will_need(read.whole.base + read.start, read.stop - read.start)
+        return task
 
     def _step(self, file: OpenFile, step: Step, scratch: _Scratch) -> int:
         whole = step.whole

@@ -97,6 +97,9 @@ class Source:
         """Bytes of the object."""
         return self._store.size(self._name)
 
+    def will_need(self, offset: int, size: int) -> None:
+        """A hint: these bytes will be read soon. Returns at once, and never raises."""
+
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers in order with the bytes from `offset` on; errors as in `Store.read_into`."""
         for buffer in buffers:

@@ -1,0 +1,76 @@
+"""The storage is told what will be read, before it is; of nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dcp_io import LocalStore, read_engine
+from dcp_io.read_engine import read_items
+from dcp_io.store import Source
+from dcp_io.write_engine import write_items
+from dcp_manifest.requests import ReadRequest
+from dcp_manifest.runs import Runs
+
+RNG = np.random.default_rng(1)
+SIZES = [5_000_000, 100, 3_000_000, 70_000, 9_000_000]
+
+
+class Telling(LocalStore):
+    """Keeps what its sources are asked for and told, in order: (`told` or `read`, first byte, last byte + 1)."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.log = []
+
+    def open(self, name):
+        source, log = super().open(name), self.log
+
+        class Telling(Source):
+            def size(self):
+                return source.size()
+
+            def will_need(self, offset, size):
+                log.append(("told", offset, offset + size))
+                source.will_need(offset, size)
+
+            def read_into(self, offset, buffers):
+                log.append(("read", offset, offset + sum(map(len, buffers))))
+                source.read_into(offset, buffers)
+
+            def close(self):
+                source.close()
+
+        return Telling(self, name)
+
+
+@pytest.fixture
+def items(store, helpers):
+    requests = [helpers.raw_request(f"t{n}", RNG.bytes(size)) for n, size in enumerate(SIZES)]
+    return write_items(store, requests, prefix="__0_", save_id="abc", threads=1, sync=False)
+
+
+def test_every_byte_that_is_read_was_told_once_and_not_long_before(store, items):
+    telling = Telling(store.path)
+    read_items(telling, [ReadRequest("t", item, 0, item.stored_bytes, None, lambda data: None) for item in items])
+    told = [(start, stop) for what, start, stop in telling.log if what == "told"]
+    assert told == [(start, stop) for what, start, stop in telling.log if what == "read"]
+    ahead = 0
+    for what, *_ in telling.log:
+        ahead += 1 if what == "told" else -1
+        assert 0 <= ahead <= read_engine._READS_AHEAD + 1
+
+
+def test_of_scattered_parts_nothing_is_told(store, items):
+    item = items[0]
+    runs = Runs(np.arange(0, 4_000_000, 100_000), 10)
+    telling = Telling(store.path)
+    read_items(telling, [ReadRequest("t", item, 0, 4_000_000, None, None, lambda *_: None, runs)], verify=False)
+    assert {what for what, *_ in telling.log} == {"read"}
+
+
+def test_telling_of_a_file_that_is_closed_does_nothing(store, items):
+    source = store.open(items[0].file)
+    source.will_need(0, 1 << 40)
+    source.close()
+    source.will_need(0, 10)
