@@ -172,7 +172,7 @@ def test_options_are_checked() -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "expected"),
-    [(1, 1 << 17), (16 << 20, 1 << 17), (64 << 20, 1 << 19), ((64 << 20) - 1, 1 << 18), (1 << 40, 1 << 20)],
+    [(1, 1 << 18), (16 << 20, 1 << 18), (64 << 20, 1 << 19), ((64 << 20) - 1, 1 << 18), (1 << 40, 1 << 20)],
 )
 def test_block_sizes(nbytes: int, expected: int) -> None:
     assert block_bytes(nbytes) == expected

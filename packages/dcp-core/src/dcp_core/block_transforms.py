@@ -15,7 +15,7 @@ from dcp_manifest.items import StoredItem
 
 __all__ = ["BlockChain", "BlockTransformExtension", "BlockUndo", "block_bytes", "block_undo"]
 
-_MIN_BLOCK_BYTES = 128 << 10
+_MIN_BLOCK_BYTES = 256 << 10
 _MAX_BLOCK_BYTES = 1 << 20
 _BLOCKS_PER_ITEM = 128
 # What a block becomes on the way through a chain may be longer than in the end, but not by much.

@@ -38,6 +38,8 @@ _FLOATS = {
 _INTEGER_BYTES = {"int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
 # A group is compressed if that saves so much of it: less is not worth the time that reading it takes.
 _MIN_GAIN = 0.02
+_MAX_VIEWS = 64
+_UNSIGNED: Final = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -51,7 +53,7 @@ class _Layout:
         self.rotated = rotated
         self.groups = tuple((sum(widths[:number]), width) for number, width in enumerate(widths))
         """First byte in the element, and width, of each group."""
-        self.word = np.dtype(f"<u{item_bytes}")
+        self.word = _UNSIGNED[item_bytes]
         flags = rotated * _ROTATED | integers * _INTEGERS | single_bytes * _SINGLE_BYTES
         self.byte = item_bytes.bit_length() - 1 | flags
 
@@ -173,7 +175,7 @@ class FloatPlanes(BlockTransformExtension):
             position += length
             if length != count * width:
                 part = decompress(memoryview(part), count * width)
-            plane = np.frombuffer(part, f"<u{width}")
+            plane = np.frombuffer(part, _UNSIGNED[width])
             if number == 0:
                 np.copyto(words, plane)
             else:
@@ -193,15 +195,26 @@ class _Scratch(threading.local):
     """Memory that a thread keeps: allocating it for every block would cost as much as the work itself."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, npt.NDArray[np.uint8]] = {}
+        self._memory: dict[str, npt.NDArray[np.uint8]] = {}
+        self._views: dict[tuple[str, int, Any], Any] = {}
 
     def take(self, name: str, count: int, dtype: Any) -> Any:
         """`count` elements of undefined value, valid until the same name is asked for again."""
+        view = self._views.get((name, count, dtype))
+        if view is None:
+            view = self._view(name, count, dtype)
+        return view
+
+    def _view(self, name: str, count: int, dtype: Any) -> Any:
+        if len(self._views) >= _MAX_VIEWS:
+            self._views.clear()
         nbytes = count * np.dtype(dtype).itemsize
-        memory = self._kept.get(name)
+        memory = self._memory.get(name)
         if memory is None or len(memory) < nbytes:
-            memory = self._kept[name] = np.empty(nbytes, np.uint8)
-        return memory[:nbytes].view(dtype)
+            memory = self._memory[name] = np.empty(nbytes, np.uint8)
+            self._views = {key: view for key, view in self._views.items() if key[0] != name}
+        view = self._views[name, count, dtype] = memory[:nbytes].view(dtype)
+        return view
 
 
 _scratch = _Scratch()
@@ -224,7 +237,7 @@ def _group(words: Words, first: int, width: int, into: npt.NDArray[np.uint8]) ->
     """Put some bytes of each element side by side."""
     if first:
         words = np.right_shift(words, 8 * first, out=_scratch.take("group", len(words), words.dtype))
-    np.copyto(into.view(f"<u{width}"), words, casting="unsafe")
+    np.copyto(into if width == 1 else into.view(_UNSIGNED[width]), words, casting="unsafe")
 
 
 def _head(data: memoryview) -> tuple[_Layout, int, tuple[int, ...], int]:
