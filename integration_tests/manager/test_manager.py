@@ -19,7 +19,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, LoadMismatchError, hookimpl, plugins, save
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_io import LocalStore
+from dcp_fs import FileSystemReader
+from dcp_io import LocalStore, StoreBackend
 from dcp_manager import (
     CheckpointManager,
     EverySeconds,
@@ -180,6 +181,22 @@ def test_missing_files_are_damage(tmp_path: Path) -> None:
     (data,) = (tmp_path / "step-2").glob("*.distcp")
     data.unlink()
     assert restored(tmp_path) == 1
+
+
+@pytest.mark.parametrize("lost", ["*.distcp", "*"])
+def test_what_goes_missing_after_the_choice_is_passed_over(tmp_path: Path, lost: str) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, state(step))
+
+    def reader(checkpoint_id: str) -> FileSystemReader:
+        for path in (tmp_path / "step-2").glob(lost):
+            path.unlink()
+        return FileSystemReader(checkpoint_id)
+
+    assert restored(tmp_path, reader=reader) == 1
+    # With its index gone it is no checkpoint any more, damaged or not.
+    assert [record.step for record in CheckpointManager(tmp_path).checkpoints()] == ([1] if lost == "*" else [1, 2])
 
 
 def test_when_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
@@ -487,6 +504,34 @@ def damage_any(folder: Path) -> None:
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
+
+
+class Unmounted(FileSystemReader):
+    """Sees an empty folder on the last rank."""
+
+    def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        there = dist.get_rank() < dist.get_world_size() - 1
+        return super()._open(checkpoint_id if there else str(checkpoint_id).replace("step-", "nothing-"))
+
+
+def resume_unmounted(root: str) -> str:
+    with CheckpointManager(root, reader=Unmounted) as manager:
+        try:
+            found = manager.restore(sharded(-5))
+        except CheckpointNotFoundError as error:
+            return str(error)
+    return "restored" if found is None else f"restored {found.step}"
+
+
+def test_what_one_rank_does_not_see_is_no_damage(ranks: Any, tmp_path: Path) -> None:
+    root = str(tmp_path)
+    ranks.run(2, save_steps, root, [1, 2])
+    for told in ranks.run(2, resume_unmounted, root, timeout=60):
+        assert "step 2 is there for the coordinator" in told
+        assert "rank 1: " in told
+        assert "nothing is put aside" in told
+    assert not list(tmp_path.glob("*/.dcp-quarantined.json"))
+    assert ranks.run(2, resume, root) == [(2, True)] * 2
 
 
 def on_one_rank(root: str, act: Callable[[CheckpointManager], None], policy: Any) -> list[int]:

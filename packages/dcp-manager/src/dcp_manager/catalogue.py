@@ -97,6 +97,10 @@ class Catalogue:
         store = self._root.child(self.folder_name(step))
         return Folder(step, store, tuple(store.list()))
 
+    def has_checkpoint(self, step: int) -> bool:
+        """Whether there is one of a step, damaged or not, that is not about to go."""
+        return self._folder(step).is_checkpoint
+
     def records(self, folders: Collection[Folder] | None = None) -> list[CheckpointRecord]:
         """The checkpoints by ascending step, quarantined ones included; their indexes are not read."""
         listed = self.folders() if folders is None else folders

@@ -327,7 +327,8 @@ class CheckpointManager:
             What was loaded, the same step on all ranks; None if there is no checkpoint at all.
 
         Raises:
-            CheckpointNotFoundError: There are checkpoints, and none can be loaded; or not that step.
+            CheckpointNotFoundError: There are checkpoints, and none can be loaded; or not that step; or a rank does not
+                find files that are there for the coordinator (is its storage mounted?): then nothing is put aside.
             CheckpointException, LoadMismatchError, OSError, …: It does not fit the template, or the storage failed.
 
         Ranks: every rank; collective.
