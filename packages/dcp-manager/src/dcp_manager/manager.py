@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -39,6 +39,7 @@ from dcp_manager.places import Places
 from dcp_manager.records import CheckpointRecord
 from dcp_manager.restoring import Restored, restore_newest, restore_step
 from dcp_manager.retention import Retention, tell_removed
+from dcp_manager.savers import Saver
 from dcp_manager.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.signals import SignalWatch
 from dcp_manager.together import Ranks
@@ -46,24 +47,13 @@ from dcp_manager.together import Ranks
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CheckpointManager", "Saver"]
+__all__ = ["CheckpointManager"]
 
 _log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 600.0
 
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-
-
-class Saver(Protocol):
-    """What saves in the background: `dcp_async.AsyncSaver`, or anything of that shape."""
-
-    def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Any:
-        """Copy the state and save the copy; a future of the metadata, or what has one as `upload_completion`.
-
-        `place` is a `checkpoint_id` or a `storage_writer`.
-        """
-        ...
 
 
 class CheckpointManager:
@@ -89,7 +79,8 @@ class CheckpointManager:
             other in a save, and how long this one waits for saves in the background, before the last save and in
             `close`. None for no such end.
         close_seconds: How long `wait` and `close` wait for saves in the background otherwise.
-        tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises.
+        tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises;
+            those in the background count when they have ended.
         stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
 
     Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
@@ -181,21 +172,27 @@ class CheckpointManager:
             Whether a save was made, or begun in the background.
 
         Raises:
-            CheckpointException: The save failed on some rank; the same on all, unless it is tolerated.
+            CheckpointException: The save, or an earlier one in the background, failed on some rank; the same on all,
+                unless it is tolerated. After a signal that ends the training this step is saved before an earlier
+                failure is raised.
 
         Ranks: every rank; collective unless the policy follows from the step alone and no save is due.
         """
         if not self._decide(step):
             return False
+        self._look_back(tolerates=True)
+        begun = False
         try:
-            self.save(step, state, metrics=metrics)
+            self._save(step, state, metrics)
+            begun = True
         except Exception as error:
             if not self._tolerance.passes(error):
                 raise
-            _log.warning("saving step %d failed, training goes on (failure %d): %s", step, self._tolerance.count, error)
-            return False
-        self._tolerance.succeeded()
-        return True
+            self._tolerance.tell_passed(step, error)
+        if begun and self._saver is None:
+            self._tolerance.succeeded()
+        self._tolerance.raise_owed()
+        return begun
 
     def _decide(self, step: int) -> bool:
         moment = Moment(step, time.monotonic() - self._last_save, self._watch.noted, self._requested)
@@ -234,13 +231,37 @@ class CheckpointManager:
 
         Raises:
             CheckpointException, OSError, …: What `dcp_core.save` raises; or what an earlier save in the background
-                failed with, on all ranks.
+                failed with, on all ranks: before this one begins, or after it if it is the last one.
 
         Ranks: every rank; collective.
         """
+        self._look_back(tolerates=False)
+        future = self._save(step, state, metrics)
+        self._tolerance.raise_owed()
+        return future
+
+    def _look_back(self, *, tolerates: bool) -> None:
+        """Before a save, learn how those in the background ended; raise what may not pass, unless this is the last one.
+
+        That one begins first, and `raise_owed` comes after it: nobody would save its step again.
+        """
+        if self._saver is None:
+            return
+        bounded = self._preempted and self._preemption_seconds is not None
+        # The saver itself would wait for the one before as long as it likes.
+        self._reckon(self._overdue() if bounded else None, tolerates=tolerates)
+        if not self._preempted:
+            self._tolerance.raise_owed()
+
+    def _reckon(self, late: UnfinishedSaveError | None, *, tolerates: bool) -> None:
+        outcomes, unfinished = self._background.outcomes(self._ranks, late)
+        self._tolerance.look_back(outcomes, tolerates=tolerates)
+        if unfinished is not None:
+            raise unfinished
+
+    def _save(self, step: int, state: State, metrics: Mapping[str, float] | None) -> Future[Metadata] | None:
         if not isinstance(step, int) or step < 0:
             raise ValueError(f"step is {step!r}; it must be a whole number of at least 0")
-        self._background.raise_failures(self._ranks, waits=self._saver is not None)
         found = dict(metrics or {})
         self._last_save = time.monotonic()
         try:
@@ -285,14 +306,13 @@ class CheckpointManager:
         if saver is None:
             raise RuntimeError("there is no saver")
         group, alone = self._ranks.process_group, self._ranks.no_dist
-        if self._preempted and self._preemption_seconds is not None:  # the saver would wait as long as it likes
-            self.wait()
+        number = self._background.begin()
         place = self._places.to_write(self.checkpoint_id(step))
         answer = saver.save(values, process_group=group, no_dist=alone, **place)
         future: Future[Metadata] = getattr(answer, "upload_completion", answer)
         with self._lock:
             self._preparing.discard(step)
-            self._background.add(step, future, lambda saved: self._settle(step, saved=saved))
+            self._background.add(number, step, future, lambda saved: self._settle(step, saved=saved))
         return future
 
     def _settle(self, step: int, *, saved: bool) -> None:
@@ -352,6 +372,8 @@ class CheckpointManager:
     def wait(self, seconds: float | None = None) -> None:
         """Return when all saves in the background have ended. Raises on all ranks what any of them failed with.
 
+        Of several failures the first is raised, and the others by the next calls.
+
         Args:
             seconds: How long to wait; None takes `close_seconds`, or what is left of `preemption_seconds`.
 
@@ -363,10 +385,15 @@ class CheckpointManager:
         Ranks: every rank; collective if there is a saver.
         """
         late = self._overdue(seconds)
-        self._background.raise_failures(self._ranks, waits=self._saver is not None, late=late)
+        if self._saver is not None:
+            self._reckon(late, tolerates=False)
+            self._tolerance.raise_owed()
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves as `wait` does, and stop listening to signals. Raises what a save failed with."""
+        """Wait for all saves as `wait` does, and stop listening to signals. Raises what a save failed with.
+
+        Of several failures the first is raised, the others are logged.
+        """
         try:
             self.wait(seconds)
         finally:
