@@ -272,6 +272,40 @@ def test_a_failed_save_leaves_nothing_and_removes_nothing(tmp_path: Path) -> Non
     assert restored(tmp_path) == 1
 
 
+def test_a_failed_save_changes_nothing_of_the_checkpoint_before(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep_policy=KeepBest(1, "loss")) as manager:
+        manager.save(5, state(5), metrics={"loss": 1.0})
+        manager.save(4, state(4), metrics={"loss": 9.0})
+        before = manager.checkpoints()
+        with pytest.raises(OSError, match="full"):
+            manager.save(4, {"bad": Failing(OSError("the disk is full"))}, metrics={"loss": 0.1})
+        assert manager.checkpoints() == before
+        manager.save(6, state(6), metrics={"loss": 5.0})
+    assert steps(tmp_path) == {"step-5", "step-6"}
+
+
+def test_a_save_costs_the_same_whatever_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: (calls.append(name), real(*args, **options))[1]
+
+    for name in ("list", "folders", "read", "exists", "publish", "delete"):
+        monkeypatch.setattr(LocalStore, name, counted(name, getattr(LocalStore, name)))
+    made = []
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(100, {"step": 100})
+        for there in (0, 50):
+            for step in range(there):
+                folder = tmp_path / f"step-{step}"
+                folder.mkdir()
+                (folder / ".metadata").write_text("index")
+            calls.clear()
+            manager.save(101 + there, {"step": 101})
+            made.append(sorted(calls))
+    assert made[0] == made[1]
+
+
 def test_failures_of_the_storage_can_be_tolerated(tmp_path: Path) -> None:
     full = {"bad": Failing(OSError("the disk is full"))}
     with CheckpointManager(tmp_path, tolerated_failures=2) as manager:

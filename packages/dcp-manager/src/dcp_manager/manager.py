@@ -6,9 +6,7 @@ How a checkpoint is written and read is `dcp_core`'s and the storage's; the root
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -18,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from dcp_core import (
-    DcpError,
     LoadPlanner,
     LoadReport,
     Metadata,
@@ -38,18 +35,17 @@ from dcp_manager.keeping import KeepAll, KeepPolicy
 from dcp_manager.places import Places
 from dcp_manager.records import CheckpointRecord
 from dcp_manager.restoring import Restored, restore_newest, restore_step
-from dcp_manager.retention import Retention, tell_removed
+from dcp_manager.retention import Retention
 from dcp_manager.savers import Saver
 from dcp_manager.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.signals import SignalWatch
 from dcp_manager.together import Ranks
+from dcp_manager.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["CheckpointManager"]
-
-_log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 600.0
 
@@ -114,9 +110,10 @@ class CheckpointManager:
         self._ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
         store = open_store(root, storage_options=storage_options)
         self._catalogue = Catalogue(store, stale_after_seconds=stale_after_seconds)
-        self._retention = Retention(self._catalogue, keep_policy or KeepAll())
         self._saver = saver
         self._background = BackgroundSaves()
+        retention = Retention(self._catalogue, keep_policy or KeepAll())
+        self._upkeep = Upkeep(self._root, self._catalogue, retention, self._background, self._ranks)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
         self._preemption_seconds = preemption_seconds
         self._close_seconds = close_seconds
@@ -124,8 +121,6 @@ class CheckpointManager:
         self._requested = False
         self._preempted = False
         self._last_save = time.monotonic()
-        self._lock = threading.RLock()
-        self._preparing: set[int] = set()
         self._watch.start()
 
     @property
@@ -277,11 +272,9 @@ class CheckpointManager:
                 peers=self._ranks.peers,
             )
         except BaseException:
-            self._preparing.discard(step)
-            self._settle(step, saved=False)
+            self._upkeep.ended(step, saved=False)
             raise
-        self._preparing.discard(step)
-        self._settle(step, saved=True)
+        self._upkeep.ended(step, saved=True)
         return None
 
     def _prepare(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -292,11 +285,7 @@ class CheckpointManager:
             values.update(state() if callable(state) else state)
 
         def make_ready(_: list[None]) -> None:
-            with self._lock:
-                # Until the saver has it, an earlier save may end and look for what nobody is saving.
-                self._preparing.add(step)
-                self._retention.sweep({*self._background.steps, step})
-                self._catalogue.prepare(step, metrics)
+            self._upkeep.prepare(step, metrics)
 
         self._ranks.combine("prepare a save", own, make_ready)
         return values
@@ -310,26 +299,8 @@ class CheckpointManager:
         place = self._places.to_write(self.checkpoint_id(step))
         answer = saver.save(values, process_group=group, no_dist=alone, **place)
         future: Future[Metadata] = getattr(answer, "upload_completion", answer)
-        with self._lock:
-            self._preparing.discard(step)
-            self._background.add(number, step, future, lambda saved: self._settle(step, saved=saved))
+        self._upkeep.begun(number, step, future)
         return future
-
-    def _settle(self, step: int, *, saved: bool) -> None:
-        """After a save, on the coordinator: name it, and remove what need not stay; never raises."""
-        if not self._ranks.is_coordinator:
-            return
-        with self._lock:
-            try:
-                running = self._preparing | {other for other in self._background.steps if other != step}
-                if saved:
-                    self._catalogue.published(step)
-                    removed = self._retention.apply(running, published=step)
-                    tell_removed(self._root, removed)
-                else:
-                    self._retention.sweep(running, always=True)
-            except (OSError, DcpError):  # what stays too long is removed after the next save
-                _log.warning("step %d: looking after the other checkpoints failed", step, exc_info=True)
 
     def restore(
         self, state: dict[str, Any], *, step: int | None = None, planner: LoadPlanner | None = None
