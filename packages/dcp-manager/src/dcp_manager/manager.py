@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointManager"]
 
-_CLOSE_SECONDS = 600.0
-
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
@@ -59,7 +57,7 @@ class CheckpointManager:
 
     Args:
         root: A folder, or a URI that an installed storage handles. Each checkpoint is a folder `step-<n>` in it.
-        save_policy: When `maybe_save` saves.
+        save_policy: When `maybe_save` saves; at every step if None.
         keep_policy: Which checkpoints stay; nothing is removed if None.
         saver: Saves in the background (`dcp_async.AsyncSaver("process")`, …); None saves while the caller waits. What
             happens when a save is due while another runs is the saver's policy. It stays the caller's to close.
@@ -99,7 +97,7 @@ class CheckpointManager:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         peers: PeerOptions | None = None,
         preemption_seconds: float | None = None,
-        close_seconds: float = _CLOSE_SECONDS,
+        close_seconds: float = 600.0,
         tolerated_failures: int = 0,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:
@@ -146,6 +144,8 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """The newest step with a checkpoint that is not known to be damaged; None if there is none.
+
+        It is the highest step, not the one made last: see `restore`.
 
         Ranks: one; not collective.
         """
@@ -262,7 +262,7 @@ class CheckpointManager:
         try:
             values = self._prepare(step, state, found)
             if self._saver is not None:
-                return self._save_later(step, values)
+                return self._save_later(self._saver, step, values)
             save(
                 values,
                 **self._places.to_write(self.checkpoint_id(step)),
@@ -290,10 +290,7 @@ class CheckpointManager:
         self._ranks.combine("prepare a save", own, make_ready)
         return values
 
-    def _save_later(self, step: int, values: dict[str, Any]) -> Future[Metadata]:
-        saver = self._saver
-        if saver is None:
-            raise RuntimeError("there is no saver")
+    def _save_later(self, saver: Saver, step: int, values: dict[str, Any]) -> Future[Metadata]:
         group, alone = self._ranks.process_group, self._ranks.no_dist
         number = self._background.begin()
         place = self._places.to_write(self.checkpoint_id(step))
@@ -307,7 +304,9 @@ class CheckpointManager:
     ) -> Restored | None:
         """Load the newest checkpoint that can be loaded, or one step, on whatever world size.
 
-        Damaged checkpoints are put aside, and the one before is taken.
+        It takes the highest step (not the one made last); damaged ones are put aside, and the one before is taken.
+        Before training on from an earlier step, remove the later ones (`dcp rm run/step-50`) or use another root:
+        otherwise the next `restore` takes one of them.
 
         Args:
             state: The template, filled in place; see `dcp_core.load`.
