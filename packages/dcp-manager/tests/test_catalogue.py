@@ -62,6 +62,68 @@ def test_records_hold_what_was_noted(catalogue: Catalogue, tmp_path: Path) -> No
     assert {path.name for path in (tmp_path / "step-3").iterdir()} == {".dcp-note.json"}
 
 
+def losses(catalogue: Catalogue) -> list[float]:
+    return [record.metrics["loss"] for record in catalogue.records()]
+
+
+def test_a_checkpoint_keeps_its_note_until_it_is_replaced(catalogue: Catalogue, tmp_path: Path) -> None:
+    catalogue.prepare(3, {"loss": 0.5})
+    (tmp_path / "step-3" / ".metadata").write_text("index")
+    catalogue.published(3)
+    assert losses(catalogue) == [0.5]
+    catalogue.prepare(3, {"loss": 0.1})
+    assert losses(catalogue) == [0.5]
+    catalogue.failed(3)
+    assert {path.name for path in (tmp_path / "step-3").iterdir()} == {".metadata", ".dcp-note.json"}
+    catalogue.prepare(3, {"loss": 0.7})
+    catalogue.published(3)
+    assert losses(catalogue) == [0.7]
+    assert {path.name for path in (tmp_path / "step-3").iterdir()} == {".metadata", ".dcp-note.json"}
+    catalogue.prepare(3, {})
+    assert catalogue.remove(3)
+    assert not (tmp_path / "step-3").exists()
+
+
+@pytest.mark.parametrize(
+    ("process", "published_later", "left", "loss"),
+    [
+        (dead(), False, {".dcp-note.json"}, 0.5),
+        (dead(), True, {".dcp-note.json"}, 0.1),
+        (elsewhere(), True, {".dcp-note.json", ".dcp-note-next.json"}, 0.5),
+    ],
+    ids=["killed before", "killed after", "running"],
+)
+def test_the_note_of_a_killed_save_counts_if_its_checkpoint_came(
+    catalogue: Catalogue, tmp_path: Path, process: ProcessIdentity, published_later: bool, left: set[str], loss: float
+) -> None:
+    folder = checkpoint(tmp_path, 3)
+    now = time.time()
+    for name, value, whose in ((".dcp-note.json", 0.5, this_process()), (".dcp-note-next.json", 0.1, process)):
+        (folder / name).write_bytes(Note(3, now, {"loss": value}, whose).to_bytes())
+    when = now + (60 if published_later else -60)
+    os.utime(folder / ".metadata", (when, when))
+    assert catalogue.sweep() == []
+    assert {path.name for path in folder.iterdir()} == {".metadata", "__0_0.a.distcp", *left}
+    assert losses(catalogue) == [loss]
+
+
+def test_notes_are_read_again_only_when_they_have_changed(
+    catalogue: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    real = LocalStore.read
+    monkeypatch.setattr(LocalStore, "read", lambda store, name: (reads.append(name), real(store, name))[1])
+    for step in (1, 2):
+        catalogue.prepare(step, {"loss": step})
+        (tmp_path / f"step-{step}" / ".metadata").write_text("index")
+    for _ in range(3):
+        assert losses(catalogue) == [1, 2]
+    assert len(reads) == 2
+    (tmp_path / "step-2" / ".dcp-note.json").write_bytes(Note(2, 0.0, {"loss": 9}, None).to_bytes())
+    assert losses(catalogue) == [1, 9]
+    assert len(reads) == 3
+
+
 @pytest.mark.parametrize("note", ["", "[]", "{}", '{"step": 1}'])
 def test_a_note_that_cannot_be_read_is_none(catalogue: Catalogue, tmp_path: Path, note: str) -> None:
     folder = checkpoint(tmp_path, 1, **{".dcp-note.json": note})

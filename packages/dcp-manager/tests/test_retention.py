@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dcp_io import LocalStore
-from dcp_manager import KeepEvery, KeepLast, KeepPolicy
+from dcp_manager import KeepAll, KeepEvery, KeepLast, KeepPolicy
 from dcp_manager.catalogue import Catalogue
 from dcp_manager.records import Note
 from dcp_manager.retention import Retention
@@ -37,3 +40,39 @@ def test_the_published_one_stays_whatever_the_clocks_say(catalogue: Catalogue, t
     checkpoint(tmp_path, 100, 2.0)
     checkpoint(tmp_path, 60, 1.0)
     assert Retention(catalogue, KeepLast(1)).apply((), published=60) == []
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Of the store, by name."""
+    made: Counter[str] = Counter()
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            made[name] += 1
+            return real(*args, **options)
+
+        return call
+
+    for name in ("list", "folders", "read", "exists", "publish", "delete"):
+        monkeypatch.setattr(LocalStore, name, counted(name, getattr(LocalStore, name)))
+    return made
+
+
+@pytest.mark.parametrize("policy", [KeepAll(), KeepLast(1) | KeepAll()], ids=repr)
+def test_where_everything_stays_nobody_looks(
+    catalogue: Catalogue, tmp_path: Path, calls: Counter[str], policy: KeepPolicy
+) -> None:
+    checkpoint(tmp_path, 1, 1.0)
+    assert Retention(catalogue, policy).apply((), published=1) == []
+    assert not calls
+
+
+def test_each_checkpoint_is_listed_once(catalogue: Catalogue, tmp_path: Path, calls: Counter[str]) -> None:
+    retention = Retention(catalogue, KeepLast(50))
+    for step in range(50):
+        checkpoint(tmp_path, step, step)
+    for reads in (50, 0):
+        calls.clear()
+        assert retention.apply((), published=49) == []
+        assert calls == Counter({"list": 50 + 1, "folders": 1, **({"read": reads} if reads else {})})

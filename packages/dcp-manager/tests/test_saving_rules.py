@@ -48,3 +48,6 @@ def test_nonsense_is_refused() -> None:
         EverySteps(0)
     with pytest.raises(ValueError, match="more than 0"):
         EverySeconds(0)
+    for arguments in ((signal.SIGUSR1,), (frozenset({signal.SIGUSR1}), signal.SIGTERM)):
+        with pytest.raises(TypeError, match="a set of signals"):
+            OnSignal(*arguments)  # type: ignore[arg-type]

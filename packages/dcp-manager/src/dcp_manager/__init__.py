@@ -5,9 +5,10 @@ Saving and loading are `dcp_core`'s, storages are found by URI, background saves
 
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.keeping import KeepAll, KeepAny, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
-from dcp_manager.manager import CheckpointManager, Saver
+from dcp_manager.manager import CheckpointManager
 from dcp_manager.records import CheckpointRecord
 from dcp_manager.restoring import Restored
+from dcp_manager.savers import Saver
 from dcp_manager.saving_rules import EverySeconds, EverySteps, Moment, OnRequest, OnSignal, SaveAny, SavePolicy
 
 __all__ = [

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from dcp_core import CheckpointException
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.together import Ranks
 
-__all__ = ["BackgroundSaves"]
+__all__ = ["BackgroundSaves", "Outcome"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,26 +22,59 @@ _log = logging.getLogger(__name__)
 _LEFT_OUT = ("SaveSkippedError", "SaveSupersededError")
 
 
+_Failures = dict[int, tuple[BaseException | None, str]]
+# What a rank tells of a save that has ended: its step, and what failed on which ranks; None if it was left out.
+_End = tuple[int, dict[int, str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a save ended, the same on all ranks."""
+
+    step: int
+    error: BaseException | None
+    """What it failed with; None if there is a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    number: int
+    step: int
+    future: Future[Any]
+    settled: threading.Event
+
+    def failures(self, rank: int) -> _Failures | None:
+        """Of one that has ended, as far as this rank's future tells; None if it was left out."""
+        error = None if self.future.cancelled() else self.future.exception()
+        if self.future.cancelled() or type(error).__name__ in _LEFT_OUT:
+            return None
+        return {} if error is None else _failures_of(error, rank)
+
+
 class BackgroundSaves:
     """The futures of this rank's saves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._futures: list[tuple[int, Future[Any]]] = []
-        self._settled: dict[Future[Any], threading.Event] = {}
+        self._saves: list[_Save] = []
+        self._begun = 0
 
     @property
     def steps(self) -> frozenset[int]:
         """Those that have not ended, or whose end nobody has looked at."""
         with self._lock:
-            return frozenset(step for step, future in self._futures if not self._settled[future].is_set())
+            return frozenset(save.step for save in self._saves if not save.settled.is_set())
 
-    def add(self, step: int, future: Future[Any], settle: Callable[[bool], None]) -> None:
+    def begin(self) -> int:
+        """The number of a save that all ranks are about to begin, the same on all: some may not come to add it."""
+        self._begun += 1
+        return self._begun
+
+    def add(self, number: int, step: int, future: Future[Any], settle: Callable[[bool], None]) -> None:
         """Watch a save; `settle` is told whether it succeeded, in the thread where it ended."""
         settled = threading.Event()
         with self._lock:
-            self._futures.append((step, future))
-            self._settled[future] = settled
+            self._saves.append(_Save(number, step, future, settled))
 
         def ended(done: Future[Any]) -> None:
             try:
@@ -60,7 +94,7 @@ class BackgroundSaves:
         """
         end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
         with self._lock:
-            events = list(self._settled.values())
+            events = [save.settled for save in self._saves]
         for event in events:
             event.wait(max(0.0, end - time.monotonic()))
         steps = ", ".join(map(str, sorted(self.steps)))
@@ -71,49 +105,81 @@ class BackgroundSaves:
             "does not exist yet, earlier ones stay. Allow more time, or look for what holds the storage up"
         )
 
-    def raise_failures(self, ranks: Ranks, *, waits: bool, late: BaseException | None = None) -> None:
-        """Raise what a save that ended has failed with, the same on all ranks; each failure once.
+    def outcomes(self, ranks: Ranks, late: BaseException | None = None) -> tuple[list[Outcome], BaseException | None]:
+        """How saves ended that have ended on all ranks, each once, in the order in which they began.
 
         Args:
             ranks: Who saves.
-            waits: Whether ranks ask each other: only if they all do.
-            late: What is to be said of this rank's saves that have not ended, if nothing has failed.
+            late: What is to be said of this rank's saves that have not ended.
+
+        Returns:
+            The outcomes, and what is to be said of saves that have not ended on some rank; the same on all.
+
+        Ranks: every rank; collective.
         """
-        own = self._failures() or ([] if late is None else [late])
-        if not waits:
-            return
-        failures = {} if not own else _failures_of(own[0], ranks.rank)
-        texts = {rank: text for rank, (_, text) in failures.items()}
-        told = ranks.combine("ask for failed saves", lambda: texts, _joined)
-        if own and ranks.alone:
-            raise own[0]
-        if told:
-            causes = {rank: (failures.get(rank, (None, ""))[0], text) for rank, text in told.items()}
-            raise CheckpointException("a save in the background failed", causes) from (own[0] if own else None)
-
-    def _failures(self) -> list[BaseException]:
-        """Of saves that ended; they are forgotten."""
-        found: list[BaseException] = []
         with self._lock:
-            ended = [(step, future) for step, future in self._futures if self._settled[future].is_set()]
-            for step, future in ended:
-                self._futures.remove((step, future))
-                del self._settled[future]
-                error = None if future.cancelled() else future.exception()
-                if future.cancelled() or type(error).__name__ in _LEFT_OUT:
-                    _log.info("the save of step %d was left out, since another one was running", step)
-                elif error is not None:
-                    found.append(error)
-        return found
+            ended = [save for save in self._saves if save.settled.is_set()]
+            running = frozenset(save.number for save in self._saves) - {save.number for save in ended}
+        own = {save.number: save.failures(ranks.rank) for save in ended}
+        ends = {save.number: (save.step, _texts(own[save.number])) for save in ended}
+        lateness = {} if late is None else {ranks.rank: f"{type(late).__name__}: {late}"}
+        decided, all_late = ranks.combine("ask for failed saves", lambda: (ends, running, lateness), _joined)
+        with self._lock:
+            self._saves = [save for save in self._saves if save.number not in decided]
+        found = []
+        errors = {save.number: save.future.exception() for save in ended if own[save.number]}
+        for number, (step, texts) in sorted(decided.items()):
+            if texts is None:
+                _log.info("the save of step %d was left out, since another one was running", step)
+                continue
+            what = f"the save of step {step} in the background failed"
+            error = _error(ranks, what, texts, own.get(number) or {}, errors.get(number))
+            found.append(Outcome(step, error))
+        causes = {} if late is None else {ranks.rank: (late, "")}
+        return found, _error(ranks, "a save in the background has not ended", all_late, causes, late)
 
 
-def _failures_of(error: BaseException, rank: int) -> dict[int, tuple[BaseException | None, str]]:
+def _texts(failures: _Failures | None) -> dict[int, str] | None:
+    return None if failures is None else {rank: text for rank, (_, text) in failures.items()}
+
+
+def _error(
+    ranks: Ranks, what: str, texts: dict[int, str], known: Mapping[int, tuple[Any, str]], own: BaseException | None
+) -> BaseException | None:
+    """What to raise on this rank about what ranks tell; None if they tell nothing."""
+    if not texts:
+        return None
+    if own is not None and ranks.alone:
+        return own
+    error = CheckpointException(what, {rank: (known.get(rank, (None, ""))[0], text) for rank, text in texts.items()})
+    error.__cause__ = own
+    return error
+
+
+def _failures_of(error: BaseException, rank: int) -> _Failures:
     """What failed on which rank, as far as one rank's future tells."""
     if isinstance(error, CheckpointException) and error.failures:
         return error.failures
     return {rank: (error, f"{type(error).__name__}: {error}")}
 
 
-def _joined(told: list[dict[int, str]]) -> dict[int, str]:
-    """The failures that any rank knows of; of those that several know what the first one says."""
-    return {rank: text for each in reversed(told) for rank, text in each.items()}
+def _joined(
+    told: list[tuple[dict[int, _End], frozenset[int], dict[int, str]]],
+) -> tuple[dict[int, _End], dict[int, str]]:
+    """The ends of saves that run nowhere any more, and who is late. What several ranks tell of one the first says.
+
+    One that still runs somewhere is not looked at: only when it has ended everywhere is it known of each rank what its
+    failure was. If somebody does not wait for it any longer, what others failed with is told together with that.
+    """
+    running = frozenset[int]().union(*(numbers for _, numbers, _ in told))
+    decided: dict[int, _End] = {}
+    late = {rank: text for *_, lateness in told for rank, text in lateness.items()}
+    for number in sorted({number for ends, *_ in told for number in ends}):
+        ends = [each[number] for each, *_ in told if number in each]
+        failures = {rank: text for _, texts in reversed(ends) for rank, text in (texts or {}).items()}
+        if number not in running:
+            left_out = not failures and any(texts is None for _, texts in ends)
+            decided[number] = (ends[0][0], None if left_out else failures)
+        elif late:
+            late = {**failures, **late}
+    return decided, late

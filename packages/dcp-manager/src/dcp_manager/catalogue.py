@@ -1,7 +1,8 @@
 """The checkpoints under one root, over any store: which there are, which can be loaded, and how they are removed.
 
 Each checkpoint is a folder `step-<n>`. Beside what makes it a checkpoint there may be
-`.dcp-note.json` (metrics, and who is saving), `.dcp-quarantined.json` (it turned out to be damaged),
+`.dcp-note.json` (metrics, and who is saving), `.dcp-note-next.json` (likewise of a save that is to replace the
+checkpoint, until it has), `.dcp-quarantined.json` (it turned out to be damaged),
 `.dcp-reading-<id>` (somebody reads it) and `.dcp-removing` (it is about to go).
 """
 
@@ -40,7 +41,7 @@ __all__ = ["Catalogue", "Folder"]
 _log = logging.getLogger(__name__)
 
 LATEST = "latest"
-NOTE, QUARANTINE = ".dcp-note.json", ".dcp-quarantined.json"
+NOTE, NEXT_NOTE, QUARANTINE = ".dcp-note.json", ".dcp-note-next.json", ".dcp-quarantined.json"
 # Publishing a few bytes is over, or its process dead, after so long.
 _PUBLISHING_SECONDS = 5.0
 # Of the markers of running saves, which are dcp_io's.
@@ -81,6 +82,8 @@ class Catalogue:
     def __init__(self, root: Store, *, stale_after_seconds: float) -> None:
         self._root = root
         self._stale_after_seconds = stale_after_seconds
+        self._notes: dict[int, tuple[Entry, Note | None]] = {}
+        """By step: notes that were read, and how they were listed then."""
 
     @staticmethod
     def folder_name(step: int) -> str:
@@ -97,9 +100,16 @@ class Catalogue:
         store = self._root.child(self.folder_name(step))
         return Folder(step, store, tuple(store.list()))
 
+    def has_checkpoint(self, step: int) -> bool:
+        """Whether there is one of a step, damaged or not, that is not about to go."""
+        return self._folder(step).is_checkpoint
+
     def records(self, folders: Collection[Folder] | None = None) -> list[CheckpointRecord]:
         """The checkpoints by ascending step, quarantined ones included; their indexes are not read."""
         listed = self.folders() if folders is None else folders
+        steps = {folder.step for folder in listed}
+        for step in set(self._notes) - steps:  # whole steps: a save in the background may end meanwhile
+            self._notes.pop(step, None)
         return [self._record(folder) for folder in listed if folder.is_checkpoint]
 
     def _record(self, folder: Folder) -> CheckpointRecord:
@@ -113,8 +123,14 @@ class Catalogue:
         return CheckpointRecord(folder.step, note.created_seconds, note.metrics, reason)
 
     def _note(self, folder: Folder) -> Note | None:
-        data = _read(folder.store, NOTE) if NOTE in folder.names else None
-        return None if data is None else Note.from_bytes(data)
+        """Beside what is in a folder; read once as long as it is listed alike."""
+        entry = next((entry for entry in folder.entries if entry.name == NOTE), None)
+        if entry is None:
+            return None
+        known = self._notes.get(folder.step)
+        if known is None or known[0] != entry:
+            known = self._notes[folder.step] = (entry, _read_note(folder.store, NOTE))
+        return known[1]
 
     def check(self, step: int) -> None:
         """Make sure that a checkpoint can be loaded as far as its index and the lengths of its files tell.
@@ -127,16 +143,36 @@ class Catalogue:
         check_checkpoint(folder.store, entries=folder.entries)
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Note that this process is about to save a step. A damaged checkpoint of that step goes first."""
+        """Note that this process is about to save a step. A damaged checkpoint of that step goes first.
+
+        A good one keeps its note until `published` says that it has been replaced.
+        """
         folder = self._folder(step)
         if QUARANTINE in folder.names or REMOVING in folder.names:
             self._remove(folder)
+            folder = self._folder(step)
         folder.store.make()
-        folder.store.publish(NOTE, Note.now(step, time.time(), metrics).to_bytes(), sync=False)
+        note = Note.now(step, time.time(), metrics)
+        self._write_note(folder, NEXT_NOTE if folder.is_checkpoint else NOTE, note.to_bytes())
+
+    def _write_note(self, folder: Folder, name: str, data: bytes) -> None:
+        self._notes.pop(folder.step, None)
+        folder.store.publish(name, data, sync=False)
 
     def published(self, step: int) -> None:
-        """Let `latest` name a step, which must be durable."""
+        """Let `latest` name a step, which must be durable, and let it have the note of its last save."""
         self._root.publish(LATEST, f"{self.folder_name(step)}\n".encode())
+        self._promote(self._folder(step))
+
+    def failed(self, step: int) -> None:
+        """Forget what was noted of a save that failed to replace a checkpoint."""
+        self._root.child(self.folder_name(step)).delete(NEXT_NOTE)
+
+    def _promote(self, folder: Folder) -> None:
+        data = _read(folder.store, NEXT_NOTE) if NEXT_NOTE in folder.names else None
+        if data is not None:
+            self._write_note(folder, NOTE, data)
+            folder.store.delete(NEXT_NOTE)
 
     def quarantine(self, step: int, reason: str) -> None:
         """Have a damaged checkpoint left alone from now on."""
@@ -172,22 +208,25 @@ class Catalogue:
             return False
         return self._remove(self._folder(step))
 
-    def sweep(self, *, running: Collection[int] = ()) -> list[int]:
+    def sweep(self, folders: Collection[Folder] | None = None, *, running: Collection[int] = ()) -> list[int]:
         """Remove what killed saves and interrupted removals have left; the steps of the folders that are gone.
 
         Args:
+            folders: As they were listed; None lists them.
             running: Steps that this process is saving.
         """
         self._remove_temporaries(self._root, self._root.list(), (LATEST,))
-        return [folder.step for folder in self.folders() if folder.step not in running and self._sweep(folder)]
+        listed = self.folders() if folders is None else folders
+        return [folder.step for folder in listed if folder.step not in running and self._sweep(folder)]
 
     def _sweep(self, folder: Folder) -> bool:
-        if REMOVING in folder.names:
-            return not self._has_readers(folder.store) and self._remove(folder)
         if folder.is_checkpoint:
             self._tidy(folder)
             return False
-        return not self._is_being_saved(folder) and self._remove(folder)
+        folder = self._folder(folder.step)  # a save may have begun, or ended, since it was listed
+        if REMOVING in folder.names:
+            return not self._has_readers(folder.store) and self._remove(folder)
+        return not folder.is_checkpoint and not self._is_being_saved(folder) and self._remove(folder)
 
     def _tidy(self, folder: Folder) -> None:
         """Remove what killed saves and readers have left beside a checkpoint."""
@@ -198,7 +237,18 @@ class Catalogue:
                 continue
             if is_dead_sign(folder.store, entry, stale_after_seconds=self._stale_after_seconds):
                 folder.store.delete(entry.name)
-        self._remove_temporaries(folder.store, folder.entries, (NOTE, QUARANTINE, REMOVING, READING_PREFIX))
+        self._settle_next_note(folder)
+        self._remove_temporaries(folder.store, folder.entries, (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX))
+
+    def _settle_next_note(self, folder: Folder) -> None:
+        """Deal with the note of a save that was killed: its checkpoint's, if that was published later than the note."""
+        times = [entry.mtime for entry in folder.entries if entry.name == NEXT_NOTE]
+        if not times or self._is_being_saved(folder):
+            return
+        if times[0] < max(entry.mtime for entry in folder.entries if is_index_name(entry.name)):
+            self._promote(folder)
+        else:
+            folder.store.delete(NEXT_NOTE)
 
     def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
         """Remove what a store made on the way to publishing objects of ours, if whoever did so must be dead."""
@@ -209,10 +259,10 @@ class Catalogue:
                 store.delete(entry.name)
 
     def _is_being_saved(self, folder: Folder) -> bool:
-        """Whether a save may be running or about to begin in a folder without a checkpoint."""
+        """Whether a save may be running or about to begin in a folder: one that nobody has ended."""
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return True
-        note = self._note(folder)
+        note = _read_note(folder.store, NEXT_NOTE if NEXT_NOTE in folder.names else NOTE)
         if note is None or note.process is None or note.process == this_process() or is_gone(note.process):
             return False
         return time.time() - note.created_seconds < self._stale_after_seconds
@@ -223,7 +273,7 @@ class Catalogue:
 
     def _remove(self, folder: Folder) -> bool:
         signs = {name for name in folder.names if name.startswith(READING_PREFIX)}
-        left = remove_checkpoint(folder.store, also=frozenset({*signs, NOTE, QUARANTINE, REMOVING}))
+        left = remove_checkpoint(folder.store, also=frozenset({*signs, NOTE, NEXT_NOTE, QUARANTINE, REMOVING}))
         if left:
             _log.warning("%s stays, since it holds files that no save has made: %s", folder.store.url, ", ".join(left))
         return not left
@@ -234,6 +284,11 @@ def _read(store: Store, name: str) -> bytes | None:
         return store.read(name)
     except CheckpointNotFoundError:
         return None
+
+
+def _read_note(store: Store, name: str) -> Note | None:
+    data = _read(store, name)
+    return None if data is None else Note.from_bytes(data)
 
 
 def _reason(data: bytes | None) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+
 from dcp_core import CheckpointException, CoordinatorLostError, CoordinatorTimeoutError, PeerLostError
+from dcp_manager.background import Outcome
 from dcp_manager.together import Ranks
 
 __all__ = ["Tolerance", "is_storage_failure"]
+
+_log = logging.getLogger(__name__)
 
 
 def is_storage_failure(error: BaseException) -> bool:
@@ -18,7 +24,7 @@ def is_storage_failure(error: BaseException) -> bool:
 
 
 class Tolerance:
-    """Counts failures in a row.
+    """Counts failures in a row, and keeps those of saves in the background that must be raised.
 
     Args:
         ranks: Who saves.
@@ -30,12 +36,40 @@ class Tolerance:
         self._limit = limit
         self.count = 0
         """Of failures since the last success."""
+        self._owed: list[BaseException] = []
 
     def succeeded(self) -> None:
         """A save went well."""
         self.count = 0
 
-    def passes(self, error: Exception) -> bool:
+    def look_back(self, outcomes: Iterable[Outcome], *, tolerates: bool) -> None:
+        """Count how saves in the background ended, in that order; those that may not pass are kept for `raise_owed`.
+
+        Ranks: every rank, with the same outcomes.
+        """
+        for outcome in outcomes:
+            if outcome.error is None:
+                self.succeeded()
+            elif tolerates and self.passes(outcome.error):
+                self.tell_passed(outcome.step, outcome.error)
+            else:
+                self.count += not tolerates  # else it has been counted
+                if self._owed:
+                    _log.error(
+                        "saving step %d failed as well; the next call raises it: %s", outcome.step, outcome.error
+                    )
+                self._owed.append(outcome.error)
+
+    def raise_owed(self) -> None:
+        """Raise the first of the failures that were kept, each once."""
+        if self._owed:
+            raise self._owed.pop(0)
+
+    def tell_passed(self, step: int, error: BaseException) -> None:
+        """Log a failure after which training goes on."""
+        _log.warning("saving step %d failed, training goes on (failure %d): %s", step, self.count, error)
+
+    def passes(self, error: BaseException) -> bool:
         """Whether training goes on after one more failure; the same on all ranks.
 
         A rank often has of another one's failure its text alone, so each says of which causes it knows what they are,

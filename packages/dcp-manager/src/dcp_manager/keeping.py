@@ -13,7 +13,7 @@ from typing import Literal
 
 from dcp_manager.records import CheckpointRecord, by_creation
 
-__all__ = ["KeepAll", "KeepAny", "KeepBest", "KeepEvery", "KeepFor", "KeepLast", "KeepPolicy"]
+__all__ = ["KeepAll", "KeepAny", "KeepBest", "KeepEvery", "KeepFor", "KeepLast", "KeepPolicy", "keeps_all"]
 
 
 class KeepPolicy(ABC):
@@ -56,6 +56,11 @@ class KeepAll(KeepPolicy):
         """See `KeepPolicy`."""
         del now_seconds
         return {record.step for record in records}
+
+
+def keeps_all(policy: KeepPolicy) -> bool:
+    """Whether a policy keeps everything whatever there is, so that nobody need look."""
+    return any(isinstance(part, KeepAll) for part in _parts(policy))
 
 
 @dataclass(frozen=True, slots=True)

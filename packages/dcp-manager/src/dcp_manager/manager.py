@@ -6,19 +6,16 @@ How a checkpoint is written and read is `dcp_core`'s and the storage's; the root
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from dcp_core import (
-    DcpError,
     LoadPlanner,
     LoadReport,
     Metadata,
@@ -38,32 +35,19 @@ from dcp_manager.keeping import KeepAll, KeepPolicy
 from dcp_manager.places import Places
 from dcp_manager.records import CheckpointRecord
 from dcp_manager.restoring import Restored, restore_newest, restore_step
-from dcp_manager.retention import Retention, tell_removed
+from dcp_manager.retention import Retention
+from dcp_manager.savers import Saver
 from dcp_manager.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.signals import SignalWatch
 from dcp_manager.together import Ranks
+from dcp_manager.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CheckpointManager", "Saver"]
-
-_log = logging.getLogger(__name__)
-
-_CLOSE_SECONDS = 600.0
+__all__ = ["CheckpointManager"]
 
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-
-
-class Saver(Protocol):
-    """What saves in the background: `dcp_async.AsyncSaver`, or anything of that shape."""
-
-    def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Any:
-        """Copy the state and save the copy; a future of the metadata, or what has one as `upload_completion`.
-
-        `place` is a `checkpoint_id` or a `storage_writer`.
-        """
-        ...
 
 
 class CheckpointManager:
@@ -73,7 +57,7 @@ class CheckpointManager:
 
     Args:
         root: A folder, or a URI that an installed storage handles. Each checkpoint is a folder `step-<n>` in it.
-        save_policy: When `maybe_save` saves.
+        save_policy: When `maybe_save` saves; at every step if None.
         keep_policy: Which checkpoints stay; nothing is removed if None.
         saver: Saves in the background (`dcp_async.AsyncSaver("process")`, …); None saves while the caller waits. What
             happens when a save is due while another runs is the saver's policy. It stays the caller's to close.
@@ -89,7 +73,8 @@ class CheckpointManager:
             other in a save, and how long this one waits for saves in the background, before the last save and in
             `close`. None for no such end.
         close_seconds: How long `wait` and `close` wait for saves in the background otherwise.
-        tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises.
+        tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises;
+            those in the background count when they have ended.
         stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
 
     Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
@@ -112,7 +97,7 @@ class CheckpointManager:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         peers: PeerOptions | None = None,
         preemption_seconds: float | None = None,
-        close_seconds: float = _CLOSE_SECONDS,
+        close_seconds: float = 600.0,
         tolerated_failures: int = 0,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:
@@ -123,9 +108,10 @@ class CheckpointManager:
         self._ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
         store = open_store(root, storage_options=storage_options)
         self._catalogue = Catalogue(store, stale_after_seconds=stale_after_seconds)
-        self._retention = Retention(self._catalogue, keep_policy or KeepAll())
         self._saver = saver
         self._background = BackgroundSaves()
+        retention = Retention(self._catalogue, keep_policy or KeepAll())
+        self._upkeep = Upkeep(self._root, self._catalogue, retention, self._background, self._ranks)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
         self._preemption_seconds = preemption_seconds
         self._close_seconds = close_seconds
@@ -133,8 +119,6 @@ class CheckpointManager:
         self._requested = False
         self._preempted = False
         self._last_save = time.monotonic()
-        self._lock = threading.RLock()
-        self._preparing: set[int] = set()
         self._watch.start()
 
     @property
@@ -161,6 +145,8 @@ class CheckpointManager:
     def latest(self) -> int | None:
         """The newest step with a checkpoint that is not known to be damaged; None if there is none.
 
+        It is the highest step, not the one made last: see `restore`.
+
         Ranks: one; not collective.
         """
         return max((record.step for record in self.checkpoints() if record.quarantined is None), default=None)
@@ -181,21 +167,27 @@ class CheckpointManager:
             Whether a save was made, or begun in the background.
 
         Raises:
-            CheckpointException: The save failed on some rank; the same on all, unless it is tolerated.
+            CheckpointException: The save, or an earlier one in the background, failed on some rank; the same on all,
+                unless it is tolerated. After a signal that ends the training this step is saved before an earlier
+                failure is raised.
 
         Ranks: every rank; collective unless the policy follows from the step alone and no save is due.
         """
         if not self._decide(step):
             return False
+        self._look_back(tolerates=True)
+        begun = False
         try:
-            self.save(step, state, metrics=metrics)
+            self._save(step, state, metrics)
+            begun = True
         except Exception as error:
             if not self._tolerance.passes(error):
                 raise
-            _log.warning("saving step %d failed, training goes on (failure %d): %s", step, self._tolerance.count, error)
-            return False
-        self._tolerance.succeeded()
-        return True
+            self._tolerance.tell_passed(step, error)
+        if begun and self._saver is None:
+            self._tolerance.succeeded()
+        self._tolerance.raise_owed()
+        return begun
 
     def _decide(self, step: int) -> bool:
         moment = Moment(step, time.monotonic() - self._last_save, self._watch.noted, self._requested)
@@ -234,19 +226,43 @@ class CheckpointManager:
 
         Raises:
             CheckpointException, OSError, …: What `dcp_core.save` raises; or what an earlier save in the background
-                failed with, on all ranks.
+                failed with, on all ranks: before this one begins, or after it if it is the last one.
 
         Ranks: every rank; collective.
         """
+        self._look_back(tolerates=False)
+        future = self._save(step, state, metrics)
+        self._tolerance.raise_owed()
+        return future
+
+    def _look_back(self, *, tolerates: bool) -> None:
+        """Before a save, learn how those in the background ended; raise what may not pass, unless this is the last one.
+
+        That one begins first, and `raise_owed` comes after it: nobody would save its step again.
+        """
+        if self._saver is None:
+            return
+        bounded = self._preempted and self._preemption_seconds is not None
+        # The saver itself would wait for the one before as long as it likes.
+        self._reckon(self._overdue() if bounded else None, tolerates=tolerates)
+        if not self._preempted:
+            self._tolerance.raise_owed()
+
+    def _reckon(self, late: UnfinishedSaveError | None, *, tolerates: bool) -> None:
+        outcomes, unfinished = self._background.outcomes(self._ranks, late)
+        self._tolerance.look_back(outcomes, tolerates=tolerates)
+        if unfinished is not None:
+            raise unfinished
+
+    def _save(self, step: int, state: State, metrics: Mapping[str, float] | None) -> Future[Metadata] | None:
         if not isinstance(step, int) or step < 0:
             raise ValueError(f"step is {step!r}; it must be a whole number of at least 0")
-        self._background.raise_failures(self._ranks, waits=self._saver is not None)
         found = dict(metrics or {})
         self._last_save = time.monotonic()
         try:
             values = self._prepare(step, state, found)
             if self._saver is not None:
-                return self._save_later(step, values)
+                return self._save_later(self._saver, step, values)
             save(
                 values,
                 **self._places.to_write(self.checkpoint_id(step)),
@@ -256,11 +272,9 @@ class CheckpointManager:
                 peers=self._ranks.peers,
             )
         except BaseException:
-            self._preparing.discard(step)
-            self._settle(step, saved=False)
+            self._upkeep.ended(step, saved=False)
             raise
-        self._preparing.discard(step)
-        self._settle(step, saved=True)
+        self._upkeep.ended(step, saved=True)
         return None
 
     def _prepare(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -271,52 +285,28 @@ class CheckpointManager:
             values.update(state() if callable(state) else state)
 
         def make_ready(_: list[None]) -> None:
-            with self._lock:
-                # Until the saver has it, an earlier save may end and look for what nobody is saving.
-                self._preparing.add(step)
-                self._retention.sweep({*self._background.steps, step})
-                self._catalogue.prepare(step, metrics)
+            self._upkeep.prepare(step, metrics)
 
         self._ranks.combine("prepare a save", own, make_ready)
         return values
 
-    def _save_later(self, step: int, values: dict[str, Any]) -> Future[Metadata]:
-        saver = self._saver
-        if saver is None:
-            raise RuntimeError("there is no saver")
+    def _save_later(self, saver: Saver, step: int, values: dict[str, Any]) -> Future[Metadata]:
         group, alone = self._ranks.process_group, self._ranks.no_dist
-        if self._preempted and self._preemption_seconds is not None:  # the saver would wait as long as it likes
-            self.wait()
+        number = self._background.begin()
         place = self._places.to_write(self.checkpoint_id(step))
         answer = saver.save(values, process_group=group, no_dist=alone, **place)
         future: Future[Metadata] = getattr(answer, "upload_completion", answer)
-        with self._lock:
-            self._preparing.discard(step)
-            self._background.add(step, future, lambda saved: self._settle(step, saved=saved))
+        self._upkeep.begun(number, step, future)
         return future
-
-    def _settle(self, step: int, *, saved: bool) -> None:
-        """After a save, on the coordinator: name it, and remove what need not stay; never raises."""
-        if not self._ranks.is_coordinator:
-            return
-        with self._lock:
-            try:
-                running = self._preparing | {other for other in self._background.steps if other != step}
-                if saved:
-                    self._catalogue.published(step)
-                    removed = self._retention.apply(running, published=step)
-                    tell_removed(self._root, removed)
-                else:
-                    self._retention.sweep(running, always=True)
-            except (OSError, DcpError):  # what stays too long is removed after the next save
-                _log.warning("step %d: looking after the other checkpoints failed", step, exc_info=True)
 
     def restore(
         self, state: dict[str, Any], *, step: int | None = None, planner: LoadPlanner | None = None
     ) -> Restored | None:
         """Load the newest checkpoint that can be loaded, or one step, on whatever world size.
 
-        Damaged checkpoints are put aside, and the one before is taken.
+        It takes the highest step (not the one made last); damaged ones are put aside, and the one before is taken.
+        Before training on from an earlier step, remove the later ones (`dcp rm run/step-50`) or use another root:
+        otherwise the next `restore` takes one of them.
 
         Args:
             state: The template, filled in place; see `dcp_core.load`.
@@ -327,7 +317,8 @@ class CheckpointManager:
             What was loaded, the same step on all ranks; None if there is no checkpoint at all.
 
         Raises:
-            CheckpointNotFoundError: There are checkpoints, and none can be loaded; or not that step.
+            CheckpointNotFoundError: There are checkpoints, and none can be loaded; or not that step; or a rank does not
+                find files that are there for the coordinator (is its storage mounted?): then nothing is put aside.
             CheckpointException, LoadMismatchError, OSError, …: It does not fit the template, or the storage failed.
 
         Ranks: every rank; collective.
@@ -351,6 +342,8 @@ class CheckpointManager:
     def wait(self, seconds: float | None = None) -> None:
         """Return when all saves in the background have ended. Raises on all ranks what any of them failed with.
 
+        Of several failures the first is raised, and the others by the next calls.
+
         Args:
             seconds: How long to wait; None takes `close_seconds`, or what is left of `preemption_seconds`.
 
@@ -362,10 +355,15 @@ class CheckpointManager:
         Ranks: every rank; collective if there is a saver.
         """
         late = self._overdue(seconds)
-        self._background.raise_failures(self._ranks, waits=self._saver is not None, late=late)
+        if self._saver is not None:
+            self._reckon(late, tolerates=False)
+            self._tolerance.raise_owed()
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves as `wait` does, and stop listening to signals. Raises what a save failed with."""
+        """Wait for all saves as `wait` does, and stop listening to signals. Raises what a save failed with.
+
+        Of several failures the first is raised, the others are logged.
+        """
         try:
             self.wait(seconds)
         finally:

@@ -1,4 +1,7 @@
-"""Finding a checkpoint that loads: the newest first, damaged ones put aside, the same one on all ranks."""
+"""Finding a checkpoint that loads: the newest first, damaged ones put aside, the same one on all ranks.
+
+What is damaged the coordinator decides: a file that another rank alone does not find is no damage.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
 from dcp_manager.catalogue import Catalogue
 from dcp_manager.together import Ranks
 
-__all__ = ["Restored", "damage_of", "restore_newest", "restore_step"]
+__all__ = ["Damage", "Restored", "damage_of", "restore_newest", "restore_step"]
 
 _log = logging.getLogger(__name__)
 
+# What is missing may be there for others; so what is corrupt is looked for first.
 _DAMAGE = (CorruptCheckpointError, CheckpointNotFoundError)
 Load = Callable[[int], LoadReport]
 
@@ -32,6 +37,23 @@ class Restored:
     """Newer steps that turned out to be damaged."""
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What made a load fail."""
+
+    reason: str
+    is_missing: bool
+    """Whether files were not found; else what was found is not what was written."""
+
+
+class _Verdict(Enum):
+    DAMAGED = auto()
+    GONE = auto()
+    """It has been removed meanwhile."""
+    WHOLE = auto()
+    """A rank does not find what is there: its storage is at fault."""
+
+
 def restore_step(catalogue: Catalogue, ranks: Ranks, load: Load, step: int) -> Restored:
     """Load one step, or raise why it cannot be loaded; nothing is put aside.
 
@@ -45,7 +67,8 @@ def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored |
     """Load the newest checkpoint that can be loaded; None if there is none at all.
 
     Raises:
-        CheckpointNotFoundError: There are checkpoints and none can be loaded: training must not begin anew unasked.
+        CheckpointNotFoundError: There are checkpoints and none can be loaded: training must not begin anew unasked. Or
+            a rank does not find files that are there for the coordinator.
 
     Ranks: every rank; collective.
     """
@@ -61,10 +84,16 @@ def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored |
             with _held(catalogue, ranks, step):
                 return Restored(step, load(step), tuple(sorted(damaged, reverse=True)))
         except DcpError as error:
-            reason = ranks.combine("judge a failed load", partial(damage_of, error), _first)
-            if reason is None:
+            damage = ranks.combine("judge a failed load", partial(damage_of, error), _worst)
+            if damage is None:
                 raise
-            if ranks.decide("put a checkpoint aside", partial(_put_aside, catalogue, step, reason)):
+            verdict, reason = ranks.decide("put a checkpoint aside", partial(_judge, catalogue, step, damage))
+            if verdict is _Verdict.WHOLE:
+                raise CheckpointNotFoundError(
+                    f"step {step} is there for the coordinator, but could not be loaded ({reason}); nothing is put "
+                    "aside. See whether the storage is mounted on that rank's host, then restore again"
+                ) from error
+            if verdict is _Verdict.DAMAGED:
                 damaged[step] = reason
             else:
                 gone.add(step)
@@ -76,21 +105,28 @@ def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored |
     return None
 
 
-def damage_of(error: BaseException) -> str | None:
+def damage_of(error: BaseException) -> Damage | None:
     """What an error says of a checkpoint's damage; None if it is not damage that made the load fail."""
-    if isinstance(error, _DAMAGE):
-        return str(error).partition("\n")[0]
-    if isinstance(error, CheckpointException):
-        for rank, (cause, text) in error.failures.items():
-            if isinstance(cause, _DAMAGE):
-                return f"rank {rank}: {cause}".partition("\n")[0]
-            if cause is None and any(kind.__name__ in text for kind in _DAMAGE):
-                return f"rank {rank}: {text.strip().rpartition(chr(10))[2]}"
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    for kind in _DAMAGE:
+        is_missing = kind is CheckpointNotFoundError
+        if isinstance(error, kind):
+            return Damage(_line(error), is_missing)
+        for rank, (cause, text) in failures.items():
+            if isinstance(cause, kind):
+                return Damage(f"rank {rank}: {_line(cause)}", is_missing)
+            if cause is None and kind.__name__ in text:
+                return Damage(f"rank {rank}: {text.strip().rpartition(chr(10))[2]}", is_missing)
     return None
 
 
-def _first(reasons: list[str | None]) -> str | None:
-    return next((reason for reason in reasons if reason is not None), None)
+def _line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _worst(told: list[Damage | None]) -> Damage | None:
+    found = [damage for damage in told if damage is not None]
+    return next((damage for damage in found if not damage.is_missing), found[0] if found else None)
 
 
 def _choose(catalogue: Catalogue, without: Collection[int]) -> tuple[int | None, dict[int, str]]:
@@ -105,7 +141,7 @@ def _choose(catalogue: Catalogue, without: Collection[int]) -> tuple[int | None,
         try:
             catalogue.check(record.step)
         except _DAMAGE as error:
-            reason = str(error).partition("\n")[0]
+            reason = _line(error)
             if _put_aside(catalogue, record.step, reason):
                 told[record.step] = reason
             continue
@@ -113,9 +149,22 @@ def _choose(catalogue: Catalogue, without: Collection[int]) -> tuple[int | None,
     return None, told
 
 
+def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, str]:
+    """What to think of a checkpoint that did not load, and why; a damaged one is put aside. Coordinator."""
+    reason = damage.reason
+    if damage.is_missing and catalogue.has_checkpoint(step):
+        try:
+            catalogue.check(step)
+        except _DAMAGE as error:
+            reason = _line(error)
+        else:
+            return _Verdict.WHOLE, reason
+    return (_Verdict.DAMAGED if _put_aside(catalogue, step, reason) else _Verdict.GONE), reason
+
+
 def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
     """Quarantine a damaged checkpoint; False if it was not damaged but has been removed meanwhile. Coordinator."""
-    if not any(record.step == step for record in catalogue.records()):
+    if not catalogue.has_checkpoint(step):
         return False
     _log.warning("step %d is damaged and put aside: %s", step, reason)
     with contextlib.suppress(OSError):  # a full disk must not keep anybody from the checkpoint before

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_manager.catalogue import Catalogue
-from dcp_manager.keeping import KeepPolicy
+from dcp_manager.keeping import KeepPolicy, keeps_all
 from dcp_manager.records import by_creation
 
 __all__ = ["Retention", "tell_removed"]
@@ -51,7 +51,10 @@ class Retention:
             published: The step that was just published. It stays, whatever clocks and numbers of steps say: training
                 that went back to an earlier step makes checkpoints below those of the time before.
         """
-        records = by_creation(self._catalogue.records())
+        if keeps_all(self._policy):
+            return []
+        folders = self._catalogue.folders()
+        records = by_creation(self._catalogue.records(folders))
         good = [record for record in records if record.quarantined is None]
         now = time.time()
         keep = {*self._policy.keep(good, now), *running, published}
@@ -60,7 +63,8 @@ class Retention:
         damaged = {record.step for record in records if record.quarantined is not None}
         keep |= damaged & self._policy.keep(records, now)
         removed = [record.step for record in records if record.step not in keep and self._remove(record.step)]
-        self._catalogue.sweep(running=running)
+        left = [folder for folder in folders if folder.step not in removed]
+        self._catalogue.sweep(left, running=running)
         return removed
 
     def _remove(self, step: int) -> bool:

@@ -97,14 +97,22 @@ class OnSignal(SavePolicy):
     """Due when any rank has received one of the signals.
 
     Args:
-        numbers: SIGTERM and SIGUSR1 if none is given.
-        stop: Those after which `manager.preempted` is true, so that the training loop ends.
+        numbers: A set; SIGTERM and SIGUSR1 if none is given.
+        stop: Those after which `manager.preempted` is true, so that the training loop ends. A set, too.
+
+    Raises:
+        TypeError: One signal is given where a set is meant.
     """
 
     numbers: frozenset[int] = field(default=frozenset({signal.SIGTERM, signal.SIGUSR1}))
     stop: frozenset[int] = field(default=frozenset({signal.SIGTERM}))
 
     def __post_init__(self) -> None:
+        for name, given in (("numbers", self.numbers), ("stop", self.stop)):
+            if isinstance(given, int):
+                raise TypeError(
+                    f"OnSignal: {name} is {given!r}; give a set of signals, as in OnSignal({{signal.SIGUSR1}})"
+                )
         object.__setattr__(self, "signals", frozenset(self.numbers))
         object.__setattr__(self, "stop_signals", frozenset(self.stop) & frozenset(self.numbers))
 

@@ -16,7 +16,8 @@ class SignalWatch:
     """Notes signals of this process from `start` to `stop`, in place of the handlers that were there.
 
     A second signal of a kind that ends the training goes to the handler that was there before: whoever sends it again
-    does not want to wait.
+    does not want to wait. Only those that this process has received count: a scheduler sends one to each rank, and the
+    other ranks' may be heard of first.
 
     Args:
         numbers: Signals to note.
@@ -28,6 +29,7 @@ class SignalWatch:
         self._stop_numbers = frozenset(stop_numbers)
         self._before: dict[int, Any] = {}
         self._noted: set[int] = set()
+        self._received_stop = False
         self.stopped_at: float | None = None
         """When the first signal that ends the training came, here or (at the latest) elsewhere; monotonic clock."""
 
@@ -57,7 +59,7 @@ class SignalWatch:
         self._noted.difference_update(numbers)
 
     def heard_of_stop(self) -> None:
-        """Another rank, at the latest, has received a signal that ends the training."""
+        """Some rank, this one or another, has received a signal that ends the training; the first time counts."""
         if self.stopped_at is None:
             self.stopped_at = time.monotonic()
 
@@ -69,11 +71,12 @@ class SignalWatch:
 
     def _note(self, number: int, frame: object) -> None:
         if number in self._stop_numbers:
-            if self.stopped_at is not None:
+            if self._received_stop:
                 before = self._before.get(number)
                 signal.signal(number, before if before is not None else signal.SIG_DFL)
                 signal.raise_signal(number)
                 return
-            self.stopped_at = time.monotonic()
+            self._received_stop = True
+            self.heard_of_stop()
         self._noted.add(number)
         del frame

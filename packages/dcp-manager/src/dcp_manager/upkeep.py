@@ -1,0 +1,78 @@
+"""What a save means for the root: made ready before it, named and tidied when it has ended, in any thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from dcp_core import DcpError
+from dcp_manager.background import BackgroundSaves
+from dcp_manager.catalogue import Catalogue
+from dcp_manager.retention import Retention, tell_removed
+from dcp_manager.together import Ranks
+
+__all__ = ["Upkeep"]
+
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Looks after a root before and after saves.
+
+    Args:
+        root: Its name.
+        catalogue: Of the root.
+        retention: What goes after a save.
+        background: This rank's saves that have not ended.
+        ranks: Who saves; the coordinator alone touches the storage.
+    """
+
+    def __init__(
+        self, root: str, catalogue: Catalogue, retention: Retention, background: BackgroundSaves, ranks: Ranks
+    ) -> None:
+        self._root = root
+        self._catalogue = catalogue
+        self._retention = retention
+        self._background = background
+        self._ranks = ranks
+        self._lock = threading.RLock()
+        self._preparing: set[int] = set()
+
+    def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Make the folder of a step ready. Coordinator."""
+        with self._lock:
+            # Until the saver has it, an earlier save may end and look for what nobody is saving.
+            self._preparing.add(step)
+            self._retention.sweep({*self._background.steps, step})
+            self._catalogue.prepare(step, metrics)
+
+    def begun(self, number: int, step: int, future: Future[Any]) -> None:
+        """A saver has a save: look after the root when it ends."""
+        with self._lock:
+            self._preparing.discard(step)
+            self._background.add(number, step, future, lambda saved: self._settle(step, saved=saved))
+
+    def ended(self, step: int, *, saved: bool) -> None:
+        """A save has ended in the foreground, or did not begin."""
+        self._preparing.discard(step)
+        self._settle(step, saved=saved)
+
+    def _settle(self, step: int, *, saved: bool) -> None:
+        """After a save, on the coordinator: name it, and remove what need not stay; never raises."""
+        if not self._ranks.is_coordinator:
+            return
+        with self._lock:
+            try:
+                running = self._preparing | {other for other in self._background.steps if other != step}
+                if saved:
+                    self._catalogue.published(step)
+                    removed = self._retention.apply(running, published=step)
+                    tell_removed(self._root, removed)
+                else:
+                    self._catalogue.failed(step)
+                    self._retention.sweep(running, always=True)
+            except (OSError, DcpError):  # what stays too long is removed after the next save
+                _log.warning("step %d: looking after the other checkpoints failed", step, exc_info=True)

@@ -1,0 +1,94 @@
+"""When the end of a save counts, and for whom. The other rank is one whose answers are known; nothing is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from dcp_core import CheckpointException
+from dcp_manager.background import BackgroundSaves
+
+FULL = OSError("the disk is full")
+
+
+class OtherRank:
+    """Stands in for `Ranks` of two: this one, and one with saves of its own."""
+
+    alone = False
+    rank = 0
+
+    def __init__(self, saves: BackgroundSaves) -> None:
+        self.saves = saves
+
+    def combine(self, what: str, own: Callable[[], Any], function: Callable[[list[Any]], Any]) -> Any:
+        del what
+        told: list[Any] = [own()]
+
+        class Second:
+            alone = False
+            rank = 1
+
+            def combine(self, what: str, own: Callable[[], Any], function: Callable[[list[Any]], Any]) -> Any:
+                del what, function
+                told.append(own())
+                return answer()
+
+        def answer() -> Any:
+            return function(told)
+
+        self.second = self.saves.outcomes(Second())  # type: ignore[arg-type]
+        return answer()
+
+
+def begun(count: int) -> tuple[BackgroundSaves, list[Future[Any]]]:
+    saves, futures = BackgroundSaves(), [Future[Any]() for _ in range(count)]
+    for step, future in enumerate(futures, start=1):
+        saves.add(saves.begin(), step, future, lambda saved: None)
+    return saves, futures
+
+
+def ask(first: BackgroundSaves, second: BackgroundSaves, late: BaseException | None = None) -> tuple[Any, Any]:
+    """The outcomes as both ranks are told them, as steps and ranks that failed; and what is late."""
+    ranks = OtherRank(second)
+    found, unfinished = first.outcomes(ranks, late)  # type: ignore[arg-type]
+
+    def short(outcomes: list[Any]) -> list[tuple[int, list[int]]]:
+        return [(each.step, [] if each.error is None else [*each.error.failures]) for each in outcomes]
+
+    assert short(found) == short(ranks.second[0])
+    return short(found), unfinished
+
+
+def test_a_save_counts_once_and_when_it_has_ended_everywhere() -> None:
+    (first, ours), (second, theirs) = begun(2), begun(2)
+    theirs[0].set_exception(FULL)
+    assert ask(first, second) == ([], None)
+    assert second.steps == {2}
+    ours[0].set_result(None)
+    theirs[1].set_result(None)
+    assert ask(first, second) == ([(1, [1])], None)
+    ours[1].set_result(None)
+    assert ask(first, second) == ([(2, [])], None)
+    assert ask(first, second) == ([], None)
+
+
+def test_a_save_that_did_not_begin_here_counts_as_well() -> None:
+    (first, _), (second, theirs) = begun(0), begun(1)
+    first.begin()
+    theirs[0].set_exception(FULL)
+    assert ask(first, second) == ([(1, [1])], None)
+
+
+def test_who_is_late_does_not_hide_what_others_failed_with() -> None:
+    (first, ours), (second, theirs) = begun(1), begun(1)
+    theirs[0].set_exception(FULL)
+    outcomes, unfinished = ask(first, second, TimeoutError("too long"))
+    assert outcomes == []
+    assert isinstance(unfinished, CheckpointException)
+    assert {rank: text for rank, (_, text) in unfinished.failures.items()} == {
+        0: "TimeoutError: too long",
+        1: "OSError: the disk is full",
+    }
+    ours[0].set_result(None)
+    assert ask(first, second) == ([(1, [1])], None)
