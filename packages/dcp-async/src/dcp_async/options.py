@@ -64,8 +64,8 @@ class SaverOptions:
         copy_threads: Threads that copy tensors of host memory while `save` waits.
         pin_memory: Pin staging memory where CUDA is there.
         mutation_guard: Compare samples of each copy with its source when copying is done: see `mutations`.
-        save_seconds: How long one save may take, in the background; a worker that takes longer is ended. So long is
-            waited for an earlier save and for a copy, too.
+        save_seconds: How long one save may take in a process, which is ended if it takes longer; a save in a thread
+            has no such deadline. So long is waited for an earlier save and for a copy, too.
         close_seconds: How long `close` waits for saves that run.
         timeout_seconds: How long a rank waits for the others in one phase; see `dcp_core.save`.
         peers: How savers of different ranks watch each other; see `dcp_core.save`.

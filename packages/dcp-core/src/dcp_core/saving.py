@@ -45,7 +45,10 @@ def save(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     peers: PeerOptions | None = None,
 ) -> Metadata:
-    """Save a state dict; when it returns, the checkpoint exists and is durable, when it raises, it does not exist.
+    """Save a state dict; when it returns, the checkpoint exists and is durable.
+
+    When it raises, what loads from there is what was there before, or nothing; or the new checkpoint, if the failure
+    came after the last step. It is never a mixture.
 
     Args:
         state_dict: Names → tensors of any kind, nested containers, objects; a `Stateful` value stands for its
@@ -66,7 +69,7 @@ def save(
 
     Raises:
         CheckpointException: Something failed on some rank of several; the same on every rank, with rank, phase and
-            traceback. A checkpoint that was there before is still there.
+            traceback.
         Exception: In a job of one process, the error itself.
 
     Ranks: every rank of the group; collective.

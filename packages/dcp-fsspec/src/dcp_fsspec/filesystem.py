@@ -31,14 +31,14 @@ class FileSystem:
 
     @contextmanager
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """A stream on `path`; what was written is removed if the block raises."""
+        """A stream on `path`; a file that opening it has made (modes `w`, `x`) is removed if the block raises."""
         path = os.fspath(path)
-        writes = any(letter in mode for letter in "wax+")
+        opened = self._chosen().open(path, mode)  # outside: if this fails, what is there is not ours
         try:
-            with self._chosen().open(path, mode) as stream:
+            with opened as stream:
                 yield stream
         except BaseException:
-            if writes:
+            if any(letter in mode for letter in "wx"):
                 with contextlib.suppress(Exception):
                     self.rm_file(path)
             raise

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-__all__ = ["Kind", "is_local", "kind_of", "supports_conditions", "takes_exclusive_mode"]
+__all__ = [
+    "Kind",
+    "is_local",
+    "kind_of",
+    "renames_by_options",
+    "supports_conditions",
+    "takes_exclusive_mode",
+    "takes_listings_option",
+]
 
 Kind = Literal["objects", "process", "files"]
 """`objects`: one PUT makes or replaces an object; folders are beginnings of names. `process`: the same, in this
@@ -12,6 +20,7 @@ process. `files`: a file under construction can be seen, so that new contents ar
 
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "cosn", "obs", "tos", "r2"})
 _S3 = frozenset({"s3", "s3a"})
+_SSH = frozenset({"sftp", "ssh"})
 _EXCLUSIVE = _S3 | {"memory", "file", "local"}
 
 
@@ -39,3 +48,13 @@ def supports_conditions(fs: Any) -> bool:
 def is_local(fs: Any) -> bool:
     """Whether files are those of this machine, under the same paths."""
     return bool(_protocols(fs) & {"file", "local"})
+
+
+def renames_by_options(fs: Any) -> bool:
+    """Whether a rename replaces a file only with an option that the file system's own `mv` cannot give (WebHDFS)."""
+    return "webhdfs" in _protocols(fs) and hasattr(fs, "_call")
+
+
+def takes_listings_option(protocol: str) -> bool:
+    """Whether the constructor takes `use_listings_cache`. SSH clients get every option, and refuse an unknown one."""
+    return protocol not in _SSH

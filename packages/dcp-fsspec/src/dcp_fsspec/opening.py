@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fsspec.core import url_to_fs
+from fsspec.utils import get_protocol
 
+from dcp_fsspec.kinds import takes_listings_option
 from dcp_fsspec.store import BLOCK_BYTES, FsspecStore
 from dcp_io import StorageError
 
@@ -30,7 +32,8 @@ def open_store(
     """
     text = os.fspath(uri)
     # Each rank changes the folder behind the others' backs: a listing that is remembered is a wrong one.
-    options = {"use_listings_cache": False, **(storage_options or {})}
+    uncached = {"use_listings_cache": False} if takes_listings_option(get_protocol(text)) else {}
+    options = {**uncached, **(storage_options or {})}
     try:
         fs, path = url_to_fs(text, **options)
     except (ImportError, ValueError, TypeError) as error:

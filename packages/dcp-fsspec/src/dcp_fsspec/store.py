@@ -6,23 +6,24 @@ fsspec says little of what its file systems guarantee; what is assumed of which 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dcp_fsspec.kinds import Kind, is_local, kind_of, supports_conditions, takes_exclusive_mode
+from dcp_fsspec.renaming import replace_file
 from dcp_fsspec.requests import repeated
 from dcp_fsspec.sink import FsspecSink
+from dcp_fsspec.times import modified_seconds
 from dcp_io import TEMPORARY_SUFFIX, Entry, Sink, Store, TruncatedError, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["FsspecStore"]
 
 BLOCK_BYTES = 8 << 20
-_TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 # What is in this process has no server that would order its changes.
 _process_lock = threading.RLock()
 
@@ -89,7 +90,7 @@ class FsspecStore(Store):
             temporary = f"{folder}/.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
             try:
                 repeated(f"write {temporary}", lambda: self._fs.pipe_file(temporary, content))
-                repeated(f"rename {temporary}", lambda: self._fs.mv(temporary, path), attempts=1)
+                replace_file(self._fs, temporary, path, content, f"{self.url}/{name}")
             except BaseException:
                 with contextlib.suppress(Exception):
                     self._fs.rm_file(temporary)
@@ -168,7 +169,13 @@ class FsspecStore(Store):
     def list(self) -> list[Entry]:
         """The files directly in the folder."""
         found = ((self._name(info), info) for info in self._ls() if info["type"] != "directory")
-        return [Entry(name, int(info["size"] or 0), _time(info, self._fs)) for name, info in found if name]
+        # Of a time that nobody knows, only that it is past: a file without one must not look like a dead save's.
+        now = time.time()
+        return [
+            Entry(name, int(info["size"] or 0), modified_seconds(info, self._fs, otherwise=now))
+            for name, info in found
+            if name
+        ]
 
     def folders(self) -> tuple[str, ...]:
         """The folders directly in the folder."""
@@ -241,16 +248,3 @@ class FsspecStore(Store):
 
     def _missing(self, name: str) -> CheckpointNotFoundError:
         return CheckpointNotFoundError(f"{self.url}/{name} is missing; the checkpoint is incomplete or was removed")
-
-
-def _time(info: dict[str, Any], fs: Any) -> float:
-    """When a file was last written, seconds since the epoch; each file system has its own name for it."""
-    value = next((info[name] for name in _TIMES if info.get(name) is not None), None)
-    if value is None:
-        with contextlib.suppress(Exception):
-            value = fs.modified(info["name"])
-    if isinstance(value, str):
-        value = dt.datetime.fromisoformat(value)
-    if isinstance(value, dt.datetime):
-        return value.timestamp() if value.tzinfo else value.replace(tzinfo=dt.timezone.utc).timestamp()
-    return float(value or 0.0)

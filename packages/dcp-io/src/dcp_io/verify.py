@@ -52,7 +52,7 @@ def verify_checkpoint(
     stock wrote), archive frames byte by byte, zero gaps, exact ends of files, missing files, overlapping items.
 
     Args:
-        checkpoint: The folder, as a path or as a store.
+        checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.
         threads: Files that are read at the same time, at least 1.
         on_read: Told of bytes of data files as they are read; by one thread at a time.
 

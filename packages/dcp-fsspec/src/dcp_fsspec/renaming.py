@@ -1,0 +1,54 @@
+"""Replacing a file by a finished one under a temporary name, and looking whether that has happened.
+
+Renaming means something else in every file system: one answers that it did nothing, and its package drops the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dcp_fsspec.kinds import is_local, renames_by_options
+from dcp_fsspec.requests import repeated
+from dcp_io import StorageError
+
+__all__ = ["replace_file"]
+
+
+def replace_file(fs: Any, temporary: str, path: str, content: bytes, place: str) -> None:
+    """Give a file the name of another, which it replaces; when it returns, it has.
+
+    Args:
+        fs: A file system in which a file under construction can be seen.
+        temporary: Path of the file that holds `content`.
+        path: The name that it gets.
+        content: What is under `path` afterwards.
+        place: The same as users write it, for messages.
+
+    Raises:
+        StorageError: The file system failed, or did not replace the file.
+    """
+    repeated(f"rename {temporary}", lambda: _rename(fs, temporary, path), attempts=1)
+    if is_local(fs):  # the kernel's answer can be trusted
+        return
+    fs.invalidate_cache(temporary.rpartition("/")[0])
+    fs.invalidate_cache(path)
+    if fs.exists(temporary) or _read(fs, path) != content:
+        raise StorageError(
+            f"the file system did not replace {place} by what was renamed to it; nothing else was removed: save to "
+            "another storage"
+        )
+
+
+def _rename(fs: Any, temporary: str, path: str) -> None:
+    if renames_by_options(fs):
+        options = {"destination": path, "renameoptions": "OVERWRITE"}
+        fs._call("RENAME", method="put", path=temporary, **options)  # noqa: SLF001 - its `mv` takes no options
+    else:
+        fs.mv(temporary, path)
+
+
+def _read(fs: Any, path: str) -> bytes | None:
+    try:
+        return bytes(repeated(f"GET {path}", lambda: fs.cat_file(path)))
+    except FileNotFoundError:
+        return None
