@@ -78,6 +78,25 @@ def test_load_from_a_folder_and_a_file(tmp_path: Path) -> None:
     assert same(template, value)
 
 
+def test_an_index_that_is_named_is_followed(tmp_path: Path) -> None:
+    for number, name in enumerate(("model", "ema"), 1):
+        save_file({"w": torch.full((3,), float(number))}, tmp_path / f"{name}.safetensors")
+        index = {"weight_map": {"w": f"{name}.safetensors"}}
+        (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps(index))
+    for number, name in enumerate(("model", "ema"), 1):
+        place = tmp_path / f"{name}.safetensors.index.json"
+        template = {"w": torch.zeros(3)}
+        load(template, storage_reader=HuggingFaceStorageReader(place))
+        assert template["w"].tolist() == [number] * 3
+        assert convert(place, tmp_path / f"{name}.pt") == "torch"
+        assert torch.load(tmp_path / f"{name}.pt", weights_only=True)["w"].tolist() == [number] * 3
+    (tmp_path / "ema.safetensors").unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"that ema\.safetensors\.index\.json names"):
+        open_safetensors(tmp_path / "ema.safetensors.index.json")
+    with pytest.raises(CheckpointNotFoundError, match=r"no index .*other\.safetensors\.index\.json"):
+        open_safetensors(tmp_path / "other.safetensors.index.json")
+
+
 def test_save_gives_a_folder_that_the_library_opens(tmp_path: Path) -> None:
     value = tensors()
     mapping = {name: 1 + number % 2 for number, name in enumerate(value)}

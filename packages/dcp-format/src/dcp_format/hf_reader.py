@@ -25,7 +25,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
     The format has no checksums: `LoadReport.unverified` lists what was read. A missing file is an error.
 
     Args:
-        path: A `.safetensors` file, its `….index.json`, or a folder.
+        path: A `.safetensors` file, an `….index.json`, or a folder, whose index is `model.safetensors.index.json`.
         thread_count: Reader threads.
 
     Ranks: each reads on its own; headers are read by every rank.

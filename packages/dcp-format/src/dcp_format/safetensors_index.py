@@ -65,22 +65,24 @@ def open_safetensors(path: str | os.PathLike[str]) -> Folder:
     """What a file, or all files of a folder, hold.
 
     Args:
-        path: A `.safetensors` file, its `….index.json`, or a folder.
+        path: A `.safetensors` file, an `….index.json`, or a folder, whose index is `model.safetensors.index.json`.
 
     Raises:
-        CheckpointNotFoundError: There is nothing, or a file that the folder's index names is missing.
+        CheckpointNotFoundError: There is nothing, or a file that the index names is missing.
         CorruptCheckpointError: A header is damaged, files contradict each other, or parts of tensors are missing.
     """
-    place = Path(path)
+    place, index = Path(path), INDEX_NAME
     weight_map: Mapping[str, str] | None = None
-    if place.name.endswith(".index.json"):
-        place = place.parent
+    if place.name.endswith(".index.json") and not place.is_dir():
+        place, index = place.parent, place.name
+        if not (place / index).exists():
+            raise CheckpointNotFoundError(f"there is no index {place / index}: check the path")
     if place.is_file():
         folder, names = place.parent, [place.name]
     else:
         folder = place
-        weight_map = read_weight_map(folder)
-        names = _names(folder, weight_map)
+        weight_map = read_weight_map(folder, index)
+        names = _names(folder, weight_map, index)
     store = LocalStore(folder)
     headers = headers_of(store, names)
     if weight_map is None and place == folder:  # one file may be read without the others of its set
@@ -89,18 +91,19 @@ def open_safetensors(path: str | os.PathLike[str]) -> Folder:
     save_id = one_save(headers, str(folder))
     try:
         boxes = _boxes(headers, weight_map, str(folder))
-        index = _index(boxes, _shapes(headers, boxes), _aliases(headers))
-        check_index(index)
+        _check_named(weight_map or {}, boxes, index)
+        found = _index(boxes, _shapes(headers, boxes), _aliases(headers))
+        check_index(found)
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         if isinstance(error, CorruptCheckpointError):
             raise
         raise CorruptCheckpointError(f"the files in {folder} contradict each other: {error}") from error
-    return Folder(store, index, tuple(headers), save_id)
+    return Folder(store, found, tuple(headers), save_id)
 
 
-def read_weight_map(folder: Path) -> dict[str, str] | None:
-    """Tensor → file, from the folder's index; None if it has none. Raises CorruptCheckpointError."""
-    path = folder / INDEX_NAME
+def read_weight_map(folder: Path, index: str = INDEX_NAME) -> dict[str, str] | None:
+    """Tensor → file, from an index in a folder; None if it is not there. Raises CorruptCheckpointError."""
+    path = folder / index
     if path.exists() and not path.is_file():  # reading from a pipe would wait for whoever writes into it
         raise CorruptCheckpointError("the index is no file", file=str(path))
     try:
@@ -116,14 +119,14 @@ def read_weight_map(folder: Path) -> dict[str, str] | None:
     return found
 
 
-def _names(folder: Path, weight_map: Mapping[str, str] | None) -> list[str]:
+def _names(folder: Path, weight_map: Mapping[str, str] | None, index: str) -> list[str]:
     present = sorted(path.name for path in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
     if weight_map is not None:
         wanted = sorted(set(weight_map.values()))
         missing = [name for name in wanted if not (folder / name).is_file()]
         if missing:
             raise CheckpointNotFoundError(
-                f"{folder / missing[0]} is missing ({len(missing)} of the {len(wanted)} files that {INDEX_NAME} names "
+                f"{folder / missing[0]} is missing ({len(missing)} of the {len(wanted)} files that {index} names "
                 "are): restore it from a copy, or download it again"
             )
         return wanted
@@ -174,15 +177,14 @@ def _boxes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None, 
             if others and others[0][0].dtype != entry.dtype:
                 raise CorruptCheckpointError("its parts have different dtypes", file=file, key=entry.name)
             others.append((entry, file, offsets))
-    _check_named(weight_map or {}, boxes)
     return boxes
 
 
-def _check_named(weight_map: Mapping[str, str], boxes: Mapping[str, list[Box]]) -> None:
+def _check_named(weight_map: Mapping[str, str], boxes: Mapping[str, list[Box]], index: str) -> None:
     lacking = sorted(weight_map.keys() - boxes.keys())
     if lacking:
         raise CorruptCheckpointError(
-            f"{INDEX_NAME} names {len(lacking)} tensors that are not in their files",
+            f"{index} names {len(lacking)} tensors that are not in their files",
             file=weight_map[lacking[0]],
             key=lacking[0],
         )
