@@ -32,7 +32,8 @@ SHARDING = "DCP_SHARDING_INFO"
 SHAPES = "DCP_GLOBAL_SHAPES"
 """Ours: JSON, name → sizes of the whole tensor, so that a lost file is noticed."""
 ALIASES = "DCP_ALIASES"
-"""Ours: JSON, name → the name of the tensor that it is another name of."""
+"""Ours: JSON, name → the name of the tensor that it is another name of; counts as long as both have the same bytes."""
+_COMPARED_BYTES = 4 << 20
 _SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})")
 Box = tuple[HeaderEntry, str, tuple[int, ...]]
 
@@ -61,11 +62,13 @@ def earlier_files(folder: Path) -> set[str]:
     return {name for name in present if name in named or is_writers_name(name)}
 
 
-def open_safetensors(path: str | os.PathLike[str]) -> Folder:
+def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Folder:
     """What a file, or all files of a folder, hold.
 
     Args:
         path: A `.safetensors` file, an `….index.json`, or a folder, whose index is `model.safetensors.index.json`.
+        ties: Whether to find out which names are of one tensor, which reads the bytes of tied tensors. Without it every
+            name is a tensor of its own, with its own bytes.
 
     Raises:
         CheckpointNotFoundError: There is nothing, or a file that the index names is missing.
@@ -92,7 +95,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> Folder:
     try:
         boxes = _boxes(headers, weight_map, str(folder))
         _check_named(weight_map or {}, boxes, index)
-        found = _index(boxes, _shapes(headers, boxes), _aliases(headers))
+        found = _index(boxes, _shapes(headers, boxes), _ties(store, headers, boxes) if ties else {})
         check_index(found)
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         if isinstance(error, CorruptCheckpointError):
@@ -203,17 +206,47 @@ def _shapes(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> di
     return shapes
 
 
-def _aliases(headers: Mapping[str, Header]) -> dict[str, str]:
-    return {
+def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
+    """Name → the name of the tensor that it still is.
+
+    A program that knows nothing of aliases may have changed one of the tensors and kept the metadata.
+    """
+    said = {
         name: str(target) for file, header in headers.items() for name, target in _table(header, ALIASES, file).items()
     }
+    return {
+        name: target
+        for name, target in said.items()
+        if name in boxes and target in boxes and target not in said and _same_values(store, boxes[name], boxes[target])
+    }
+
+
+def _same_values(store: Store, one: list[Box], other: list[Box]) -> bool:
+    forms = [[(entry.dtype, entry.shape, offsets) for entry, _, offsets in boxes] for boxes in (one, other)]
+    return forms[0] == forms[1] and all(_same_bytes(store, *pair) for pair in zip(one, other, strict=True))
+
+
+def _same_bytes(store: Store, one: Box, other: Box) -> bool:
+    (first, file, _), (second, other_file, _) = one, other
+    sources = store.open(file), store.open(other_file)
+    try:
+        for at in range(0, first.stop - first.start, _COMPARED_BYTES):
+            length = min(_COMPARED_BYTES, first.stop - first.start - at)
+            pieces = bytearray(length), bytearray(length)
+            for source, entry, piece in zip(sources, (first, second), pieces, strict=True):
+                source.read_into(entry.start + at, [memoryview(piece)])
+            if pieces[0] != pieces[1]:
+                return False
+    finally:
+        for source in sources:
+            source.close()
+    return True
 
 
 def _index(
     boxes: Mapping[str, list[Box]], shapes: Mapping[str, tuple[int, ...]], aliases: Mapping[str, str]
 ) -> CheckpointIndex:
     # An alias has its bytes a second time, for readers that know of no aliases: ours need them once.
-    aliases = {name: target for name, target in aliases.items() if target in boxes and target not in aliases}
     names = [name for name in boxes if name not in aliases]
     rows = {name: row for row, name in enumerate(names)}
     parts = [part for name in names for part in boxes[name]]
