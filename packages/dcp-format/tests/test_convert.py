@@ -97,9 +97,47 @@ def test_objects(tmp_path: Path) -> None:
         convert(tmp_path / "c", tmp_path / "x.safetensors")
     assert not (tmp_path / "x.safetensors").exists()
     convert(tmp_path / "c", tmp_path / "x.safetensors", options=WriteOptions(objects="beside"))
-    assert torch.load(tmp_path / "objects.pt", weights_only=True) == {"step": 7}
+    assert torch.load(tmp_path / "x.objects.pt", weights_only=True) == {"step": 7}
+    convert(tmp_path / "c", tmp_path / "x.hf", options=WriteOptions(objects="beside"))
+    assert torch.load(tmp_path / "x.hf" / "objects.pt", weights_only=True) == {"step": 7}
     convert(tmp_path / "c", tmp_path / "y.safetensors", options=WriteOptions(objects="skip"))
     assert [*load_file(tmp_path / "y.safetensors")] == ["w"]
+
+
+@pytest.mark.parametrize(("name", "objects"), [("x.safetensors", "x.objects.pt"), ("x.hf", "x.hf/objects.pt")])
+def test_objects_beside_of_others_stay(tmp_path: Path, name: str, objects: str) -> None:
+    """Neither the objects of another file are touched, nor tensors replaced whose objects cannot be written."""
+    for number in (1, 2):
+        save({"w": torch.full((3,), float(number)), "step": number}, checkpoint_id=tmp_path / str(number))
+    convert(tmp_path / "1", tmp_path / "other.safetensors", options=WriteOptions(objects="beside"))
+    (tmp_path / objects).parent.mkdir(exist_ok=True)
+    (tmp_path / objects).write_text("of somebody else")
+    with pytest.raises(CheckpointExistsError, match=r"objects\.pt exists already"):
+        convert(tmp_path / "2", tmp_path / name, options=WriteOptions(objects="beside"))
+    assert not [*tmp_path.glob("x*/*.safetensors"), *tmp_path.glob("x.safetensors")]
+    convert(tmp_path / "2", tmp_path / name, options=WriteOptions(objects="beside", overwrite=True))
+    assert torch.load(tmp_path / objects, weights_only=True) == {"step": 2}
+    assert torch.load(tmp_path / "other.objects.pt", weights_only=True) == {"step": 1}
+
+
+def test_tensors_and_their_objects_are_replaced_together_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        save({"w": torch.full((3,), float(number)), "step": number}, checkpoint_id=tmp_path / str(number))
+    convert(tmp_path / "1", tmp_path / "x.safetensors", options=WriteOptions(objects="beside"))
+    options = WriteOptions(objects="beside", overwrite=True)
+
+    def fail(*arguments: Any, **more: Any) -> Any:
+        raise ZeroDivisionError
+
+    for what in ("load_object", "write_tensor_file"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"dcp_format.safetensors_write.{what}", fail)
+            with pytest.raises(ZeroDivisionError):
+                convert(tmp_path / "2", tmp_path / "x.safetensors", options=options)
+        assert load_file(tmp_path / "x.safetensors")["w"].tolist() == [1, 1, 1]
+        assert torch.load(tmp_path / "x.objects.pt", weights_only=True) == {"step": 1}
 
 
 @pytest.mark.parametrize("compression", ["zstd", "planes", "auto"])
