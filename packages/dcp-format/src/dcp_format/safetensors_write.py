@@ -18,11 +18,12 @@ import torch
 
 from dcp_core.objects import load_object
 from dcp_format.content import Content, TensorEntry, refuse_objects
-from dcp_format.file_sets import SUFFIX, Stamp, fresh_name
-from dcp_format.new_file import WriteBack, aborting, new_file, refuse_existing
+from dcp_format.file_sets import SUFFIX, Stamp, fresh_name, is_writers_name
+from dcp_format.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
 from dcp_format.safetensors_header import build_header
 from dcp_format.safetensors_index import ALIASES, INDEX_NAME, earlier_files
-from dcp_io import TEMPORARY_SUFFIX, LocalStore, Sink
+from dcp_format.temporary_files import sweep, temporary_name
+from dcp_io import LocalStore, Sink
 from dcp_manifest import ITEM_BYTES
 
 __all__ = [
@@ -181,8 +182,10 @@ def _write_folder(
     alone = len(files) == 1 and earlier <= files.keys() and not indexed  # one file replaces one file, in one step
     if not alone:
         files = {fresh_name(name, earlier, tag): entries for name, entries in files.items()}
-    temporary = {name: f".{name}.{tag}{TEMPORARY_SUFFIX}" for name in files}
+    sweep(store, is_writers_name)
+    temporary = {name: temporary_name(name) for name in files}
     stamped = {**metadata, **Stamp.next(folder, tag, len(files)).metadata}
+    named: list[str] = []
     try:
         for name, entries in files.items():
             sink = WriteBack(store.create(temporary[name]))
@@ -190,10 +193,11 @@ def _write_folder(
                 write_tensor_file(sink, entries, stamped, max_inflight_bytes=max_inflight_bytes, tick=tick)
                 sink.close(sync=True)
         for name in files:
-            os.replace(folder / temporary[name], folder / name)
+            give_name(folder / temporary[name], folder / name, overwrite=overwrite)
+            named.append(name)
         store.sync_folder()
     except BaseException:
-        for name in [*temporary.values(), *([] if alone else files)]:
+        for name in [*temporary.values(), *([] if alone else named)]:
             store.delete(name)
         raise
     others = {path.name for path in folder.glob(f"*{SUFFIX}")} - files.keys()
