@@ -20,7 +20,8 @@ from dcp_core import (
     save,
 )
 from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
-from dcp_format import Content, TensorEntry, WriteOptions, convert, detect
+from dcp_format import Content, TensorEntry, WriteOptions, convert, detect, open_content
+from dcp_format.changes import select_values
 from dcp_format.converters import converter_for
 from dcp_format.safetensors_index import INDEX_NAME
 from dcp_io import CheckpointExistsError
@@ -89,6 +90,24 @@ def test_a_tied_name_outlives_its_tensor(tmp_path: Path) -> None:
     value = source(tmp_path / "source")
     convert(tmp_path / "source", tmp_path / "out.safetensors", exclude=["a"])
     assert torch.equal(load_file(tmp_path / "out.safetensors")["tied"], value["a"])
+
+
+def test_other_names_stay_tied_without_the_first(tmp_path: Path) -> None:
+    weight = torch.arange(3.0)
+    torch.save(dict.fromkeys("TABC", weight), tmp_path / "a.pt")
+    chosen = select_values(open_content(tmp_path / "a.pt"), exclude=["T"])
+    assert list(chosen.tensors) == ["A"]
+    assert chosen.aliases == {"B": "A", "C": "A"}
+
+
+def test_the_name_of_the_metadata_is_refused(tmp_path: Path) -> None:
+    torch.save({"__metadata__": torch.ones(2), "w": torch.ones(2)}, tmp_path / "a.pt")
+    for name in ("a.safetensors", "a.hf"):
+        with pytest.raises(UnsupportedValueError, match="named '__metadata__'"):
+            convert(tmp_path / "a.pt", tmp_path / name)
+        assert not [*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.hf/*")]
+    convert(tmp_path / "a.pt", tmp_path / "b.safetensors", rename={"__metadata__": "m"})
+    assert load_file(tmp_path / "b.safetensors").keys() == {"m", "w"}
 
 
 def test_objects(tmp_path: Path) -> None:
