@@ -9,8 +9,9 @@ import os
 
 from dcp_core import ByteStorageReader
 from dcp_core.errors import UnsupportedFormatError
+from dcp_format.hub_cache import local_store
 from dcp_format.safetensors_index import open_safetensors
-from dcp_io import LocalStore, StoreBackend
+from dcp_io import StoreBackend
 from dcp_manifest import CheckpointIndex
 
 __all__ = ["HuggingFaceStorageReader", "SafetensorsBackend"]
@@ -59,7 +60,7 @@ class SafetensorsBackend(StoreBackend):
         is_file = place.endswith((".safetensors", ".json"))
         self._place = place
         super().__init__(
-            LocalStore((os.path.dirname(place) or ".") if is_file else place),
+            local_store((os.path.dirname(place) or ".") if is_file else place),
             threads=threads,
             max_inflight_bytes=_INFLIGHT_BYTES,
         )

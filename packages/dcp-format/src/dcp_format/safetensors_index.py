@@ -17,8 +17,9 @@ import numpy as np
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_format.file_sets import SUFFIX, chosen_set, headers_of, is_writers_name, one_save
+from dcp_format.hub_cache import local_store
 from dcp_format.safetensors_header import Header, HeaderEntry
-from dcp_io import LocalStore, Store
+from dcp_io import Store
 from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index
 
 __all__ = [
@@ -86,7 +87,7 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
         folder = place
         weight_map = read_weight_map(folder, index)
         names = _names(folder, weight_map, index)
-    store = LocalStore(folder)
+    store = local_store(folder)
     headers = headers_of(store, names)
     if weight_map is None and place == folder:  # one file may be read without the others of its set
         headers = chosen_set(headers, str(folder))
