@@ -5,6 +5,7 @@ Only of conversions, which one process makes; saves of many ranks have markers (
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import time
@@ -48,7 +49,8 @@ def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
         else:
             dead = time.time() - entry.mtime > _FORGOTTEN_SECONDS
         if dead:
-            store.delete(entry.name)
+            with contextlib.suppress(OSError):  # another user's, which harms nothing
+                store.delete(entry.name)
 
 
 def _where(process: ProcessIdentity) -> str:
