@@ -20,7 +20,8 @@ from dcp_core import (
     save,
 )
 from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
-from dcp_format import Content, TensorEntry, WriteOptions, convert, detect
+from dcp_format import Content, TensorEntry, WriteOptions, convert, detect, open_content
+from dcp_format.changes import select_values
 from dcp_format.converters import converter_for
 from dcp_format.safetensors_index import INDEX_NAME
 from dcp_io import CheckpointExistsError
@@ -91,15 +92,71 @@ def test_a_tied_name_outlives_its_tensor(tmp_path: Path) -> None:
     assert torch.equal(load_file(tmp_path / "out.safetensors")["tied"], value["a"])
 
 
+def test_other_names_stay_tied_without_the_first(tmp_path: Path) -> None:
+    weight = torch.arange(3.0)
+    torch.save(dict.fromkeys("TABC", weight), tmp_path / "a.pt")
+    chosen = select_values(open_content(tmp_path / "a.pt"), exclude=["T"])
+    assert list(chosen.tensors) == ["A"]
+    assert chosen.aliases == {"B": "A", "C": "A"}
+
+
+def test_the_name_of_the_metadata_is_refused(tmp_path: Path) -> None:
+    torch.save({"__metadata__": torch.ones(2), "w": torch.ones(2)}, tmp_path / "a.pt")
+    for name in ("a.safetensors", "a.hf"):
+        with pytest.raises(UnsupportedValueError, match="named '__metadata__'"):
+            convert(tmp_path / "a.pt", tmp_path / name)
+        assert not [*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.hf/*")]
+    convert(tmp_path / "a.pt", tmp_path / "b.safetensors", rename={"__metadata__": "m"})
+    assert load_file(tmp_path / "b.safetensors").keys() == {"m", "w"}
+
+
 def test_objects(tmp_path: Path) -> None:
     save({"w": torch.ones(3), "step": 7}, checkpoint_id=tmp_path / "c")
     with pytest.raises(UnsupportedValueError, match="'step'"):
         convert(tmp_path / "c", tmp_path / "x.safetensors")
     assert not (tmp_path / "x.safetensors").exists()
     convert(tmp_path / "c", tmp_path / "x.safetensors", options=WriteOptions(objects="beside"))
-    assert torch.load(tmp_path / "objects.pt", weights_only=True) == {"step": 7}
+    assert torch.load(tmp_path / "x.objects.pt", weights_only=True) == {"step": 7}
+    convert(tmp_path / "c", tmp_path / "x.hf", options=WriteOptions(objects="beside"))
+    assert torch.load(tmp_path / "x.hf" / "objects.pt", weights_only=True) == {"step": 7}
     convert(tmp_path / "c", tmp_path / "y.safetensors", options=WriteOptions(objects="skip"))
     assert [*load_file(tmp_path / "y.safetensors")] == ["w"]
+
+
+@pytest.mark.parametrize(("name", "objects"), [("x.safetensors", "x.objects.pt"), ("x.hf", "x.hf/objects.pt")])
+def test_objects_beside_of_others_stay(tmp_path: Path, name: str, objects: str) -> None:
+    """Neither the objects of another file are touched, nor tensors replaced whose objects cannot be written."""
+    for number in (1, 2):
+        save({"w": torch.full((3,), float(number)), "step": number}, checkpoint_id=tmp_path / str(number))
+    convert(tmp_path / "1", tmp_path / "other.safetensors", options=WriteOptions(objects="beside"))
+    (tmp_path / objects).parent.mkdir(exist_ok=True)
+    (tmp_path / objects).write_text("of somebody else")
+    with pytest.raises(CheckpointExistsError, match=r"objects\.pt exists already"):
+        convert(tmp_path / "2", tmp_path / name, options=WriteOptions(objects="beside"))
+    assert not [*tmp_path.glob("x*/*.safetensors"), *tmp_path.glob("x.safetensors")]
+    convert(tmp_path / "2", tmp_path / name, options=WriteOptions(objects="beside", overwrite=True))
+    assert torch.load(tmp_path / objects, weights_only=True) == {"step": 2}
+    assert torch.load(tmp_path / "other.objects.pt", weights_only=True) == {"step": 1}
+
+
+def test_tensors_and_their_objects_are_replaced_together_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        save({"w": torch.full((3,), float(number)), "step": number}, checkpoint_id=tmp_path / str(number))
+    convert(tmp_path / "1", tmp_path / "x.safetensors", options=WriteOptions(objects="beside"))
+    options = WriteOptions(objects="beside", overwrite=True)
+
+    def fail(*arguments: Any, **more: Any) -> Any:
+        raise ZeroDivisionError
+
+    for what in ("load_object", "write_tensor_file"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"dcp_format.safetensors_write.{what}", fail)
+            with pytest.raises(ZeroDivisionError):
+                convert(tmp_path / "2", tmp_path / "x.safetensors", options=options)
+        assert load_file(tmp_path / "x.safetensors")["w"].tolist() == [1, 1, 1]
+        assert torch.load(tmp_path / "x.objects.pt", weights_only=True) == {"step": 1}
 
 
 @pytest.mark.parametrize("compression", ["zstd", "planes", "auto"])

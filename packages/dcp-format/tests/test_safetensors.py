@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dcp_core import (
@@ -76,6 +77,25 @@ def test_load_from_a_folder_and_a_file(tmp_path: Path) -> None:
     template = blank(value)
     load(template, storage_reader=HuggingFaceStorageReader(tmp_path / "one.safetensors", thread_count=2))
     assert same(template, value)
+
+
+def test_an_index_that_is_named_is_followed(tmp_path: Path) -> None:
+    for number, name in enumerate(("model", "ema"), 1):
+        save_file({"w": torch.full((3,), float(number))}, tmp_path / f"{name}.safetensors")
+        index = {"weight_map": {"w": f"{name}.safetensors"}}
+        (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps(index))
+    for number, name in enumerate(("model", "ema"), 1):
+        place = tmp_path / f"{name}.safetensors.index.json"
+        template = {"w": torch.zeros(3)}
+        load(template, storage_reader=HuggingFaceStorageReader(place))
+        assert template["w"].tolist() == [number] * 3
+        assert convert(place, tmp_path / f"{name}.pt") == "torch"
+        assert torch.load(tmp_path / f"{name}.pt", weights_only=True)["w"].tolist() == [number] * 3
+    (tmp_path / "ema.safetensors").unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"that ema\.safetensors\.index\.json names"):
+        open_safetensors(tmp_path / "ema.safetensors.index.json")
+    with pytest.raises(CheckpointNotFoundError, match=r"no index .*other\.safetensors\.index\.json"):
+        open_safetensors(tmp_path / "other.safetensors.index.json")
 
 
 def test_save_gives_a_folder_that_the_library_opens(tmp_path: Path) -> None:
@@ -224,6 +244,30 @@ def test_tied_tensors_are_kept(tmp_path: Path) -> None:
     loaded = load_file(tmp_path / "model-00001-of-00001.safetensors")
     assert same(loaded, {"in": weight, "out": weight})
     assert open_safetensors(tmp_path).index.alias_names == ["out"]
+
+
+@pytest.mark.parametrize("change", ["last byte", "shape", "dtype", "removed"])
+def test_a_tie_that_does_not_hold_any_more_is_none(tmp_path: Path, change: str) -> None:
+    """Another program changes a tensor and saves with the metadata that it found."""
+    weight = torch.arange(1_500_000.0)  # longer than what is compared at once
+    torch.save({"a": weight, "b": weight, "c": weight}, tmp_path / "tied.pt")
+    convert(tmp_path / "tied.pt", tmp_path / "tied.safetensors")
+    with safe_open(tmp_path / "tied.safetensors", "pt") as file:
+        metadata = file.metadata()
+        value = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    if change == "last byte":
+        value["b"][-1] += 1
+    elif change == "removed":
+        del value["b"]
+    else:
+        value["b"] = value["b"].view(2, -1) if change == "shape" else value["b"].view(torch.int32)
+    save_file(value, tmp_path / "edited.safetensors", metadata)
+    template = blank(value)
+    load(template, storage_reader=HuggingFaceStorageReader(tmp_path / "edited.safetensors"))
+    assert same(template, value)
+    assert open_safetensors(tmp_path / "edited.safetensors").index.alias_names == ["c"]
+    convert(tmp_path / "edited.safetensors", tmp_path / "edited.pt")
+    assert same(torch.load(tmp_path / "edited.pt", weights_only=True), value)
 
 
 def test_objects_and_unknown_dtypes_are_refused_before_anything_is_written(tmp_path: Path) -> None:

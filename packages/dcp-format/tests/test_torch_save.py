@@ -17,6 +17,7 @@ from dcp_core import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     UnsafeCheckpointError,
+    UnsupportedFormatError,
     load,
     load_keys,
     save,
@@ -132,7 +133,51 @@ def test_tensors_of_any_strides(tmp_path: Path) -> None:
     assert all(torch.equal(value[name], loaded[name]) for name in value)
 
 
-def test_deflated_and_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_views_that_differ_in_a_bit_of_their_form_are_not_one(tmp_path: Path) -> None:
+    value = torch.randn(4, dtype=torch.complex64)
+    states = {"conj": {"a": value, "b": value.conj()}, "neg": {"a": value.imag, "b": value.conj().imag}}
+    for name, state in states.items():
+        torch.save(state, tmp_path / f"{name}.pt")
+        torch_save_to_dcp(tmp_path / f"{name}.pt", tmp_path / name)
+        loaded = load_keys(checkpoint_id=tmp_path / name)
+        assert all(torch.equal(loaded[key], state[key]) for key in state), name
+
+
+def rewritten(source: Path, path: Path, *, deflate: Callable[[str], bool], order: bytes | None = None) -> None:
+    """The archive as another program packs it."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            data = order if order is not None and name.endswith("/byteorder") else old.read(name)
+            new.writestr(name, data, zipfile.ZIP_DEFLATED if deflate(name) else zipfile.ZIP_STORED)
+
+
+@pytest.mark.parametrize("elements", [4, 1000, 1_000_000])  # of the last, more bytes than the compressed file has
+def test_files_that_an_archiver_compressed_are_refused(tmp_path: Path, elements: int) -> None:
+    torch.save({"w": torch.zeros(elements), "v": torch.arange(float(elements))}, tmp_path / "a.pt")
+    rewritten(tmp_path / "a.pt", tmp_path / "b.pt", deflate=lambda name: True)
+    with pytest.raises(UnsupportedFormatError, match=r"b\.pt was compressed by an archiver"):
+        open_content(tmp_path / "b.pt")
+    template = {"w": torch.zeros(elements)}
+    reader = BroadcastingTorchSaveReader(tmp_path / "b.pt")
+    with pytest.raises(CheckpointException, match="compressed by an archiver"):
+        load(template, storage_reader=reader, planner=DynamicMetaLoadPlanner(), no_dist=True)
+
+
+def test_a_compressed_pickle_harms_nothing(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(300.0)}, tmp_path / "a.pt")
+    rewritten(tmp_path / "a.pt", tmp_path / "b.pt", deflate=lambda name: name.endswith("data.pkl"))
+    torch_save_to_dcp(tmp_path / "b.pt", tmp_path / "c")
+    assert torch.equal(load_keys(checkpoint_id=tmp_path / "c")["w"], torch.arange(300.0))
+
+
+def test_files_of_the_other_byte_order_are_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(300.0)}, tmp_path / "a.pt")
+    rewritten(tmp_path / "a.pt", tmp_path / "b.pt", deflate=lambda name: False, order=b"big")
+    with pytest.raises(UnsupportedFormatError, match=r"b\.pt was written with the other byte order"):
+        open_content(tmp_path / "b.pt")
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match=r"missing\.pt"):
         torch_save_to_dcp(tmp_path / "missing.pt", tmp_path / "c")
     (tmp_path / "text.pt").write_text("no archive")

@@ -291,3 +291,18 @@ def test_file_systems_without_folder_sync_are_accepted(store, patch_os):
     patch_os(fsync=refuse(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         store.sync_folder()
+
+
+def test_links_may_lead_into_a_folder_that_is_named(tmp_path):
+    for folder in ("files", "files/deep", "elsewhere", "links"):
+        (tmp_path / folder).mkdir()
+    for file in ("files/x", "files/deep/x", "elsewhere/x"):
+        (tmp_path / file).write_bytes(b"1")
+    (tmp_path / "files" / "away").symlink_to(tmp_path / "elsewhere" / "x")
+    store = LocalStore(tmp_path / "links", linked=tmp_path / "files")
+    for name, target in (("good", "files/x"), ("deep", "files/deep/x"), ("other", "elsewhere/x"), ("on", "files/away")):
+        (tmp_path / "links" / name).symlink_to(tmp_path / target)
+    assert (store.read("good"), store.size("good")) == (b"1", 1)
+    for name in ("deep", "other", "on"):
+        with pytest.raises(UnsafeCheckpointError, match="leads out"):
+            store.read(name)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from dcp_core.errors import CorruptCheckpointError
+from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError
 from dcp_io import ZipRecord, record_crc32, zip_records
 
 __all__ = ["ArchiveRecords"]
@@ -28,6 +28,7 @@ class ArchiveRecords:
 
     Raises:
         CorruptCheckpointError: Its directory is damaged.
+        UnsupportedFormatError: Values of tensors are compressed: they do not lie in the file as they are.
     """
 
     def __init__(self, mapped: torch.UntypedStorage, *, file: str) -> None:
@@ -41,6 +42,9 @@ class ArchiveRecords:
             records = zip_records(self._view)
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"the file cannot be read: {error}", file=file) from error
+        # Before their sizes are looked at: a record that compresses well is longer than the file without any damage.
+        if any(record.deflated and _VALUES in record.name for record in records):
+            raise UnsupportedFormatError(f"{file} was compressed by an archiver; torch.load and torch.save it again")
         if sum(record.bytes for record in records) > self.nbytes:
             raise CorruptCheckpointError("its records say that they are longer than the file", file=file)
         # A writer may leave CRCs out: nothing can be checked then.

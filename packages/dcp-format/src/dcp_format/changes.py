@@ -37,11 +37,16 @@ def select_values(content: Content, include: Sequence[str] = (), exclude: Sequen
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
     }
     tensors = {name: entry for name, entry in content.tensors.items() if name in wanted}
-    aliases = {name: target for name, target in content.aliases.items() if name in wanted}
-    for alias, target in [*aliases.items()]:
-        if target not in tensors:  # the first of its names that stays becomes the tensor
+    aliases: dict[str, str] = {}
+    heirs: dict[str, str] = {}
+    for alias, target in content.aliases.items():
+        if alias not in wanted:
+            continue
+        if target in tensors or target in heirs:
+            aliases[alias] = heirs.get(target, target)
+        else:  # the first of its names that stays becomes the tensor
+            heirs[target] = alias
             tensors[alias] = replace(content.tensors[target], name=alias)
-            aliases = {name: alias if to == target else to for name, to in aliases.items() if name != alias}
     objects = {name: read for name, read in content.objects.items() if name in wanted}
     paths = content.paths
     if paths is not None and len(wanted) < len(names):

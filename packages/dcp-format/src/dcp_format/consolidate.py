@@ -106,17 +106,13 @@ class _Plan:
     @classmethod
     def of(cls, input_dir: str, output_dir: str, mapping: Mapping[str, int]) -> _Plan:
         """Read the headers, and share the tensors out."""
-        source = open_safetensors(input_dir)
+        source = open_safetensors(input_dir, ties=False)
         if Path(input_dir).resolve() == Path(output_dir).resolve():
             raise ValueError(f"{input_dir} cannot be consolidated into itself: choose another folder")
         content = stored_content(source.store, source.index)
-        unknown = sorted(set(mapping) - content.tensors.keys() - content.aliases.keys())
+        unknown = sorted(set(mapping) - content.tensors.keys())
         if unknown:
             raise MissingKeyError(f"fqn_to_index_mapping names {unknown[:4]}, which are not in {input_dir}")
-        entries = {**content.tensors}
-        for alias, target in content.aliases.items():
-            original = content.tensors[target]
-            entries[alias] = TensorEntry(alias, original.dtype, original.shape, original.data)
         count = max(mapping.values(), default=1)
         names = {n: f"model-{n:05d}-of-{count:05d}{SUFFIX}" for n in range(1, count + 1)}
         metadata = {"format": "pt"}
@@ -127,7 +123,7 @@ class _Plan:
             names = {n: fresh_name(name, earlier, source.save_id) for n, name in names.items()}
             metadata.update(Stamp.next(Path(output_dir), source.save_id, count).metadata)
         files: dict[str, list[TensorEntry]] = {name: [] for name in names.values()}
-        for name, entry in entries.items():
+        for name, entry in content.tensors.items():
             files[names[mapping.get(name, 1)]].append(entry)
         return cls(Path(output_dir), files, metadata, frozenset(earlier))
 

@@ -18,6 +18,7 @@ from dcp_format.torch_save_write import write_torch_save
 __all__ = ["CheckpointConverter", "SafetensorsConverter", "TorchSaveConverter"]
 
 Place = str | os.PathLike[str]
+_INDEX_SUFFIX = f"{SUFFIX}.index.json"
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -87,7 +88,7 @@ class SafetensorsConverter:
         if place.is_dir():
             has_files = (place / INDEX_NAME).exists() or any(place.glob(f"*{SUFFIX}"))
             return has_files and not is_checkpoint(place)
-        return place.is_file() and (place.suffix == SUFFIX or place.name == INDEX_NAME or _begins_as_one(place))
+        return place.is_file() and (place.name.endswith((SUFFIX, _INDEX_SUFFIX)) or _begins_as_one(place))
 
     def suits(self, path: Place) -> bool:
         """`.safetensors` for a file, `.hf` for a folder."""

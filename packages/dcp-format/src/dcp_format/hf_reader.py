@@ -9,8 +9,9 @@ import os
 
 from dcp_core import ByteStorageReader
 from dcp_core.errors import UnsupportedFormatError
+from dcp_format.hub_cache import local_store
 from dcp_format.safetensors_index import open_safetensors
-from dcp_io import LocalStore, StoreBackend
+from dcp_io import StoreBackend
 from dcp_manifest import CheckpointIndex
 
 __all__ = ["HuggingFaceStorageReader", "SafetensorsBackend"]
@@ -25,7 +26,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
     The format has no checksums: `LoadReport.unverified` lists what was read. A missing file is an error.
 
     Args:
-        path: A `.safetensors` file, its `….index.json`, or a folder.
+        path: A `.safetensors` file, an `….index.json`, or a folder, whose index is `model.safetensors.index.json`.
         thread_count: Reader threads.
 
     Ranks: each reads on its own; headers are read by every rank.
@@ -59,14 +60,15 @@ class SafetensorsBackend(StoreBackend):
         is_file = place.endswith((".safetensors", ".json"))
         self._place = place
         super().__init__(
-            LocalStore((os.path.dirname(place) or ".") if is_file else place),
+            local_store((os.path.dirname(place) or ".") if is_file else place),
             threads=threads,
             max_inflight_bytes=_INFLIGHT_BYTES,
         )
 
     def read_index(self) -> CheckpointIndex:
         """What the files hold. Raises like `open_safetensors`."""
-        return open_safetensors(self._place).index
+        # A template takes every name's own bytes: nothing is gained from knowing which of them are the same.
+        return open_safetensors(self._place, ties=False).index
 
     def begin_save(self, *, overwrite: bool) -> str:
         """Refuse: `HuggingFaceStorageWriter` writes these files."""

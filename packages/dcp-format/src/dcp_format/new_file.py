@@ -1,19 +1,25 @@
-"""A file that exists under its name only once all of it is there and durable."""
+"""A file that exists under its name only once all of it is there and durable.
+
+What a killed process was writing is swept when the next file of that name is begun; see `temporary_files`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dcp_io import TEMPORARY_SUFFIX, CheckpointExistsError, LocalStore, Sink
+from dcp_format.temporary_files import sweep, temporary_name
+from dcp_io import CheckpointExistsError, LocalStore, Sink
 
-__all__ = ["WriteBack", "aborting", "new_file", "refuse_existing"]
+__all__ = ["WriteBack", "aborting", "give_name", "new_file", "refuse_existing"]
 
 # As often as the engine of checkpoints does it: the disk works while the rest is read and written.
 _SYNC_STEP_BYTES = 32 << 20
+# What file systems without hard links answer.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK)
 Buffer = bytes | bytearray | memoryview
 
 
@@ -58,19 +64,43 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]
     """A sink whose bytes appear at `path` in one step when the block ends; an error leaves everything as it was.
 
     Raises:
-        CheckpointExistsError: `path` exists and `overwrite` is False.
+        CheckpointExistsError: `path` exists, at the beginning or by then, and `overwrite` is False.
     """
     place = Path(path).absolute()
     refuse_existing(place, overwrite=overwrite)
     store = LocalStore(place.parent)
     store.make()
-    temporary = f".{place.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+    sweep(store, {place.name}.__contains__)
+    temporary = temporary_name(place.name)
     sink = WriteBack(store.create(temporary))
     with aborting(sink):
         yield sink
         sink.close(sync=True)
-        os.replace(place.parent / temporary, place)
+        give_name(place.parent / temporary, place, overwrite=overwrite)
     store.sync_folder()
+
+
+def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
+    """Let a file appear at `place` in one step.
+
+    Raises:
+        CheckpointExistsError: Something is there, made by somebody else meanwhile, and `overwrite` is False.
+    """
+    if not overwrite:
+        # Unlike a renaming, a new link never takes the place of what is there.
+        try:
+            os.link(temporary, place)
+        except FileExistsError:
+            refuse_existing(place, overwrite=False)
+            raise
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            refuse_existing(place, overwrite=False)
+        else:
+            os.unlink(temporary)
+            return
+    os.replace(temporary, place)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ __all__ = ["CODES", "MAX_DIMENSIONS", "Header", "HeaderEntry", "build_header", "
 _MAX_HEADER_BYTES = 100_000_000
 _ALIGNMENT_BYTES = 8
 _MAX_NUMBER = (1 << 63) - 1
+_METADATA = "__metadata__"
 MAX_DIMENSIONS = 64
 """As many as a tensor may have."""
 
@@ -98,11 +99,14 @@ def build_header(
         metadata: Strings for `__metadata__`.
 
     Raises:
-        UnsupportedValueError: A dtype has no name in the format, or the header is too long for its readers.
+        UnsupportedValueError: A dtype has no name in the format, a tensor has the metadata's name, or the header is too
+            long for its readers.
     """
-    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    table: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     position = 0
     for name, dtype, shape in tensors:
+        if name == _METADATA:
+            raise UnsupportedValueError(f"a tensor named {name!r} cannot be in a safetensors file; rename it")
         size = math.prod(shape) * ITEM_BYTES[dtype] if dtype in ITEM_BYTES else 0
         code = code_of(dtype, name)
         logical = (*shape[:-1], shape[-1] * 2) if dtype == _PACKED and shape else shape
@@ -137,7 +141,7 @@ def read_header(source: Source, *, file: str) -> Header:
         )
     try:
         table = json.loads(_read(source, 8, length).decode("utf-8"), object_pairs_hook=_unique)
-        metadata = _metadata(table.pop("__metadata__", None) or {})
+        metadata = _metadata(table.pop(_METADATA, None) or {})
         entries = [_entry(name, record, 8 + length, file) for name, record in table.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, (CorruptCheckpointError, UnsupportedFormatError)):

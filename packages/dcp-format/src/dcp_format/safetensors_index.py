@@ -17,8 +17,9 @@ import numpy as np
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_format.file_sets import SUFFIX, chosen_set, headers_of, is_writers_name, one_save
+from dcp_format.hub_cache import local_store
 from dcp_format.safetensors_header import Header, HeaderEntry
-from dcp_io import LocalStore, Store
+from dcp_io import Store
 from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index
 
 __all__ = [
@@ -32,7 +33,8 @@ SHARDING = "DCP_SHARDING_INFO"
 SHAPES = "DCP_GLOBAL_SHAPES"
 """Ours: JSON, name → sizes of the whole tensor, so that a lost file is noticed."""
 ALIASES = "DCP_ALIASES"
-"""Ours: JSON, name → the name of the tensor that it is another name of."""
+"""Ours: JSON, name → the name of the tensor that it is another name of; counts as long as both have the same bytes."""
+_COMPARED_BYTES = 4 << 20
 _SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})")
 Box = tuple[HeaderEntry, str, tuple[int, ...]]
 
@@ -61,27 +63,31 @@ def earlier_files(folder: Path) -> set[str]:
     return {name for name in present if name in named or is_writers_name(name)}
 
 
-def open_safetensors(path: str | os.PathLike[str]) -> Folder:
+def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Folder:
     """What a file, or all files of a folder, hold.
 
     Args:
-        path: A `.safetensors` file, its `….index.json`, or a folder.
+        path: A `.safetensors` file, an `….index.json`, or a folder, whose index is `model.safetensors.index.json`.
+        ties: Whether to find out which names are of one tensor, which reads the bytes of tied tensors. Without it every
+            name is a tensor of its own, with its own bytes.
 
     Raises:
-        CheckpointNotFoundError: There is nothing, or a file that the folder's index names is missing.
+        CheckpointNotFoundError: There is nothing, or a file that the index names is missing.
         CorruptCheckpointError: A header is damaged, files contradict each other, or parts of tensors are missing.
     """
-    place = Path(path)
+    place, index = Path(path), INDEX_NAME
     weight_map: Mapping[str, str] | None = None
-    if place.name.endswith(".index.json"):
-        place = place.parent
+    if place.name.endswith(".index.json") and not place.is_dir():
+        place, index = place.parent, place.name
+        if not (place / index).exists():
+            raise CheckpointNotFoundError(f"there is no index {place / index}: check the path")
     if place.is_file():
         folder, names = place.parent, [place.name]
     else:
         folder = place
-        weight_map = read_weight_map(folder)
-        names = _names(folder, weight_map)
-    store = LocalStore(folder)
+        weight_map = read_weight_map(folder, index)
+        names = _names(folder, weight_map, index)
+    store = local_store(folder)
     headers = headers_of(store, names)
     if weight_map is None and place == folder:  # one file may be read without the others of its set
         headers = chosen_set(headers, str(folder))
@@ -89,18 +95,19 @@ def open_safetensors(path: str | os.PathLike[str]) -> Folder:
     save_id = one_save(headers, str(folder))
     try:
         boxes = _boxes(headers, weight_map, str(folder))
-        index = _index(boxes, _shapes(headers, boxes), _aliases(headers))
-        check_index(index)
+        _check_named(weight_map or {}, boxes, index)
+        found = _index(boxes, _shapes(headers, boxes), _ties(store, headers, boxes) if ties else {})
+        check_index(found)
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         if isinstance(error, CorruptCheckpointError):
             raise
         raise CorruptCheckpointError(f"the files in {folder} contradict each other: {error}") from error
-    return Folder(store, index, tuple(headers), save_id)
+    return Folder(store, found, tuple(headers), save_id)
 
 
-def read_weight_map(folder: Path) -> dict[str, str] | None:
-    """Tensor → file, from the folder's index; None if it has none. Raises CorruptCheckpointError."""
-    path = folder / INDEX_NAME
+def read_weight_map(folder: Path, index: str = INDEX_NAME) -> dict[str, str] | None:
+    """Tensor → file, from an index in a folder; None if it is not there. Raises CorruptCheckpointError."""
+    path = folder / index
     if path.exists() and not path.is_file():  # reading from a pipe would wait for whoever writes into it
         raise CorruptCheckpointError("the index is no file", file=str(path))
     try:
@@ -116,14 +123,14 @@ def read_weight_map(folder: Path) -> dict[str, str] | None:
     return found
 
 
-def _names(folder: Path, weight_map: Mapping[str, str] | None) -> list[str]:
+def _names(folder: Path, weight_map: Mapping[str, str] | None, index: str) -> list[str]:
     present = sorted(path.name for path in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
     if weight_map is not None:
         wanted = sorted(set(weight_map.values()))
         missing = [name for name in wanted if not (folder / name).is_file()]
         if missing:
             raise CheckpointNotFoundError(
-                f"{folder / missing[0]} is missing ({len(missing)} of the {len(wanted)} files that {INDEX_NAME} names "
+                f"{folder / missing[0]} is missing ({len(missing)} of the {len(wanted)} files that {index} names "
                 "are): restore it from a copy, or download it again"
             )
         return wanted
@@ -174,15 +181,14 @@ def _boxes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None, 
             if others and others[0][0].dtype != entry.dtype:
                 raise CorruptCheckpointError("its parts have different dtypes", file=file, key=entry.name)
             others.append((entry, file, offsets))
-    _check_named(weight_map or {}, boxes)
     return boxes
 
 
-def _check_named(weight_map: Mapping[str, str], boxes: Mapping[str, list[Box]]) -> None:
+def _check_named(weight_map: Mapping[str, str], boxes: Mapping[str, list[Box]], index: str) -> None:
     lacking = sorted(weight_map.keys() - boxes.keys())
     if lacking:
         raise CorruptCheckpointError(
-            f"{INDEX_NAME} names {len(lacking)} tensors that are not in their files",
+            f"{index} names {len(lacking)} tensors that are not in their files",
             file=weight_map[lacking[0]],
             key=lacking[0],
         )
@@ -201,17 +207,47 @@ def _shapes(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> di
     return shapes
 
 
-def _aliases(headers: Mapping[str, Header]) -> dict[str, str]:
-    return {
+def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
+    """Name → the name of the tensor that it still is.
+
+    A program that knows nothing of aliases may have changed one of the tensors and kept the metadata.
+    """
+    said = {
         name: str(target) for file, header in headers.items() for name, target in _table(header, ALIASES, file).items()
     }
+    return {
+        name: target
+        for name, target in said.items()
+        if name in boxes and target in boxes and target not in said and _same_values(store, boxes[name], boxes[target])
+    }
+
+
+def _same_values(store: Store, one: list[Box], other: list[Box]) -> bool:
+    forms = [[(entry.dtype, entry.shape, offsets) for entry, _, offsets in boxes] for boxes in (one, other)]
+    return forms[0] == forms[1] and all(_same_bytes(store, *pair) for pair in zip(one, other, strict=True))
+
+
+def _same_bytes(store: Store, one: Box, other: Box) -> bool:
+    (first, file, _), (second, other_file, _) = one, other
+    sources = store.open(file), store.open(other_file)
+    try:
+        for at in range(0, first.stop - first.start, _COMPARED_BYTES):
+            length = min(_COMPARED_BYTES, first.stop - first.start - at)
+            pieces = bytearray(length), bytearray(length)
+            for source, entry, piece in zip(sources, (first, second), pieces, strict=True):
+                source.read_into(entry.start + at, [memoryview(piece)])
+            if pieces[0] != pieces[1]:
+                return False
+    finally:
+        for source in sources:
+            source.close()
+    return True
 
 
 def _index(
     boxes: Mapping[str, list[Box]], shapes: Mapping[str, tuple[int, ...]], aliases: Mapping[str, str]
 ) -> CheckpointIndex:
     # An alias has its bytes a second time, for readers that know of no aliases: ours need them once.
-    aliases = {name: target for name, target in aliases.items() if target in boxes and target not in aliases}
     names = [name for name in boxes if name not in aliases]
     rows = {name: row for row, name in enumerate(names)}
     parts = [part for name in names for part in boxes[name]]

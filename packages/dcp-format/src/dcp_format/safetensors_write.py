@@ -5,11 +5,12 @@ Files appear under their names only when all of them are whole; the index comes 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import torch
 
 from dcp_core.objects import load_object
 from dcp_format.content import Content, TensorEntry, refuse_objects
-from dcp_format.file_sets import SUFFIX, Stamp, fresh_name
-from dcp_format.new_file import WriteBack, aborting, new_file, refuse_existing
+from dcp_format.file_sets import SUFFIX, Stamp, fresh_name, is_writers_name
+from dcp_format.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
 from dcp_format.safetensors_header import build_header
 from dcp_format.safetensors_index import ALIASES, INDEX_NAME, earlier_files
-from dcp_io import TEMPORARY_SUFFIX, LocalStore, Sink
+from dcp_format.temporary_files import sweep, temporary_name
+from dcp_io import LocalStore, Sink
 from dcp_manifest import ITEM_BYTES
 
 __all__ = [
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 OBJECTS_NAME = "objects.pt"
-"""Beside the files: values that are no tensors, as one `torch.save` file."""
+"""In a folder: values that are no tensors, as one `torch.save` file. Those of a single file have its name before."""
 Tick = Callable[[int], None]
 
 
@@ -51,7 +53,8 @@ def write_safetensors(
 ) -> None:
     """Write one file if `path` ends in `.safetensors`, else a folder that Hugging Face libraries open.
 
-    A tensor with several names is written under each of them, and the file says that they are one.
+    A tensor with several names is written under each of them, and the file says that they are one. Objects that are put
+    beside are written before the tensors, and take their name right after them: an error leaves both as they were.
 
     Args:
         content: What to write.
@@ -59,11 +62,13 @@ def write_safetensors(
         shard_bytes: Size that a file of a folder may have, unless one tensor alone is larger.
         max_inflight_bytes: Memory for pieces of tensors.
         overwrite: Whether files that are there may be replaced.
-        objects: What becomes of values that are no tensors: `refuse`, `beside` (as `objects.pt`) or `skip`.
+        objects: What becomes of values that are no tensors: `refuse`, `skip`, or `beside`: as `NAME.objects.pt` beside
+            `NAME.safetensors`, or `objects.pt` in a folder.
         tick: Is told of bytes that were written.
 
     Raises:
         UnsupportedValueError: There are objects and they are refused, or a dtype that the format cannot hold.
+        UnsafeCheckpointError: An object that shall be put beside names what is not allowed.
         CheckpointExistsError: Something is there and `overwrite` is False.
     """
     if objects not in ("refuse", "beside", "skip"):
@@ -75,16 +80,29 @@ def write_safetensors(
     metadata = {"format": "pt"}
     if content.aliases:
         metadata[ALIASES] = json.dumps(content.aliases)
-    if place.suffix == SUFFIX:
-        with new_file(place, overwrite=overwrite) as sink:
-            write_tensor_file(sink, entries, metadata, max_inflight_bytes=max_inflight_bytes, tick=tick)
-        place = place.parent
-    else:
-        groups = split_by_size(entries, shard_bytes)
-        files = dict(zip(shard_names(len(groups)), groups, strict=True))
-        _write_folder(place, files, metadata, max_inflight_bytes, tick, overwrite=overwrite)
-    if objects == "beside" and content.objects:
-        _write_objects(content, place / OBJECTS_NAME, overwrite=overwrite)
+    with _beside(content if objects == "beside" else None, place, overwrite=overwrite):
+        if place.suffix == SUFFIX:
+            with new_file(place, overwrite=overwrite) as sink:
+                write_tensor_file(sink, entries, metadata, max_inflight_bytes=max_inflight_bytes, tick=tick)
+        else:
+            groups = split_by_size(entries, shard_bytes)
+            files = dict(zip(shard_names(len(groups)), groups, strict=True))
+            _write_folder(place, files, metadata, max_inflight_bytes, tick, overwrite=overwrite)
+
+
+@contextlib.contextmanager
+def _beside(content: Content | None, place: Path, *, overwrite: bool) -> Iterator[None]:
+    """Write the objects, and give them their name when the block has given the tensors theirs."""
+    if content is None or not content.objects:
+        yield
+        return
+    values: dict[str, Any] = {name: load_object(read(), key=name) for name, read in content.objects.items()}
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    path = place.with_suffix(f".{OBJECTS_NAME}") if place.suffix == SUFFIX else place / OBJECTS_NAME
+    with new_file(path, overwrite=overwrite) as sink:
+        sink.write([buffer.getbuffer()])
+        yield
 
 
 def _entries(content: Content) -> list[TensorEntry]:
@@ -164,8 +182,10 @@ def _write_folder(
     alone = len(files) == 1 and earlier <= files.keys() and not indexed  # one file replaces one file, in one step
     if not alone:
         files = {fresh_name(name, earlier, tag): entries for name, entries in files.items()}
-    temporary = {name: f".{name}.{tag}{TEMPORARY_SUFFIX}" for name in files}
+    sweep(store, is_writers_name)
+    temporary = {name: temporary_name(name) for name in files}
     stamped = {**metadata, **Stamp.next(folder, tag, len(files)).metadata}
+    named: list[str] = []
     try:
         for name, entries in files.items():
             sink = WriteBack(store.create(temporary[name]))
@@ -173,10 +193,11 @@ def _write_folder(
                 write_tensor_file(sink, entries, stamped, max_inflight_bytes=max_inflight_bytes, tick=tick)
                 sink.close(sync=True)
         for name in files:
-            os.replace(folder / temporary[name], folder / name)
+            give_name(folder / temporary[name], folder / name, overwrite=overwrite)
+            named.append(name)
         store.sync_folder()
     except BaseException:
-        for name in [*temporary.values(), *([] if alone else files)]:
+        for name in [*temporary.values(), *([] if alone else named)]:
             store.delete(name)
         raise
     others = {path.name for path in folder.glob(f"*{SUFFIX}")} - files.keys()
@@ -199,11 +220,3 @@ def _check_folder(folder: Path, files: Mapping[str, Sequence[TensorEntry]], *, o
         refuse_existing(old, overwrite=overwrite)
     for entries in files.values():
         build_header([(entry.name, entry.dtype, entry.shape) for entry in entries])
-
-
-def _write_objects(content: Content, path: Path, *, overwrite: bool) -> None:
-    values: dict[str, Any] = {name: load_object(read(), key=name) for name, read in content.objects.items()}
-    buffer = io.BytesIO()
-    torch.save(values, buffer)
-    with new_file(path, overwrite=overwrite) as sink:
-        sink.write([buffer.getvalue()])

@@ -33,6 +33,8 @@ _SMALL_BYTES = 256 << 10
 _BATCH_BYTES = 4 << 20
 _KEPT_BATCHES = 4
 _KEPT_DECODED = 2
+# Boxes of columns need all of their chunks for each box: what is dropped between two of them is decoded again.
+_DECODED_BYTES = 64 << 20
 _ARCHIVE_BYTES = 1 << 20
 # As many as a checkpoint's writer has: each of its threads has one that reads for it.
 _READ_AHEAD_THREADS = 2
@@ -70,6 +72,7 @@ class ChunkReader:
         self._batch_of: dict[StoredChunk, int] = {}
         self._batches: list[list[StoredChunk]] = []
         self._kept: OrderedDict[int, dict[StoredChunk, bytes]] = OrderedDict()
+        self._thrown: set[int] = set()
         self._decoded: OrderedDict[StoredChunk, memoryview] = OrderedDict()
         self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="dcp-format")  # starts none yet
 
@@ -78,7 +81,10 @@ class ChunkReader:
         return self._pool.submit(function, *arguments)
 
     def prepare(self, chunks: Sequence[StoredChunk]) -> None:
-        """Take the chunks that will be asked for: look into archives, and group small ones that lie together."""
+        """Take the chunks that will be asked for, in that order: look into archives, and group small ones.
+
+        A tensor may need a chunk of every file: groups that followed the files would be read for one chunk each.
+        """
         search = ArchiveSearch()
         for chunk in chunks:
             search.add(chunk.name, chunk.item)
@@ -94,7 +100,6 @@ class ChunkReader:
             elif found is not None and found.sizes == chunk.sizes and str(found.dtype) == f"torch.{chunk.dtype}":
                 self._bare[chunk] = found.item
         small = [chunk for chunk in chunks if chunk in self._bare and 0 < chunk.nbytes <= _SMALL_BYTES]
-        small.sort(key=lambda chunk: (chunk.item.file, chunk.item.offset))
         room = 0
         for chunk in small:
             if chunk.nbytes > room:
@@ -126,15 +131,18 @@ class ChunkReader:
             read_items(self._store, [self._request(chunk, item, start, start + len(into), into)])
 
     def _small(self, chunk: StoredChunk) -> bytes:
+        """All values of a chunk of a batch, which is read whole once: who comes back later reads in another order."""
         number = self._batch_of[chunk]
         with self._lock:
             batch = self._kept.get(number)
-            if batch is None:
+            if batch is None and number not in self._thrown:
                 batch = self._kept[number] = self._read_batch(self._batches[number])
                 while len(self._kept) > _KEPT_BATCHES:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(number)
-            return batch[chunk]
+                    self._thrown.add(self._kept.popitem(last=False)[0])
+            if batch is not None:
+                self._kept.move_to_end(number)
+                return batch[chunk]
+        return self._read_batch([chunk])[chunk]
 
     def _request(
         self,
@@ -170,8 +178,9 @@ class ChunkReader:
             data = self._decoded.get(chunk)
             if data is None:
                 data = self._decoded[chunk] = self._decode_now(chunk)
-                while len(self._decoded) > _KEPT_DECODED:
+                while len(self._decoded) > _KEPT_DECODED and sum(map(len, self._decoded.values())) > _DECODED_BYTES:
                     self._decoded.popitem(last=False)
+            self._decoded.move_to_end(chunk)
             return data
 
     def _decode_now(self, chunk: StoredChunk) -> memoryview:

@@ -13,6 +13,7 @@ import functools
 import os
 import pickle
 import stat
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from dcp_core.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     UnsafeCheckpointError,
+    UnsupportedFormatError,
     UnsupportedValueError,
 )
 from dcp_core.flatten import empty_mappings, flatten
@@ -68,6 +70,7 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
         CheckpointNotFoundError: There is no such file.
         CorruptCheckpointError: It is no such file, or damaged.
         UnsafeCheckpointError: It names a global that is not allowed.
+        UnsupportedFormatError: It has the other byte order, or was compressed by an archiver.
         UnsupportedValueError: It holds no mapping.
     """
     state, records = map_torch_save(path, allow_globals=allow_globals)
@@ -87,7 +90,10 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
             content.objects[name] = functools.partial(dump_object, value, key=name)
             continue
         tensor = value.detach()
-        form = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+        form = (
+            *(tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()),
+            *(tensor.dtype, tensor.is_conj(), tensor.is_neg()),
+        )
         if tensor.numel() and form in seen:
             content.aliases[name] = seen[form]
             continue
@@ -123,8 +129,9 @@ def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any]
         records = ArchiveRecords(mapped, file=place)
         records.check_small()
         reader = torch._C.PyTorchFileReader(place)  # noqa: SLF001
+        _refuse_other_byte_order(reader, place)
         return load(reader, "cpu", module, overall_storage=mapped, encoding="utf-8"), records
-    except CorruptCheckpointError:
+    except (CorruptCheckpointError, UnsupportedFormatError):
         raise
     except ForbiddenGlobalError as error:
         raise UnsafeCheckpointError(
@@ -132,6 +139,19 @@ def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any]
         ) from None
     except Exception as error:
         raise CorruptCheckpointError(f"the file cannot be read: {error}", file=place) from error
+
+
+def _refuse_other_byte_order(reader: Any, place: str) -> None:
+    """Refuse: torch would swap the bytes in its mapping, while values are read from the file as they are."""
+    if reader.has_record("byteorder"):
+        other = reader.get_record("byteorder") != sys.byteorder.encode()
+    else:  # files of torch before 2.1, for which the user may have set an order
+        said = torch.serialization.get_default_load_endianness()
+        other = said is not None and said.name not in ("NATIVE", sys.byteorder.upper())
+    if other:
+        raise UnsupportedFormatError(
+            f"{place} was written with the other byte order; load it with torch.load and save it again"
+        )
 
 
 def _is_plain_tensor(value: object) -> bool:

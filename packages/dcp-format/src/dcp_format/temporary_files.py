@@ -1,0 +1,58 @@
+"""Names of files that are being written, which say who writes them, and removing those of processes that were killed.
+
+Only of conversions, which one process makes; saves of many ranks have markers (see `dcp_io`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from dcp_io import TEMPORARY_SUFFIX, LocalStore, ProcessIdentity, is_gone, this_process
+
+__all__ = ["sweep", "temporary_name"]
+
+_NAME = re.compile(r"\.(.+)\.w([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]+)-[0-9a-f]{8}" + re.escape(TEMPORARY_SUFFIX))
+# Of processes that cannot be looked for from here: another host, or this one before it was started again.
+_FORGOTTEN_SECONDS = 24 * 3600.0
+
+
+def temporary_name(name: str) -> str:
+    """A new name for the file that will be `name`, of this process."""
+    me = this_process()
+    owner = f"w{_where(me)}-{me.pid:x}-{me.start_ticks:x}-{secrets.token_hex(4)}"
+    return f".{name}.{owner}{TEMPORARY_SUFFIX}"
+
+
+def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
+    """Remove what killed conversions were writing.
+
+    A file goes if its process is certainly gone; if that cannot be known from here, when nobody has written to it for a
+    day. Names that `temporary_name` does not give stay.
+
+    Args:
+        store: The folder.
+        ours: Whether files that will have a name are the caller's to replace.
+    """
+    here = this_process()
+    for entry in store.list():
+        found = _NAME.fullmatch(entry.name)
+        if found is None or not ours(found[1]):
+            continue
+        if found[2] == _where(here):
+            dead = is_gone(replace(here, pid=int(found[3], 16), start_ticks=int(found[4], 16)))
+        else:
+            dead = time.time() - entry.mtime > _FORGOTTEN_SECONDS
+        if dead:
+            with contextlib.suppress(OSError):  # another user's, which harms nothing
+                store.delete(entry.name)
+
+
+def _where(process: ProcessIdentity) -> str:
+    """Host, boot and pid namespace, short enough for a name."""
+    return f"{zlib.crc32(repr((process.host, process.boot_id, process.pid_namespace)).encode()):08x}"

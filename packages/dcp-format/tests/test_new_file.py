@@ -1,0 +1,91 @@
+"""Files appear whole or not at all, replace only what they may, and leave nothing behind when a process is killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dcp_format import WriteOptions, convert, temporary_files
+from dcp_format.new_file import new_file
+from dcp_io import CheckpointExistsError, ProcessIdentity, this_process
+
+DESTINATIONS = ["model.pt", "model.safetensors", "model.hf"]
+
+
+def no_links(*arguments: Any, **more: Any) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("name", DESTINATIONS)
+def test_what_another_made_meanwhile_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, links: bool
+) -> None:
+    torch.save({"w": torch.ones(5)}, tmp_path / "a.pt")
+    taken = tmp_path / name / "model.safetensors" if name.endswith(".hf") else tmp_path / name
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(CheckpointExistsError, match="exists already"):
+        convert(tmp_path / "a.pt", tmp_path / name, options=WriteOptions(tick=lambda _: taken.write_text("mine")))
+    assert taken.read_text() == "mine"
+    assert [*tmp_path.rglob("*.tmp")] == []
+    taken.unlink()
+    convert(tmp_path / "a.pt", tmp_path / name)
+    assert [*tmp_path.rglob("*.tmp")] == []
+
+
+def gone_process() -> int:
+    """The number of a process that has ended."""
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def left_behind(folder: Path, name: str, owner: ProcessIdentity, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file as a process leaves it that is killed."""
+    folder.mkdir(exist_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(temporary_files, "this_process", lambda: owner)
+        path = folder / temporary_files.temporary_name(name)
+    path.write_text("half of a file")
+    return path
+
+
+@pytest.mark.parametrize("name", DESTINATIONS)
+def test_files_of_killed_conversions_are_swept_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    torch.save({"w": torch.ones(5)}, tmp_path / "a.pt")
+    me = this_process()
+    dead = ProcessIdentity(me.host, me.boot_id, me.pid_namespace, gone_process(), 1)
+    away = ProcessIdentity("another host", "its boot", "its namespace", 1, 1)
+    folder, file = (tmp_path / name, "model.safetensors") if name.endswith(".hf") else (tmp_path, name)
+    swept = [left_behind(folder, file, owner, monkeypatch) for owner in (dead, away)]
+    os.utime(swept[1], (time.time() - 25 * 3600,) * 2)
+    kept = [
+        left_behind(folder, file, me, monkeypatch),
+        left_behind(folder, file, away, monkeypatch),
+        left_behind(folder, "adapter.safetensors", dead, monkeypatch),
+        folder / f".{file}.0123abcd.tmp",
+    ]
+    kept[-1].write_text("not a name of ours")
+    convert(tmp_path / "a.pt", tmp_path / name)
+    assert not any(path.exists() for path in swept)
+    assert all(path.exists() for path in kept)
+
+
+def test_a_temporary_name_is_of_this_process(tmp_path: Path) -> None:
+    with new_file(tmp_path / "x", overwrite=False) as sink:
+        sink.write([b"12"])
+        with new_file(tmp_path / "x", overwrite=True) as other:  # sweeps, and leaves the first one
+            other.write([b"34"])
+        (tmp_path / "x").unlink()
+    assert (tmp_path / "x").read_bytes() == b"12"
