@@ -110,14 +110,14 @@ def test_hdfs_is_told_to_replace() -> None:
 @pytest.mark.parametrize(
     ("modify", "is_alive"),
     [
-        (time.strftime("%Y%m%d%H%M%S", time.gmtime()), True),
+        ("now", True),
         ("20200101000000", False),
         ("Jan  1 00:00", True),  # when is not known: it cannot be proven dead
     ],
 )
 def test_a_live_save_is_seen_over_ftp(modify: str, is_alive: bool) -> None:
     fs = Ftp(skip_instance_cache=True)
-    fs.modify = modify
+    fs.modify = time.strftime("%Y%m%d%H%M%S", time.gmtime()) if modify == "now" else modify
     store = FsspecStore(fs, "/folder", "ftp://host/folder")
     marker = Marker("abc", None, ProcessIdentity("other-host", "b", "n", 7, 1), "saving", time.time_ns())
     store.publish(marker.name, marker.to_bytes())
