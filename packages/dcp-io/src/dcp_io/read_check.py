@@ -21,8 +21,6 @@ _COPY_BYTES = 256 << 10
 def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], value: int) -> int:
     """Fill the buffers from a file, and continue a CRC32 over them.
 
-    It goes piece by piece, so that each is still in a cache of the processor when its CRC is taken.
-
     Args:
         source: The file.
         position: Where to begin in it.
@@ -31,18 +29,9 @@ def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], 
     """
     if source.brings_memory:
         return _copy_with_crc(source.fetch(position, sum(map(len, buffers))), buffers, value)
-    piece = source.piece_bytes
-    if piece is None or sum(map(len, buffers)) <= piece:
-        source.read_into(position, buffers)
-        for buffer in buffers:
-            value = crc32(buffer, value)
-        return value
+    source.read_into(position, buffers)
     for buffer in buffers:
-        for start in range(0, len(buffer), piece):
-            part = buffer[start : start + piece]
-            source.read_into(position, [part])
-            value = crc32(part, value)
-            position += len(part)
+        value = crc32(buffer, value)
     return value
 
 

@@ -84,8 +84,6 @@ class Source:
 
     __slots__ = ("_name", "_store")
 
-    piece_bytes: ClassVar[int | None] = None
-    """Bytes of a read that cost no more than as a part of a longer one; None where each request has a cost."""
     brings_memory: ClassVar[bool] = False
     """Whether a request brings its bytes in memory of its own, which `fetch` gives as it is."""
 
