@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -30,6 +31,31 @@ def test_a_child_is_there_until_it_ends_even_unreaped():
         child.stdin.close()
         child.wait()
     assert is_gone(there)
+
+
+ENDS_ITS_MAIN_THREAD = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+
+
+def test_a_process_whose_main_thread_has_ended_is_there():
+    child = subprocess.Popen([sys.executable, "-c", ENDS_ITS_MAIN_THREAD])
+    try:
+        end = time.monotonic() + 60
+        while state(child.pid) != "Z":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert not is_gone(dataclasses.replace(this_process(), pid=child.pid, start_ticks=0))
+    finally:
+        child.kill()
+        child.wait()
+
+
+def state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
 
 
 def test_a_reused_number_is_another_process():

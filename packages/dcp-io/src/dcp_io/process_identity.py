@@ -63,8 +63,8 @@ def is_gone(process: ProcessIdentity) -> bool:
         return True
     except PermissionError:
         return False
-    state, ticks = _state_and_start(process.pid)
-    if state in ("Z", "X"):
+    state, threads, ticks = _status(process.pid)
+    if state in ("Z", "X") and threads <= 1:  # with more, a thread may yet finish what it writes
         return True
     return bool(ticks and process.start_ticks and ticks != process.start_ticks)
 
@@ -80,15 +80,18 @@ def _identity(pid: int) -> ProcessIdentity:
             boot_id = file.read().strip()
     except OSError:
         boot_id = ""
-    return ProcessIdentity(socket.gethostname(), boot_id, namespace, pid, _state_and_start(pid)[1])
+    return ProcessIdentity(socket.gethostname(), boot_id, namespace, pid, _status(pid)[2])
 
 
-def _state_and_start(pid: int) -> tuple[str, int]:
-    """State letter and start ticks of a process; ("", 0) where the system does not tell."""
+def _status(pid: int) -> tuple[str, int, int]:
+    """State letter, threads and start ticks of a process; ("", 0, 0) where the system does not tell.
+
+    The state is that of the main thread, which may end first.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # The name, second of the fields, is in parentheses and may hold anything.
             fields = file.read().rpartition(")")[2].split()
-        return fields[0], int(fields[19])
+        return fields[0], int(fields[17]), int(fields[19])
     except (OSError, IndexError, ValueError):
-        return "", 0
+        return "", 0, 0
