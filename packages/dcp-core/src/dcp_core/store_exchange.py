@@ -1,6 +1,6 @@
 """Phases over a process group's store: no collective, any number of operations at once, any backend.
 
-Keys under the group's own prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` lie `nonce`, `closed`,
+Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` lie `nonce`, `closed`,
 and for each phase under `<number>/`: `up/<rank>` an outcome, `arrived` how many there are, `ready` when all are or one
 failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes what it wrote or alone reads, the
 coordinator what all have read, and the last rank to close the rest. (What `peers` leave there: see `peer_cards`.)
@@ -35,7 +35,7 @@ class StoreCoordinator(PhasedCoordinator):
     before any user code runs. It waits for no rank.
 
     Args:
-        store: A connection of this coordinator's own (`Store.clone()`).
+        store: A connection of this coordinator's own (see `borrow_store`).
         rank: This rank within the group.
         world_size: The number of ranks in the group.
         coordinator_rank: The rank that runs each `reduce_fn`.

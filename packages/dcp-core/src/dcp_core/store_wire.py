@@ -23,6 +23,8 @@ _ABSENT = "dcp: nothing is stored here"
 _FIRST_PAUSE_SECONDS = 0.0005
 _LAST_PAUSE_SECONDS = 0.05
 _RANKS_PER_LAST_PAUSE = 64
+_POLLS_PER_SECOND = 10_000
+"""Of all ranks together, at most: a store must have time for those that have something to say."""
 
 
 class KeyValueStore(Protocol):
@@ -53,6 +55,7 @@ class StoreWire:
     def __init__(self, store: KeyValueStore, prefix: str, world_size: int) -> None:
         self.store = self._store = store
         self._prefix = prefix
+        self._first_pause_seconds = max(_FIRST_PAUSE_SECONDS, world_size / _POLLS_PER_SECOND)
         self._last_pause_seconds = _LAST_PAUSE_SECONDS * max(1.0, world_size / _RANKS_PER_LAST_PAUSE)
 
     def put(self, key: str, data: bytes) -> list[str]:
@@ -128,7 +131,7 @@ class StoreWire:
             now = time.monotonic()
             if now >= deadline:
                 return False
-            pause = min(self._last_pause_seconds, max(_FIRST_PAUSE_SECONDS, (now - started) / 20), deadline - now)
+            pause = min(self._last_pause_seconds, max(self._first_pause_seconds, (now - started) / 20), deadline - now)
             sleep(pause)
         return True
 
