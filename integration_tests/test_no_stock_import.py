@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from integration_tests.launcher import launcher_store
+
 SCRIPT = """
 import sys
 from datetime import timedelta
@@ -23,7 +25,7 @@ def stock():
 
 folder, rank, world, port = sys.argv[1], *map(int, sys.argv[2:5])
 assert stock() == [], "torch imports it by itself; then nothing can be said here"
-store = dist.TCPStore("127.0.0.1", port, world, rank == 0, timeout=timedelta(seconds=60))
+store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
 dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 import dcp_all as dcp
 mesh = init_device_mesh("cpu", (world,))
@@ -58,24 +60,18 @@ print("done")
 """
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("world", [1, 2])
 def test_dtensors_are_saved_and_loaded_without_stock(tmp_path: Path, world: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    port = str(_free_port())
+    store = launcher_store()
     command: list[Any] = [sys.executable, "-W", "ignore", script, tmp_path / "checkpoints"]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(world), port], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, str(rank), str(world), str(store.port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in range(world)
     ]

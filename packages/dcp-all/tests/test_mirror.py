@@ -21,6 +21,8 @@ import pytest
 
 import dcp_all
 
+pytestmark = pytest.mark.newest
+
 STOCK = "torch.distributed.checkpoint"
 SOURCES = sorted(Path(dcp_all.__file__).parent.glob("*.py"))
 

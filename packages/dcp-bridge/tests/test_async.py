@@ -40,6 +40,7 @@ WAYS = {
 }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_our_async_save_with_stocks_objects(kind, tmp_path):
     with dcp_async.AsyncSaver(kind) as saver:
@@ -54,6 +55,7 @@ def test_our_async_save_with_stocks_objects(kind, tmp_path):
             assert StagingWriter.staged - before == (way == "staging writer")
 
 
+@pytest.mark.newest
 def test_stocks_async_save_with_our_writer(tmp_path):
     state = {"w": torch.arange(5.0), "step": 3}
     with warnings.catch_warnings():

@@ -127,6 +127,7 @@ def _failing_stock_save(place: str) -> tuple[list[str], bool]:
     return left, all(torch.equal(value, torch.ones(3)) for value in loaded.values())
 
 
+@pytest.mark.newest
 def test_a_failed_save_of_stock_is_cleared_away_and_can_be_repeated(ranks, tmp_path):
     for left, same in ranks.run(2, _failing_stock_save, str(tmp_path)):
         assert not [name for name in left if name.endswith("metadata")]
@@ -134,6 +135,7 @@ def test_a_failed_save_of_stock_is_cleared_away_and_can_be_repeated(ranks, tmp_p
         assert same
 
 
+@pytest.mark.newest
 def test_a_reused_writer_begins_anew_after_a_failure(tmp_path):
     class Planner(stock.DefaultSavePlanner):
         def create_global_plan(self, all_plans: Any) -> Any:
@@ -152,6 +154,7 @@ def test_a_reused_writer_begins_anew_after_a_failure(tmp_path):
         assert torch.equal(state["w"], torch.ones(4))
 
 
+@pytest.mark.newest
 def test_a_flipped_bit_is_found_by_our_reader_in_stocks_load(tmp_path):
     weight = torch.full((64,), 3.25)
     dcp_core.save({"w": weight}, checkpoint_id=str(tmp_path), no_dist=True)

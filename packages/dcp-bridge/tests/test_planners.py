@@ -96,6 +96,7 @@ SAVE_PLANNERS = {
 }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("way", SAVE_PLANNERS)
 def test_overridden_methods_of_save_planners(way, tmp_path):
     call, make, passed_as = SAVE_PLANNERS[way]
@@ -117,6 +118,7 @@ LOAD_PLANNERS = {
 }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("saved_by", [dcp_core.save, stock.save], ids=["our file", "stock's file"])
 @pytest.mark.parametrize("way", LOAD_PLANNERS)
 def test_overridden_methods_of_load_planners(way, saved_by, tmp_path):
@@ -155,6 +157,7 @@ WAYS_IN = {
 }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("way", WAYS_IN)
 def test_no_object_is_unpickled_that_would_run_code(way, tmp_path):
     _quietly(stock.save, {"o": _Calls()}, checkpoint_id=str(tmp_path))

@@ -11,11 +11,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as stock
 from torch.distributed.checkpoint import _fsspec_filesystem as stock_fsspec
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
 import dcp_core
 from dcp_bridge import from_stock, to_stock
 from dcp_core import DefaultLoadPlanner, DefaultSavePlanner
+from dcp_core.testing.sharding import distribute
 from dcp_fs import FileSystemReader, FileSystemWriter
 
 FULL = torch.arange(30, dtype=torch.float32).reshape(6, 5)
@@ -24,7 +25,7 @@ FULL = torch.arange(30, dtype=torch.float32).reshape(6, 5)
 def _state(value: float) -> dict[str, Any]:
     weight = FULL * value
     if dist.is_initialized() and dist.get_world_size() > 1:
-        weight = distribute_tensor(weight, init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)])
+        weight = distribute(weight, init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)])
     tied = torch.full((4,), value)
     return {
         "model": {"weight": weight, "bias": torch.full((3,), value), "tied": tied, "other": tied},
@@ -151,6 +152,7 @@ def _rank_local(save: Any, loads: list[Any], place: str) -> list[bool]:
     return found
 
 
+@pytest.mark.newest
 @pytest.mark.interop
 def test_saves_without_collectives(ranks, tmp_path):
     def by_stock(place: str) -> None:
@@ -167,6 +169,7 @@ def test_saves_without_collectives(ranks, tmp_path):
     assert ranks.run(2, _rank_local, by_us, [LOADS["ours, stock's reader"]], str(tmp_path / "ours")) == [[True]] * 2
 
 
+@pytest.mark.newest
 def test_a_rank_local_save_needs_an_id(tmp_path):
     writer = to_stock(FileSystemWriter(tmp_path))
     with warnings.catch_warnings():

@@ -50,8 +50,8 @@ def test_conversions_that_lose_some(source: torch.dtype, target: torch.dtype) ->
 @pytest.mark.parametrize("target", [torch.float16, torch.bfloat16, torch.float32, torch.int16, torch.int32])
 def test_agrees_with_converting_every_value(source: torch.dtype, target: torch.dtype) -> None:
     patterns = torch.arange(2 ** (8 * source.itemsize), dtype=torch.int64)
-    values = patterns.to(torch.uint8 if source.itemsize == 1 else torch.int16).view(source)
-    values = values[torch.isfinite(values.float())]
+    raw = patterns.to(torch.uint8 if source.itemsize == 1 else torch.int16)
+    values = raw[torch.isfinite(raw.view(source).float())].view(source)
     back = values.to(target).to(torch.float64)
     finite = bool(torch.equal(back, values.to(torch.float64)))
     # Infinities and NaNs of the source have no place in an integer.

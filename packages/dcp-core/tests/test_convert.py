@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 import torch
 from torch.distributed.checkpoint import filesystem, metadata, planner
 
@@ -19,6 +20,7 @@ from dcp_core.metadata import (
 from dcp_core.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
 
 
+@pytest.mark.newest
 def test_stocks_metadata_becomes_ours() -> None:
     theirs = metadata.Metadata(
         {
@@ -59,6 +61,7 @@ def test_metadata_of_older_torch_lacks_attributes() -> None:
     assert as_metadata(Old()) == Metadata({}, storage_data="opaque")
 
 
+@pytest.mark.newest
 def test_stocks_write_items_become_ours() -> None:
     chunk = metadata.ChunkStorageMetadata(torch.Size([0]), torch.Size([2]))
     theirs = planner.WriteItem(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +39,7 @@ def torch_local(
     return local
 
 
+@pytest.mark.newest
 @settings(max_examples=150, deadline=None)
 @given(layouts())
 def test_boxes_hold_what_torch_puts_there(

@@ -70,6 +70,7 @@ def example() -> Metadata:
     return made
 
 
+@pytest.mark.newest
 def test_stock_reads_pickles_of_metadata(tmp_path: Path) -> None:
     metadata = example()
     paths = []
@@ -165,6 +166,7 @@ def test_index_equality_ignores_the_hint() -> None:
         one.fqn = "b"  # type: ignore[misc]
 
 
+@pytest.mark.newest
 def test_field_order_is_stocks() -> None:
     from torch.distributed.checkpoint import metadata as stock
 

@@ -12,6 +12,7 @@ from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorPropert
 from dcp_core.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name", [name for name in plan.__all__ if not name.endswith("Type")])
 def test_fields_and_defaults_are_stocks(name: str) -> None:
     ours, theirs = dataclasses.fields(getattr(plan, name)), dataclasses.fields(getattr(stock, name))

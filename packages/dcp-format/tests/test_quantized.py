@@ -53,6 +53,7 @@ def test_blocks_are_multiplied_by_their_scales(tmp_path: Path, target: torch.dty
 
 
 @pytest.mark.interop
+@pytest.mark.newest
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize(("tensors", "name", "shape"), [
     (block_tensors, "x.weight", (300, 200)),

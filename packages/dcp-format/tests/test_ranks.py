@@ -150,6 +150,7 @@ def test_consolidating_fails_on_all_ranks(ranks: Any, tmp_path: Path) -> None:
         assert "unknown" in told
 
 
+@pytest.mark.newest
 @pytest.mark.interop
 def test_stock_reads_our_parts_and_we_read_theirs(ranks: Any, tmp_path: Path) -> None:
     def theirs(path: str) -> None:

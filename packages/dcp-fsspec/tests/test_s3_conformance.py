@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 from dcp_core import load, save
 from dcp_core.testing.conformance import StorageConformance
 from dcp_core.testing.ranks import RankPool
+from dcp_core.testing.sharding import distribute
 from dcp_fsspec import FsspecReader, FsspecStore, FsspecWriter, open_store
 from dcp_io.testing import StoreConformance
 from dcp_io.testing.fault_proxy import FaultProxy, sometimes
@@ -41,6 +42,7 @@ class TestS3Store(StoreConformance):
         return RawBucket(server, f"{root}/{folder}")
 
 
+@pytest.mark.slow  # the same suite runs over memory, and over S3 without fsspec
 class TestS3Storage(StorageConformance):
     @pytest.fixture
     def door(self, storage: Any) -> Any:
@@ -92,11 +94,11 @@ class TestS3StorageWithFaults(TestS3Storage):
 def _on_ranks(checkpoint_id: str) -> tuple[bool, int]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     full = torch.arange(300_000.0).reshape(1000, 300)
-    state = {"w": distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None), "step": 7}
+    state = {"w": distribute(full, mesh, [Shard(0)]), "step": 7}
     save(state, storage_writer=FsspecWriter(checkpoint_id, thread_count=2))
-    template = {"w": distribute_tensor(torch.zeros_like(full), mesh, [Shard(1)], src_data_rank=None), "step": 0}
+    template = {"w": distribute(torch.zeros_like(full), mesh, [Shard(1)]), "step": 0}
     load(template, storage_reader=FsspecReader(checkpoint_id))
-    wanted = distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)
+    wanted = distribute(full, mesh, [Shard(1)])
     return torch.equal(template["w"].to_local(), wanted.to_local()), template["step"]
 
 

@@ -22,7 +22,7 @@ def own_save_plan(plan: planner.SavePlan) -> SavePlan:
         items=converted(plan.items, as_write_item),
         storage_data=plan.storage_data,
         planner_data=plan.planner_data,
-        usable=plan.usable,
+        usable=getattr(plan, "usable", True),
         aliases=getattr(plan, "aliases", None),
         digests=getattr(plan, "digests", None),
         splittable=getattr(plan, "splittable", False),

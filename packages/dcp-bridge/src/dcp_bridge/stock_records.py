@@ -1,13 +1,14 @@
 """Records of ours → stock's. What stock has no field for travels in a subclass of its plan, or is left out.
 
-Source: torch 2.13 `torch.distributed.checkpoint.{metadata,planner,storage,filesystem}` (fields).
+Source: torch 2.6 and 2.13 `torch.distributed.checkpoint.{metadata,planner,storage,filesystem}` (fields).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata, planner, storage
@@ -40,10 +41,16 @@ __all__ = [
 ]
 
 
+T = TypeVar("T")
+
+_SIZES_OF_OBJECTS = hasattr(planner, "BytesIOWriteData")  # older versions plan without them
+
+
 @dataclass(frozen=True)
 class ExtendedSavePlan(planner.SavePlan):
-    """Stock's plan with the fields that only ours has; `dataclasses.replace` keeps them."""
+    """Stock's plan with the fields that only ours has, or only later stock; `dataclasses.replace` keeps them."""
 
+    usable: bool = True
     aliases: dict[str, str] | None = None
     digests: dict[str, int] | None = None
     splittable: bool = False
@@ -74,10 +81,11 @@ def stock_load_plan(plan: LoadPlan) -> planner.LoadPlan:
 def stock_write_item(item: WriteItem) -> planner.WriteItem:
     """Stock's item with the fields of ours."""
     tensor, data = item.tensor_data, item.bytes_io_data
-    return planner.WriteItem(
+    return _record(
+        planner.WriteItem,
         index=stock_index(item.index),
         type=planner.WriteItemType[item.type.name],
-        bytes_io_data=None if data is None else planner.BytesIOWriteData(nbytes=data.nbytes),
+        bytes_io_data=None if data is None or not _SIZES_OF_OBJECTS else planner.BytesIOWriteData(nbytes=data.nbytes),
         tensor_data=None
         if tensor is None
         else planner.TensorWriteData(
@@ -113,7 +121,8 @@ def stock_metadata(own: Metadata) -> metadata.Metadata:
     stored = own.storage_data
     if isinstance(stored, Mapping):
         stored = {_index_or_same(key): _info_or_same(value) for key, value in stored.items()}
-    return metadata.Metadata(
+    return _record(
+        metadata.Metadata,
         state_dict_metadata={name: _entry(record) for name, record in own.state_dict_metadata.items()},
         planner_data=own.planner_data,
         storage_data=stored,
@@ -126,7 +135,13 @@ def stock_storage_meta(meta: StorageMeta | None) -> metadata.StorageMeta | None:
     """Stock's record with the fields of ours."""
     if meta is None:
         return None
-    return metadata.StorageMeta(meta.checkpoint_id, meta.save_id, meta.load_id, list(meta.modules))
+    return _record(
+        metadata.StorageMeta,
+        checkpoint_id=meta.checkpoint_id,
+        save_id=meta.save_id,
+        load_id=meta.load_id,
+        modules=list(meta.modules),
+    )
 
 
 def _entry(record: Any) -> metadata.TensorStorageMetadata | metadata.BytesStorageMetadata:
@@ -158,6 +173,21 @@ def _index_or_same(key: Any) -> Any:
 def _info_or_same(value: Any) -> Any:
     if not isinstance(value, StorageInfo):
         return value
-    return filesystem._StorageInfo(  # noqa: SLF001 - what every reader of stock's files expects here
-        value.relative_path, value.offset, value.length, value.transform_descriptors
+    return _record(
+        filesystem._StorageInfo,  # noqa: SLF001 - what every reader of stock's files expects here
+        relative_path=value.relative_path,
+        offset=value.offset,
+        length=value.length,
+        transform_descriptors=value.transform_descriptors,
     )
+
+
+def _record(kind: Callable[..., T], **values: Any) -> T:
+    """A record with those of the values that this version of stock has fields for; older ones have fewer."""
+    known = _field_names(kind)
+    return kind(**{name: value for name, value in values.items() if name in known})
+
+
+@cache
+def _field_names(kind: Any) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind))

@@ -117,7 +117,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         self._running = False
         found = stock_metadata(own)
         metadata.storage_data, metadata.storage_meta = found.storage_data, found.storage_meta
-        metadata.version = found.version
+        metadata.version = own.version
 
     @contextlib.contextmanager
     def _part_of_save(self) -> Iterator[None]:

@@ -77,7 +77,7 @@ def as_write_item(item: Any) -> WriteItem:
     """A `WriteItem` with the attributes of `item`."""
     if type(item) is WriteItem:
         return item
-    tensor, data = item.tensor_data, item.bytes_io_data
+    tensor, data = item.tensor_data, getattr(item, "bytes_io_data", None)  # older versions have none
     return WriteItem(
         index=as_index(item.index),
         type=WriteItemType[item.type.name],

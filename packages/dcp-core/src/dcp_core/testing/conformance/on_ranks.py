@@ -14,12 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from dcp_core.errors import CheckpointException, DcpError
 from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
 from dcp_core.testing.conformance.states import FailingPlanner, blank, same
+from dcp_core.testing.sharding import distribute
 
 __all__ = ["RankTests"]
 
@@ -131,7 +132,7 @@ def part(value: float, placements: tuple[Placement, ...]) -> State:
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     return {
-        "sharded": distribute_tensor(full["sharded"], mesh, placements, src_data_rank=None),
+        "sharded": distribute(full["sharded"], mesh, placements),
         "replicated": full["replicated"],
         f"object{rank}": full[f"object{rank}"],
     }
