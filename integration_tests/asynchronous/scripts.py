@@ -44,15 +44,6 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state in "ZX"
-
-
 def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
     """Whether something becomes true in time."""
     end = time.monotonic() + seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,17 @@ KINDS = ["thread", "process"]
 SAVES = 4
 
 
-class SlowWriter(MemoryWriter):
-    """Takes its time, on rank 1 more than on the others."""
+class GatedWriter(MemoryWriter):
+    """Says when it writes, and goes on when it is allowed to, on rank 1 a little later."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.entered, self.open = threading.Event(), threading.Event()
 
     def write_data(self, plan: Any, planner: Any) -> Any:
-        time.sleep(0.3 if dist.get_rank() == 1 else 0.1)
+        self.entered.set()
+        assert self.open.wait(120)
+        time.sleep(0.1 * dist.get_rank())
         return super().write_data(plan, planner)
 
 
@@ -70,11 +77,14 @@ def test_four_overlapping_saves(ranks: RankPool, tmp_path: Path, kind: str, over
 
 def _slow_fates(overlap: Any) -> list[str]:
     saver = AsyncSaver("thread", overlap=overlap)
-    dist.barrier()
-    futures = []
-    for number in range(SAVES):
-        futures.append(saver.save(_state(number), storage_writer=SlowWriter(f"slow-{number}")))
-        time.sleep(0.02)
+    first = GatedWriter("gated")
+    futures = [saver.save(_state(0), storage_writer=first)]
+    assert first.entered.wait(120)
+    dist.barrier()  # it runs on all ranks
+    if overlap == "wait":
+        first.open.set()  # the next one would wait for ever
+    futures += [saver.save(_state(number), storage_writer=MemoryWriter(f"{number}")) for number in range(1, SAVES)]
+    first.open.set()
     errors = [future.exception(timeout=120) for future in futures if isinstance(future, SaveFuture)]
     saver.close()
     return ["saved" if error is None else type(error).__name__ for error in errors]

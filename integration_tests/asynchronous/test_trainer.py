@@ -11,6 +11,7 @@ import torch
 
 from dcp_core import load
 from integration_tests.asynchronous import scripts
+from integration_tests.process_end import has_ended
 
 PLAIN = """
 import torch
@@ -82,10 +83,10 @@ def test_nothing_is_left_of_a_trainer_that_was_killed(tmp_path: Path, how: signa
             assert scripts.eventually((tmp_path / "writing").exists)
             assert _memory_files(process.pid)
             scripts.end(process, how)
-            assert scripts.eventually(lambda: scripts.gone(worker)), "the worker outlives its trainer"
-            assert _memory_files(child) == [] or scripts.gone(child)
+            assert scripts.eventually(lambda: has_ended(worker)), "the worker outlives its trainer"
+            assert _memory_files(child) == [] or has_ended(child)
         finally:
-            if not scripts.gone(child):
+            if not has_ended(child):
                 os.kill(child, signal.SIGKILL)
     assert {name for name in os.listdir("/dev/shm") if "dcp" in name} - shared_before == set()
 
@@ -139,6 +140,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_tensors_with_256_descriptors(tmp_path: Path) -> None:
     ran = scripts.run(FEW, tmp_path, prefix="ulimit -n 256;")
     assert ran.stdout == "done\n", ran.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ from dcp_core.protocols import StorageWriter, WriteResult
 from dcp_core.testing.ranks import RankPool
 
 KINDS = ["thread", "process"]
+# With the start of a process for each rank, which imports torch.
+PATIENCE_SECONDS = 200.0
 
 
 def _state() -> dict[str, Any]:
@@ -119,7 +120,7 @@ def _sharded(folder: str, kind: str) -> bool:
         future = saver.save(state, checkpoint_id=folder)
         kept = state
         state = _spoil(make())
-        future.result(timeout=60)  # type: ignore[union-attr]
+        future.result(timeout=PATIENCE_SECONDS)  # type: ignore[union-attr]
         found = make()
         _spoil(found)
         load(found, checkpoint_id=folder)
@@ -148,7 +149,7 @@ def _sub_groups(folder: str, kind: str) -> list[float]:
         saver.save({f"w{rank}": state[f"w{rank}"]}, checkpoint_id=f"{folder}/all"),
     ]
     for future in futures:
-        future.result(timeout=60)  # type: ignore[union-attr]
+        future.result(timeout=PATIENCE_SECONDS)  # type: ignore[union-attr]
     dist.barrier()
     values = []
     for name in (f"group{mine}", f"alone{rank}", "all"):
@@ -160,7 +161,7 @@ def _sub_groups(folder: str, kind: str) -> list[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sub_groups_and_alone(ranks: RankPool, tmp_path: Path, kind: str) -> None:
-    assert ranks.run(4, _sub_groups, str(tmp_path), kind, timeout=120) == [[float(rank)] * 3 for rank in range(4)]
+    assert ranks.run(4, _sub_groups, str(tmp_path), kind) == [[float(rank)] * 3 for rank in range(4)]
 
 
 class Doubling(DefaultSavePlanner):
@@ -181,7 +182,7 @@ def _custom_planner(folder: str, kind: str) -> tuple[float, float, int]:
     state = {"d": distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]), "p": torch.ones(3), "n": 5}
     planner = Doubling()
     future = shared_saver(kind).save(state, checkpoint_id=folder, planner=planner)
-    future.result(timeout=60)  # type: ignore[union-attr]
+    future.result(timeout=PATIENCE_SECONDS)  # type: ignore[union-attr]
     assert planner.saw == ["DTensor", "Tensor", "int"]
     found: dict[str, Any] = {"d": torch.zeros(4, 2), "p": torch.zeros(3), "n": 0}
     load(found, checkpoint_id=folder, no_dist=True)
@@ -245,20 +246,20 @@ def _with_collectives(path: str) -> list[str]:
         for number in (1, 2):
             state = {f"w{dist.get_rank()}": torch.ones(3 * number)}
             writer = OneFile(path, collectives=True)
-            saver.save(state, storage_writer=writer).result(timeout=60)  # type: ignore[union-attr]
+            saver.save(state, storage_writer=writer).result(timeout=PATIENCE_SECONDS)  # type: ignore[union-attr]
             dist.barrier()
             told.append(Path(path).read_text())
             dist.barrier()
             if number == 1 and dist.get_rank() == 1:
                 worker = saver.backend.worker  # type: ignore[attr-defined]
                 worker.kill()
-                time.sleep(0.5)
+                worker.settle()  # only when its end has been told may the others begin the next save
             dist.barrier()
     return told
 
 
 def test_writers_with_collectives_get_a_group_in_the_worker(ranks: RankPool, tmp_path: Path) -> None:
-    assert ranks.run(2, _with_collectives, str(tmp_path / "sum"), timeout=120) == [["6.0", "12.0"]] * 2
+    assert ranks.run(2, _with_collectives, str(tmp_path / "sum")) == [["6.0", "12.0"]] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -305,7 +306,7 @@ def test_errors_of_the_state_come_at_once_and_to_all(ranks: RankPool, tmp_path: 
         except KeyError:
             return "raised"
         assert isinstance(future, SaveFuture)
-        return str(future.exception(timeout=30))
+        return str(future.exception(timeout=PATIENCE_SECONDS))
 
     told = ranks.run(2, broken, str(tmp_path))
     assert told[1] == "raised"

@@ -17,9 +17,15 @@ from dcp_async import AsyncSaver, SaverDeadlineError, SaverOptions, WorkerLostEr
 from dcp_core import CheckpointException, load
 from dcp_core.testing.ranks import RankPool
 from dcp_fs import FileSystemWriter
-from integration_tests.asynchronous import scripts
+from integration_tests.process_end import has_ended
 
-PHASES = ["plan", "global plan", "write", "results", "publish"]
+PHASES = [
+    "plan",
+    pytest.param("global plan", marks=pytest.mark.slow),
+    "write",
+    pytest.param("results", marks=pytest.mark.slow),
+    "publish",
+]
 
 
 class DyingWriter(FileSystemWriter):
@@ -105,10 +111,10 @@ def _killed_between_saves(folder: str, victim: int) -> float:
     worker = saver.backend.worker  # type: ignore[attr-defined]
     if dist.get_rank() == victim:
         os.kill(worker.pid, signal.SIGKILL)
-        while not scripts.gone(worker.pid):
+        while not has_ended(worker.pid):
             time.sleep(0.001)
+        worker.settle()  # the others are told when this rank notices it; a save that they begin before that is lost
     dist.barrier()
-    # At once: whether a thread has noticed the end by now does not matter.
     saver.save(_state(2), checkpoint_id=folder).result(timeout=120)
     return _loaded(folder)
 
@@ -137,7 +143,10 @@ def test_disk_full_in_the_worker(ranks: RankPool, tmp_path: Path) -> None:
         assert value == 1.0
 
 
-@pytest.mark.parametrize(("what", "error"), [("stop", WorkerLostError), ("hang", SaverDeadlineError)])
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [pytest.param("stop", WorkerLostError, marks=pytest.mark.slow), ("hang", SaverDeadlineError)],
+)
 def test_a_worker_that_hangs_is_ended(tmp_path: Path, what: str, error: type[Exception]) -> None:
     patient = SaverOptions(save_seconds=240.0)
     impatient = WorkerOptions(silence_seconds=3.0)

@@ -35,6 +35,8 @@ from dcp_core.testing.memory import FOLDERS, MemoryReader, MemoryWriter
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
+    GatedWriter.entered.clear()
+    GatedWriter.gate.clear()
     yield
     close_savers()
     FOLDERS.clear()
@@ -43,9 +45,10 @@ def _closed() -> Iterator[None]:
 class GatedWriter(MemoryWriter):
     """Writes when it is allowed to."""
 
-    gate = threading.Event()
+    entered, gate = threading.Event(), threading.Event()
 
     def write_data(self, plan: Any, planner: Any) -> Any:
+        self.entered.set()
         self.gate.wait(20)
         return super().write_data(plan, planner)
 
@@ -104,7 +107,6 @@ def test_a_stager_that_fails_later_fails_both_futures() -> None:
 
 
 def test_overlap_is_chosen_by_call() -> None:
-    GatedWriter.gate.clear()
     first = async_save({"w": torch.ones(4)}, storage_writer=GatedWriter("a"))
     second = async_save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b"), overlap="skip")
     with pytest.raises(SaveSkippedError, match="was skipped"):
@@ -115,10 +117,10 @@ def test_overlap_is_chosen_by_call() -> None:
 
 
 def test_a_copy_is_not_overwritten_while_it_is_read() -> None:
-    GatedWriter.gate.clear()
     weight = torch.ones(4)
     with AsyncSaver("thread", overlap="latest") as saver:
         saver.save({"w": weight}, storage_writer=GatedWriter("a"))
+        assert GatedWriter.entered.wait(20)  # one that has not begun would be superseded
         weight.fill_(2)
         saver.save({"w": weight}, storage_writer=MemoryWriter("b"))
         GatedWriter.gate.set()
@@ -134,7 +136,6 @@ def test_the_limit_for_copies_is_hard() -> None:
 
 
 def test_close_drains_with_a_deadline_and_refuses_more() -> None:
-    GatedWriter.gate.clear()
     saver = AsyncSaver("thread")
     running = saver.save({"w": torch.ones(4)}, storage_writer=GatedWriter("a"))
     waiting = saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("b"), overlap="latest")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from typing import Any
 
 import torch.distributed as dist
 
 from dcp_async.errors import WorkerError
-from dcp_async.meeting import Meeting, Seat, StoreAddress, Ticket, prefixed
+from dcp_async.meeting import Meeting, Seat, StoreAddress, Ticket
 from dcp_async.options import SaverOptions
 from dcp_core.coordination import CollectiveCoordinator, Coordinator
+from dcp_core.store_address import innermost, prefixed
 from dcp_core.store_clones import borrow_store
 from dcp_core.store_wire import KeyValueStore, StoreWire
 
@@ -207,7 +207,7 @@ class LinkTable:
         digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
         key = f"{group.group_name}-{digest}"
         stores = [borrow_store(group) for _ in range(2)]
-        bases = [_innermost(each[0]) for each in stores if each is not None]
+        bases = [innermost(each[0]) for each in stores if each is not None]
         if len(bases) < 2 or dist.get_backend(group) == "fake":
             return CollectiveLink(self._seat(key, rank, len(members), job_size, None), group)
         # Savers of one group, one after the other or side by side, are kept apart: ranks make them in the same order.
@@ -222,9 +222,3 @@ class LinkTable:
         options = self._options
         hosts_store = job_size > 1 and dist.get_rank() == 0
         return Seat(key, rank, world_size, job_size, hosts_store, address, options.timeout_seconds, options.peers)
-
-
-def _innermost(store: Any) -> Any:
-    while (below := getattr(store, "underlying_store", None)) is not None:
-        store = below
-    return store

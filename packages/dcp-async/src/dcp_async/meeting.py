@@ -6,25 +6,14 @@ Not here: which saves there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, cast
-
-import torch.distributed as dist
 
 from dcp_core import PeerOptions
 from dcp_core.coordination import Coordinator, LocalCoordinator, StoreCoordinator
 from dcp_core.peers import Peers
+from dcp_core.store_address import connect, prefixed
 from dcp_core.store_wire import KeyValueStore, guard_store
 
-__all__ = ["Meeting", "Seat", "StoreAddress", "Ticket", "prefixed"]
-
-_CONNECT_TIMEOUT = timedelta(seconds=30)
-
-
-def prefixed(prefix: str, store: Any) -> KeyValueStore:
-    """A store under a prefix."""
-    made: Any = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
-    return cast("KeyValueStore", made)
+__all__ = ["Meeting", "Seat", "StoreAddress", "Ticket"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +27,7 @@ class StoreAddress:
     def connect(self) -> KeyValueStore:
         """A connection of one's own. Raises CoordinatorLostError if nobody is there."""
         with guard_store("(connecting)"):
-            base = dist.TCPStore(  # type: ignore[attr-defined]
-                self.host, self.port, None, False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False
-            )
-        return prefixed(self.prefix, base)
+            return prefixed(self.prefix, connect(self.host, self.port))
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,7 @@ class WorkerProcess:
             self._process.kill()
         try:
             self._process.wait(_KILL_SECONDS)
+            self.settle()
         except subprocess.TimeoutExpired:
             logging.getLogger(LOGGER_NAME).warning(
                 "the saver's process %d was killed, but has not ended after %g s; another one takes its place",
@@ -201,6 +202,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             return f"the saver's process {self.pid} closed its connection, and was ended"
+        self.settle()  # whoever hears of it may count on another worker, on all ranks
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         hint = " (the kernel's log says whether it ran out of memory)" if code == -signal.SIGKILL else ""
         return f"the saver's process {self.pid} {how}{hint}; this save is lost, the next one starts another process"

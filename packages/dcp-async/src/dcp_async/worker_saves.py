@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dcp_async.meeting import Meeting, Ticket, prefixed
+from dcp_async.meeting import Meeting, Ticket
 from dcp_async.messages import (
     Failed,
     Forget,
@@ -40,6 +40,7 @@ from dcp_core.job_size import assume_job_size
 from dcp_core.outcomes import encode, failure_of
 from dcp_core.saving import save_with
 from dcp_core.storage_choice import resolve_writer
+from dcp_core.store_address import prefixed
 
 __all__ = ["WorkerSaves"]
 
