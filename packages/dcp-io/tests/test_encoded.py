@@ -78,3 +78,10 @@ def test_much_is_kept_outside_of_memory(limit):
 def test_an_encoder_that_fails_leaves_nothing(fails):
     with pytest.raises(OSError, match="cannot"):
         encode_payload(b"data", None, [Marking(b"1"), Marking(b"2", fails)], 1 << 20)
+
+
+def test_what_encoders_write_after_an_error_is_forgotten():
+    made = encode_payload(b"data", None, [], 1 << 20)
+    made.free()
+    assert made.write(b"the end") == 7
+    assert made.nbytes == 4

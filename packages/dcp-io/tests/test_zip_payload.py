@@ -51,6 +51,8 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES[:5], ids=str)
 def test_torch_loads_every_dtype(dtype, sizes):
+    if f"torch.{dtype}" not in torch._weights_only_unpickler._get_allowed_globals():
+        pytest.skip("this torch loads no such tensors, not its own either")
     payload = pattern(dtype, sizes)
     tensor = load(framed(dtype, sizes, payload))
     assert tensor.dtype == getattr(torch, dtype)

@@ -39,6 +39,8 @@ class EncodedData(io.RawIOBase):
 
     def write(self, data: Buffer) -> int:  # type: ignore[override]
         """Keep these bytes too."""
+        if self._kept.closed:  # an encoder that was dropped after an error ends its stream when it is collected
+            return memoryview(data).nbytes
         count = self._kept.write(data)
         self.nbytes += count
         return count

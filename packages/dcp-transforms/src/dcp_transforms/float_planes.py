@@ -82,11 +82,35 @@ class _Layout:
         if self.byte & _INTEGERS or not len(words):
             return self
         varying = int(np.bitwise_or.reduce(words)) ^ int(np.bitwise_and.reduce(words))
+        if self.rotated:
+            varying = varying << 1 | varying >> 8 * self.item_bytes - 1
         for first, width in self.groups:
             every = (1 << 8 * width) - 1
             if width > 1 and varying >> 8 * first & every not in (0, every):
                 return _Layout.from_byte(self.byte | _SINGLE_BYTES)
         return self
+
+    def group(self, words: Words, number: int, into: npt.NDArray[np.uint8]) -> None:
+        """Put the bytes of one group side by side.
+
+        Args:
+            words: The elements, as they are.
+            number: The group's.
+            into: As long as the group.
+        """
+        first, width = self.groups[number]
+        part = into.view(_UNSIGNED[width])
+        # Each step passes over as few bytes as it can, and shifts and narrows in one go: memory is the limit here.
+        if not self.rotated:
+            np.right_shift(words, 8 * first, out=part, casting="unsafe")
+        elif first:
+            np.right_shift(words, 8 * first - 1, out=part, casting="unsafe")
+        else:
+            doubled = _scratch.take("doubled", len(words), part.dtype)
+            np.copyto(doubled, words, casting="unsafe")
+            np.add(doubled, doubled, out=doubled)
+            np.right_shift(words, 8 * self.item_bytes - 1, out=part, casting="unsafe")
+            np.bitwise_or(part, doubled, out=part)
 
 
 class FloatPlanes(BlockTransformExtension):
@@ -119,12 +143,12 @@ class FloatPlanes(BlockTransformExtension):
     def for_item(self, sample: memoryview, dtype: str) -> tuple[FloatPlanes, float]:
         """This transform, cutting elements as suits the sample, and trying only groups of bytes that shrink there."""
         layout = _Layout.of(dtype)
-        words = _split(sample, layout)
+        words: Words = np.frombuffer(sample, layout.word)
         layout = layout.for_words(words)
         shrinks, left = [], 0
-        for first, width in layout.groups:
+        for number, (_, width) in enumerate(layout.groups):
             part = _scratch.take("encoded", len(words) * width, "u1")
-            _group(words, first, width, part)
+            layout.group(words, number, part)
             size = len(self._frames.compress(part))
             shrinks.append(size < (1 - _MIN_GAIN) * len(part))
             left += min(size, len(part))
@@ -135,23 +159,22 @@ class FloatPlanes(BlockTransformExtension):
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
         """The block's groups of bytes, compressed or as they are."""
         layout = self._layout or _Layout.of(dtype)
-        words = _split(block, layout)
-        groups = layout.groups
-        raw = [len(words) * width for _, width in groups]
-        start = _HEAD.size + 4 * len(groups)
+        words: Words = np.frombuffer(block, layout.word)
+        raw = [len(words) * width for _, width in layout.groups]
+        start = _HEAD.size + 4 * len(raw)
         encoded: npt.NDArray[np.uint8] = _scratch.take("encoded", start + sum(raw), "u1")
         lengths: list[int] = []
         position = start
-        for (first, width), tried, size in zip(groups, self._tried or (True,) * len(groups), raw, strict=True):
+        for number, (tried, size) in enumerate(zip(self._tried or (True,) * len(raw), raw, strict=True)):
             # Where it does not shrink it is in place already.
             place = encoded[position : position + size]
-            _group(words, first, width, place)
+            layout.group(words, number, place)
             if tried and len(frame := self._frames.compress(place)) < (1 - _MIN_GAIN) * size:
                 size = len(frame)
                 place[:size] = np.frombuffer(frame, np.uint8)
             lengths.append(size)
             position += size
-        head = _HEAD.pack(layout.byte, len(block)) + struct.pack(f"<{len(groups)}I", *lengths)
+        head = _HEAD.pack(layout.byte, len(block)) + struct.pack(f"<{len(raw)}I", *lengths)
         encoded[:start] = np.frombuffer(head, np.uint8)
         return encoded[:position].data
 
@@ -218,26 +241,6 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-
-
-def _split(block: memoryview, layout: _Layout) -> Words:
-    """The elements as integers, rotated where their layout says so."""
-    words: Words = np.frombuffer(block, layout.word)
-    if not layout.rotated:
-        return words
-    rotated: Words = _scratch.take("words", len(words), layout.word)
-    rest = _scratch.take("group", len(words), layout.word)
-    np.left_shift(words, 1, out=rotated)
-    np.right_shift(words, 8 * layout.item_bytes - 1, out=rest)
-    np.bitwise_or(rotated, rest, out=rotated)
-    return rotated
-
-
-def _group(words: Words, first: int, width: int, into: npt.NDArray[np.uint8]) -> None:
-    """Put some bytes of each element side by side."""
-    if first:
-        words = np.right_shift(words, 8 * first, out=_scratch.take("group", len(words), words.dtype))
-    np.copyto(into if width == 1 else into.view(_UNSIGNED[width]), words, casting="unsafe")
 
 
 def _head(data: memoryview) -> tuple[_Layout, int, tuple[int, ...], int]:
