@@ -56,11 +56,11 @@ def table(tallies: list[Tally]) -> str:
     for tally in tallies:
         tried[tally.scenario][tally.kind] += tally.tried
         losses[tally.scenario] += len(tally.losses)
-    lines = [f"| scenario | {' | '.join(KINDS)} | losses |", f"| --- |{' ---: |' * (len(KINDS) + 1)}"]
+    lines = [f"| scenario | losses | {' | '.join(KINDS)} |", f"| --- |{' ---: |' * (len(KINDS) + 1)}"]
     for name, counts in tried.items():
-        lines.append(f"| {name} | {' | '.join(str(counts[kind]) for kind in KINDS)} | {losses[name]} |")
+        lines.append(f"| {name} | {losses[name]} | {' | '.join(str(counts[kind]) for kind in KINDS)} |")
     sums = [sum(counts[kind] for counts in tried.values()) for kind in KINDS]
-    lines.append(f"| all | {' | '.join(map(str, sums))} | {sum(losses.values())} |")
+    lines.append(f"| all | {sum(losses.values())} | {' | '.join(map(str, sums))} |")
     return "\n".join(lines)
 
 

@@ -19,6 +19,8 @@ from unittest import mock
 import torch.distributed as dist
 
 import dcp_all as dcp
+from dcp_core import hookimpl, plugins
+from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.peers import PeerOptions
 from dcp_core.process_identity import ProcessIdentity, own_identity
 from integration_tests import failing
@@ -42,11 +44,16 @@ class Fault:
     kind: str
     """`raise`, `unpicklable`, `kill` or `stall`."""
     place: str
+    phase: str
+    """To which the place belongs."""
     rank: int
     deadline_seconds: float
     """How long ranks wait for each other."""
     news: str
-    """A folder in which each rank that has raised leaves a file; whoever stalls waits for those of all others."""
+    """A folder in which each rank that has raised leaves a file; whoever stalls waits for those of all others.
+
+    So does each rank that begins a phase; whoever is killed in it waits for those.
+    """
 
 
 @dataclass(frozen=True)
@@ -107,24 +114,47 @@ def _own_host() -> ProcessIdentity:
 
 @contextlib.contextmanager
 def _struck(fault: Fault) -> Iterator[None]:
-    with mock.patch.object(failing, "_fail_if", lambda wanted: _strike(fault) if wanted else None):
-        dist.barrier()
-        yield
+    observer = _Observer(fault.news)
+    plugins.register(observer, name="news")
+    try:
+        with mock.patch.object(failing, "_fail_if", lambda wanted: _strike(fault) if wanted else None):
+            dist.barrier()
+            yield
+    finally:
+        plugins.unregister("news")
+
+
+class _Observer:
+    """Leaves the news that this rank begins a phase."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    @hookimpl
+    def dcp_on_event(self, event: CheckpointEvent) -> None:
+        if event.state == "started":
+            Path(self._folder, f"{dist.get_rank()} begins {event.phase}").touch()
 
 
 def _strike(fault: Fault) -> None:
     if fault.kind == "kill":
-        time.sleep(0.2)  # the others wait by then
+        _wait_for_others(fault, f" begins {fault.phase}")  # before, they would name another phase
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault.kind == "stall":
-        others = dist.get_world_size() - 1
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while len(list(Path(fault.news).iterdir())) < others and time.monotonic() < end:
-            time.sleep(0.02)
+        _wait_for_others(fault, " has raised")
     elif fault.kind == "raise":
         raise ValueError("failed on purpose")
     else:
         raise failing.UnpicklableError("failed on purpose")
+
+
+def _wait_for_others(fault: Fault, news: str) -> None:
+    wanted = {f"{rank}{news}" for rank in range(dist.get_world_size()) if rank != fault.rank}
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while missing := wanted - set(os.listdir(fault.news)):
+        if time.monotonic() >= end:
+            raise TimeoutError(f"rank {fault.rank} waited for {sorted(missing)}")
+        time.sleep(0.02)
 
 
 def _tell(fault: Fault, action: Callable[[], Any]) -> Told:
@@ -135,5 +165,5 @@ def _tell(fault: Fault, action: Callable[[], Any]) -> Told:
         return Told(type(error).__name__, str(error), time.monotonic() - start)
     finally:
         if dist.get_rank() != fault.rank:
-            Path(fault.news, str(dist.get_rank())).touch()
+            Path(fault.news, f"{dist.get_rank()} has raised").touch()
     return Told("nothing", "", time.monotonic() - start)

@@ -24,7 +24,7 @@ from integration_tests.robustness.damage import METADATA, data_files, files, fli
 # (layout, index for stock, masks that are tried on each byte)
 CASES = [
     pytest.param("torch", True, "one", marks=pytest.mark.slow),
-    ("raw", False, "one"),
+    pytest.param("raw", False, "one", marks=pytest.mark.slow),
     pytest.param("torch", False, "each", marks=pytest.mark.slow),
     pytest.param("raw", True, "each", marks=pytest.mark.slow),
 ]

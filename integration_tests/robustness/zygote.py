@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_io.testing.crash import Change, Fault, RankEnd, run_traced
+from integration_tests.forking import WARNINGS
 from integration_tests.robustness import states
 from integration_tests.robustness.actions import ACTIONS
 
@@ -29,8 +30,6 @@ __all__ = ["Job", "Outcome", "Zygote"]
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP_SECONDS = 30
-# From Python 3.12 on, forking a process with threads warns; those of torch's libraries are idle here.
-WARNINGS = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
 
 
 @dataclass(frozen=True)

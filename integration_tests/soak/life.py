@@ -16,7 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from integration_tests.soak.processes import children, is_running
+from integration_tests.process_end import has_ended
+from integration_tests.soak.processes import children
 
 __all__ = ["Life", "RankGoneError"]
 
@@ -78,7 +79,7 @@ class Life:
     @property
     def workers(self) -> list[int]:
         """Of the savers' processes that run."""
-        return [pid for rank in self.pids for pid in children(rank) if is_running(pid)]
+        return [pid for rank in self.pids for pid in children(rank) if not has_ended(pid)]
 
     def _listen(self, rank: int) -> None:
         """Sort what a rank says: that a save has ended may come at any time."""

@@ -7,7 +7,7 @@ import os
 import resource
 from pathlib import Path
 
-__all__ = ["adopt_orphans", "children", "descriptors", "is_running", "limit_files", "resident_kib", "shared_memory"]
+__all__ = ["adopt_orphans", "children", "descriptors", "limit_files", "resident_kib", "shared_memory"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -27,14 +27,6 @@ def children(pid: int) -> list[int]:
         except OSError:  # the thread has ended
             continue
     return found
-
-
-def is_running(pid: int) -> bool:
-    """Whether it has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def resident_kib(pid: int) -> int:

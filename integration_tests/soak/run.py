@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcp_io import LocalStore, find_checkpoints, latest_valid, verify_checkpoint
+from integration_tests.process_end import has_ended
 from integration_tests.soak.life import Life, RankGoneError
 from integration_tests.soak.processes import (
     adopt_orphans,
     children,
     descriptors,
-    is_running,
     limit_files,
     resident_kib,
     shared_memory,
@@ -213,7 +213,7 @@ class _Run:
 
     def _end(self) -> None:
         """The ranks end by themselves, unless they were killed."""
-        if all(is_running(pid) for pid in self._life.pids):
+        if not any(has_ended(pid) for pid in self._life.pids):
             self._full = 0
             self._limit()
             self._life.tell("end")

@@ -141,7 +141,7 @@ def _follow(
     gate_reader, gate_writer = os.pipe()
     pids = [_fork(job, rank, report, gate_reader, gate_writer) for rank, report in enumerate(reports)]
     os.close(gate_reader)
-    watch.begin(pids)
+    watch.processes = dict.fromkeys(pids, 0)
     try:
         for pid in pids:
             kernel.seize(pid)
@@ -159,6 +159,7 @@ def _follow(
         os.fspath(folder), ranks, fault, reads=job.reads, recorder=recorder, held=held, on_end=watch.rank_ended
     )
     watch.processes = tracer.ranks
+    watch.begin()
     started(pids)
     statuses = tracer.follow()
     ends = []
@@ -223,8 +224,8 @@ class _Watch:
         self.processes: dict[int, int] = {}
         self.expired = False
 
-    def begin(self, pids: list[int]) -> None:
-        self.processes = dict.fromkeys(pids, 0)
+    def begin(self) -> None:
+        """Start the time when all ranks are traced: one that was killed before could not be traced."""
         self._start(self._timeout_seconds, self._expire)
 
     def rank_ended(self, pid: int, status: int) -> None:
