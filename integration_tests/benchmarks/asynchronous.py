@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from integration_tests.benchmarks.async_page import write_page
 from integration_tests.benchmarks.async_savers import SAVERS
 from integration_tests.benchmarks.environments import ROOT, python_of
 from integration_tests.benchmarks.machine import describe
+from integration_tests.launcher import launcher_store, rank_environment
 
 __all__ = ["main"]
 
@@ -40,17 +40,15 @@ def run(name: str, ranks: int, **options: Any) -> Rounds:
         subprocess.TimeoutExpired: A rank did not end.
     """
     python = python_of("torch_checkpointing" if name == "torch_checkpointing" else "shared")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    store = launcher_store()
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     folder = tempfile.mkdtemp(prefix="async-", dir=options.pop("work"))
     text = json.dumps({"saver": name, "folder": folder, **options})
     started = [
         subprocess.Popen(
             [python, "-m", "integration_tests.benchmarks.async_rank", text],
             cwd=ROOT,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"},
+            env={**common, **rank_environment(rank, ranks, store.port)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -74,7 +74,7 @@ def main(given: Sequence[str]) -> None:
     """Measure and print, or be one of the processes that play ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", default="64,256,1024", help="how many, of each line (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=4, help="that play the ranks (default: 4)")
+    parser.add_argument("--processes", type=int, default=16, help="that play the ranks (default: 16)")
     parser.add_argument("--rounds", type=int, default=5, help="counted ones; one more warms up (default: 5)")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     parser.add_argument("--serve", type=int, nargs=4, help=argparse.SUPPRESS)

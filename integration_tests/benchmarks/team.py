@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from integration_tests.benchmarks.environments import ROOT
+from integration_tests.launcher import launcher_store, rank_environment
 
 __all__ = ["Reply", "Team", "WorkerError"]
 
@@ -38,9 +38,9 @@ class Team:
     def __init__(self, python: str, ranks: int, logs: Path, *, timeout_seconds: float = 900.0) -> None:
         self._timeout_seconds = timeout_seconds
         self._logs = [logs / f"rank{rank}.log" for rank in range(ranks)]
-        port = _free_port()
+        self._store = launcher_store()
         logs.mkdir(parents=True, exist_ok=True)
-        self._processes = [self._start(python, rank, ranks, port) for rank in range(ranks)]
+        self._processes = [self._start(python, rank, ranks) for rank in range(ranks)]
 
     def __enter__(self) -> Team:
         return self
@@ -76,12 +76,11 @@ class Team:
         for process in self._processes:
             process.communicate()
 
-    def _start(self, python: str, rank: int, ranks: int, port: int) -> subprocess.Popen[bytes]:
+    def _start(self, python: str, rank: int, ranks: int) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
         environment.pop("WORLD_SIZE", None)
         if ranks > 1:
-            group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
-            environment |= {name: str(value) for name, value in {**group, "MASTER_PORT": port}.items()}
+            environment |= rank_environment(rank, ranks, self._store.port)
             environment["GLOO_SOCKET_IFNAME"] = "lo"
         with self._logs[rank].open("ab") as log:
             return subprocess.Popen(
@@ -111,10 +110,3 @@ class Team:
 
     def _tail(self, rank: int) -> str:
         return "\n".join(self._logs[rank].read_text(errors="replace").splitlines()[-_TAIL_LINES:])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -24,7 +24,7 @@ TENSORS = [
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    with Team(sys.executable, 1, tmp_path_factory.mktemp("logs"), timeout_seconds=60) as one:
+    with Team(sys.executable, 1, tmp_path_factory.mktemp("logs"), timeout_seconds=600) as one:
         one.call("make", library="floor", tensors=TENSORS, seed=1)
         yield one
 

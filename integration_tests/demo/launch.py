@@ -9,7 +9,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from integration_tests.launcher import launcher_store, rank_environment
 
 __all__ = ["Event", "Job", "JobFailedError"]
 
@@ -40,11 +41,11 @@ class Job:
     def __init__(self, task: str, world_size: int, folder: Path, **options: Any) -> None:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._open_pipes = world_size
-        port = _free_port()
+        self._store = launcher_store()
         folder.mkdir(parents=True, exist_ok=True)
         self.logs = [folder / f"rank{rank}.log" for rank in range(world_size)]
         self.processes = [
-            self._start(rank, {"task": task, **options}, _environment(rank, world_size, port))
+            self._start(rank, {"task": task, **options}, _environment(rank, world_size, self._store.port))
             for rank in range(world_size)
         ]
         threading.Thread(target=self._supervise, daemon=True).start()
@@ -126,22 +127,7 @@ class Job:
 
 def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     """What torchrun would set, one thread per rank, and the loopback device for gloo."""
-    given = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": world_size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": 1,
-        "PYTHONUNBUFFERED": 1,
-    }
+    own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     if sys.platform == "linux":
-        given["GLOO_SOCKET_IFNAME"] = "lo"
-    return {**os.environ, **{name: str(value) for name, value in given.items()}}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        own["GLOO_SOCKET_IFNAME"] = "lo"
+    return {**os.environ, **rank_environment(rank, world_size, port), **own}

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +142,12 @@ def check_what_is_left(root: Path, last: int) -> None:
         assert verify_checkpoint(root / f"step-{step}").ok
 
 
-def slow_steps(root: str) -> tuple[bool, int]:
-    """Train slowly until a signal ends it."""
+def slow_steps(root: str, begin: Callable[[], object]) -> tuple[bool, int]:
+    """Train slowly until a signal ends it, for which the manager listens when `begin` is called."""
     from dcp_manager import OnSignal
 
-    with CheckpointManager(root, save_policy=EverySteps(1000) | OnSignal(), preemption_seconds=20) as keeper:
+    with CheckpointManager(root, save_policy=EverySteps(1000) | OnSignal(), preemption_seconds=60) as keeper:
+        begin()
         for step in range(1, 1000):
             time.sleep(0.02)
             keeper.maybe_save(step, state(step))
@@ -160,9 +161,11 @@ def _terminate_rank_1(root: str) -> tuple[bool, int]:
     import signal
     import threading
 
-    if dist.get_rank() == 1:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    return slow_steps(root)
+    def begin() -> None:
+        if dist.get_rank() == 1:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    return slow_steps(root, begin)
 
 
 def test_preemption_of_one_rank_saves_on_all(ranks: Any, tmp_path: Path) -> None:
