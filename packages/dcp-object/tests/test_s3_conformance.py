@@ -10,10 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 from dcp_core import load, save
 from dcp_core.testing.conformance import StorageConformance
+from dcp_core.testing.sharding import distribute
 from dcp_io.testing import StoreConformance
 from dcp_io.testing.fault_proxy import FaultProxy, sometimes
 from dcp_io.testing.raw_bucket import RawBucket
@@ -90,10 +91,10 @@ class TestS3StorageWithFaults(TestS3Storage):
 def _on_ranks(checkpoint_id: str) -> bool:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     full = torch.arange(300_000.0).reshape(1000, 300)
-    save({"w": distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)}, checkpoint_id=checkpoint_id)
-    template = {"w": distribute_tensor(torch.zeros_like(full), mesh, [Shard(1)], src_data_rank=None)}
+    save({"w": distribute(full, mesh, [Shard(0)])}, checkpoint_id=checkpoint_id)
+    template = {"w": distribute(torch.zeros_like(full), mesh, [Shard(1)])}
     load(template, checkpoint_id=checkpoint_id)
-    wanted = distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)
+    wanted = distribute(full, mesh, [Shard(1)])
     return torch.equal(template["w"].to_local(), wanted.to_local())
 
 

@@ -21,6 +21,7 @@ from dcp_core import (
     save,
 )
 from dcp_core.testing.ranks import RankPool
+from dcp_core.testing.sharding import distribute
 from dcp_io import LocalStore, StorageError, StoreBackend, verify_checkpoint
 from dcp_object import ObjectStoreReader, open_store
 
@@ -31,6 +32,7 @@ class Files(SimpleHTTPRequestHandler):
     """What any web server does: files and their ranges."""
 
     given = 0
+    lock = threading.Lock()
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -53,8 +55,9 @@ class Files(SimpleHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         self.end_headers()
         if self.command == "GET":
+            with self.lock:  # before whoever asked goes on
+                type(self).given += stop - start
             self.wfile.write(data[start:stop])
-            type(self).given += stop - start
 
     do_HEAD = do_GET  # noqa: N815 - as the base class calls it
 
@@ -151,13 +154,13 @@ def test_nothing_is_written_or_listed(url: str, place: Path) -> None:
 def _rows(url: str) -> bool:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import Shard
 
     full = torch.arange(ROWS * 256.0).reshape(ROWS, 256)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    template = {"w": distribute_tensor(torch.zeros_like(full), mesh, [Shard(0)], src_data_rank=None)}
+    template = {"w": distribute(torch.zeros_like(full), mesh, [Shard(0)])}
     load(template, checkpoint_id=url)
-    wanted = distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
+    wanted = distribute(full, mesh, [Shard(0)])
     return torch.equal(template["w"].to_local(), wanted.to_local())
 
 
