@@ -33,7 +33,7 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/
 
 PIP_INSTALL = ("install", "--quiet", "--no-compile")  # Python compiles what it imports, not all that there is
 CONSTRAINED = (*PIP_INSTALL, "-c", str(ROOT / "constraints.txt"))
-BUILD_TOOLS = ("editables", "hatchling")
+BUILD_TOOLS = ("editables", "hatchling", "setuptools")  # the last for s3torchconnector, which has no wheel
 S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
 TESTED_WITH = ("lion-pytorch", "s3torchconnector[dcp]")  # libraries of others that the integration tests use

@@ -17,9 +17,10 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secre
 
 _START_SECONDS = 60.0
 _PAGE_OBJECTS = 100
-# Moto decides a condition and stores an object in two steps; one request after the other keeps them together.
+# Moto decides a condition and stores an object in two steps: other changes must not come between them. Parts of an
+# upload change nothing until it is completed. A body is read before the turn is taken: its sender may be slow.
 _SERVE = """
-import contextlib, sys, threading
+import contextlib, io, sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 application, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
@@ -28,8 +29,12 @@ class Quiet(WSGIRequestHandler):
     def log(self, *args): pass
 
 def serve(environ, start_response):
-    conditional = any(name in environ for name in ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"))
-    with lock if conditional else contextlib.nullcontext():
+    method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
+    if method in ("GET", "HEAD") or method == "PUT" and "uploadId=" in query:
+        return application(environ, start_response)
+    if length := int(environ.get("CONTENT_LENGTH") or 0):
+        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
+    with lock:
         return application(environ, start_response)
 
 server = make_server("127.0.0.1", 0, serve, threaded=True, request_handler=Quiet)
