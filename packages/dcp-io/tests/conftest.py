@@ -7,13 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dcp_io import LocalStore, StoreBackend, read_items
+from dcp_io import LocalStore, StoreBackend, read_items, write_engine
+from dcp_io.write_engine import write_items
 from dcp_manifest.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.dtypes import ITEM_BYTES
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.manifest import encode
 from dcp_manifest.requests import Payload, ReadRequest, WriteRequest
 from dcp_manifest.stored_items import StoredItems
+
+RNG = np.random.default_rng(1)
+WRITTEN_BYTES = [0, 1, 63, 70_000, 300_000, 1_500_000]
 
 
 @pytest.fixture
@@ -121,6 +125,21 @@ def load_all(store: LocalStore, **options: object) -> dict[str, bytes]:
     return values
 
 
+class Target:
+    """A request for part of an item, and what it delivers."""
+
+    def __init__(self, key, item, start, stop, *, direct):
+        self.memory = bytearray(stop - start) if direct else None
+        self.seen = []
+        into = memoryview(self.memory) if direct else None
+        self.request = ReadRequest(key, item, start, stop, into, lambda data: self.seen.append(bytes(data)))
+
+    def check(self, expected):
+        assert self.seen == [expected]
+        if self.memory is not None:
+            assert self.memory == expected
+
+
 @pytest.fixture
 def helpers():
     return SimpleNamespace(
@@ -130,8 +149,20 @@ def helpers():
         save_all=save_all,
         load_all=load_all,
         read_back=read_back,
+        target=Target,
+        flip=flip,
         names=lambda store: sorted(entry.name for entry in store.list()),
     )
+
+
+@pytest.fixture
+def written(store, monkeypatch):
+    """Values by key, and their items in two files of the torch layout."""
+    monkeypatch.setattr(write_engine, "FILE_MIN_BYTES", 1)
+    data = {f"t{n}": RNG.bytes(size) for n, size in enumerate(WRITTEN_BYTES)}
+    requests = [raw_request(key, value) for key, value in data.items()]
+    items = write_items(store, requests, prefix="__0_", save_id="abc", threads=2, sync=False)
+    return data, dict(zip(data, items, strict=True))
 
 
 def read_back(store: LocalStore, items: Mapping[str, StoredItem], **options: object) -> dict[str, bytes]:
@@ -143,6 +174,16 @@ def read_back(store: LocalStore, items: Mapping[str, StoredItem], **options: obj
     ]
     read_items(store, requests, **options)
     return values
+
+
+def flip(store: LocalStore, file: str, offset: int, bit: int = 0) -> None:
+    """Change one bit of a file."""
+    path = os.path.join(store.path, file)
+    with open(path, "r+b") as handle:
+        handle.seek(offset)
+        byte = handle.read(1)[0]
+        handle.seek(offset)
+        handle.write(bytes([byte ^ 1 << bit]))
 
 
 class PatchedOs:

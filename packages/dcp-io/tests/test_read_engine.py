@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import threading
 
@@ -10,52 +9,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import read_engine, read_plan, write_engine
+from dcp_io import read_engine, read_plan
 from dcp_io.read_engine import read_items
 from dcp_io.write_engine import write_items
-from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.items import Framing, StoredItem, block_bytes
 from dcp_manifest.requests import ReadRequest
 from dcp_manifest.runs import Runs
 
 RNG = np.random.default_rng(1)
-SIZES = [0, 1, 63, 70_000, 300_000, 1_500_000]
-
-
-@pytest.fixture
-def written(store, helpers, monkeypatch):
-    """Values by key, and their items in two files of the torch layout."""
-    monkeypatch.setattr(write_engine, "FILE_MIN_BYTES", 1)
-    data = {f"t{n}": RNG.bytes(size) for n, size in enumerate(SIZES)}
-    requests = [helpers.raw_request(key, value) for key, value in data.items()]
-    items = write_items(store, requests, prefix="__0_", save_id="abc", threads=2, sync=False)
-    return data, dict(zip(data, items, strict=True))
-
-
-class Target:
-    """Collects what a request delivers."""
-
-    def __init__(self, key, item, start, stop, *, direct):
-        self.memory = bytearray(stop - start) if direct else None
-        self.seen = []
-        into = memoryview(self.memory) if direct else None
-        self.request = ReadRequest(key, item, start, stop, into, lambda data: self.seen.append(bytes(data)))
-
-    def check(self, expected):
-        assert self.seen == [expected]
-        if self.memory is not None:
-            assert self.memory == expected
-
-
+SIZES = [0, 1, 63, 70_000, 300_000, 1_500_000]  # of what `written` wrote
 VERIFY = ["blocks", "full", "before", True, False]
 
 
 @pytest.mark.parametrize("verify", VERIFY)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("direct", [True, False])
-def test_whole_items(store, written, verify, threads, direct):
+def test_whole_items(store, helpers, written, verify, threads, direct):
     data, items = written
-    targets = [Target(key, item, 0, item.stored_bytes, direct=direct) for key, item in items.items()]
+    targets = [helpers.target(key, item, 0, item.stored_bytes, direct=direct) for key, item in items.items()]
     changed = set()
     stats = read_items(
         store, [target.request for target in targets], threads=threads, verify=verify, changed_keys=changed
@@ -79,7 +51,7 @@ def test_whole_items(store, written, verify, threads, direct):
     step=st.sampled_from([1, 200_000]),
     gap=st.sampled_from([0, 1000]),
 )
-def test_any_ranges(store, written, monkeypatch, cuts, verify, threads, stream_min, step, gap):
+def test_any_ranges(store, helpers, written, monkeypatch, cuts, verify, threads, stream_min, step, gap):
     data, items = written
     with monkeypatch.context() as patch:
         patch.setattr(read_plan, "STREAM_MIN_BYTES", stream_min)
@@ -88,7 +60,7 @@ def test_any_ranges(store, written, monkeypatch, cuts, verify, threads, stream_m
         targets = []
         for number, one, two, direct in cuts:
             start, stop = sorted((int(one * SIZES[number]), int(two * SIZES[number])))
-            targets.append((Target(f"t{number}", items[f"t{number}"], start, stop, direct=direct), start, stop))
+            targets.append((helpers.target(f"t{number}", items[f"t{number}"], start, stop, direct=direct), start, stop))
         read_items(store, [target.request for target, _, _ in targets], threads=threads, verify=verify)
     for target, start, stop in targets:
         target.check(data[target.request.key][start:stop])
@@ -96,21 +68,21 @@ def test_any_ranges(store, written, monkeypatch, cuts, verify, threads, stream_m
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("verify", ["blocks", "full"])
-def test_bytes_read_are_those_of_the_touched_blocks(store, written, direct, verify):
+def test_bytes_read_are_those_of_the_touched_blocks(store, helpers, written, direct, verify):
     _, items = written
     item = items["t5"]
     block = block_bytes(item.stored_bytes)
-    target = Target("t5", item, block + 1, 8 * block - 1, direct=direct)
+    target = helpers.target("t5", item, block + 1, 8 * block - 1, direct=direct)
     stats = read_items(store, [target.request], verify=verify)
     assert stats.bytes_read == (7 * block if verify == "blocks" else item.stored_bytes)
-    target = Target("t5", item, block + 1, 8 * block - 1, direct=direct)
+    target = helpers.target("t5", item, block + 1, 8 * block - 1, direct=direct)
     assert read_items(store, [target.request], verify=False).bytes_read == 7 * block - 2
 
 
-def test_overlapping_requests_read_each_byte_once(store, written):
+def test_overlapping_requests_read_each_byte_once(store, helpers, written):
     data, items = written
     item = items["t5"]
-    targets = [Target("t5", item, n * 1000, n * 1000 + 500_000, direct=False) for n in range(20)]
+    targets = [helpers.target("t5", item, n * 1000, n * 1000 + 500_000, direct=False) for n in range(20)]
     stats = read_items(store, [target.request for target in targets], threads=2)
     for n, target in enumerate(targets):
         target.check(data["t5"][n * 1000 : n * 1000 + 500_000])
@@ -143,117 +115,18 @@ def test_neighbours_share_a_read(store, helpers):
     assert len(calls) == 1
 
 
-def test_many_small_unverified_parts_of_an_item_share_reads(store, written, monkeypatch):
+def test_many_small_unverified_parts_of_an_item_share_reads(store, helpers, written, monkeypatch):
     data, items = written
     calls = []
     real = type(store.open(items["t5"].file)).read_into
     monkeypatch.setattr(
         "dcp_io.local._LocalSource.read_into", lambda *args: calls.append(args[1]) or real(*args), raising=True
     )
-    targets = [Target("t5", items["t5"], n * 500, n * 500 + 500, direct=True) for n in range(3000)]
+    targets = [helpers.target("t5", items["t5"], n * 500, n * 500 + 500, direct=True) for n in range(3000)]
     read_items(store, [target.request for target in targets], verify=False)
     for n, target in enumerate(targets):
         target.check(data["t5"][n * 500 : n * 500 + 500])
     assert len(calls) <= 1_500_000 // block_bytes(1_500_000) + 1
-
-
-def flip(store, file, offset, bit=0):
-    path = os.path.join(store.path, file)
-    with open(path, "r+b") as handle:
-        handle.seek(offset)
-        byte = handle.read(1)[0]
-        handle.seek(offset)
-        handle.write(bytes([byte ^ 1 << bit]))
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), direct=st.booleans(), data=st.data())
-def test_a_flipped_bit_in_what_is_read_is_refused(store, written, place, bit, direct, data):
-    values, items = written
-    item = items["t5"]
-    at = int(place * item.stored_bytes)
-    start = data.draw(st.integers(0, at))
-    stop = data.draw(st.integers(at + 1, item.stored_bytes))
-    flip(store, item.file, item.offset + item.lead + at, bit)
-    try:
-        target = Target("t5", item, start, stop, direct=direct)
-        with pytest.raises(CorruptCheckpointError, match="differ from what was written") as caught:
-            read_items(store, [target.request], threads=2)
-    finally:
-        flip(store, item.file, item.offset + item.lead + at, bit)
-    assert (caught.value.file, caught.value.key) == (item.file, "t5")
-    named = caught.value.offset - item.offset - item.lead
-    assert named <= at < named + block_bytes(item.stored_bytes)
-    assert target.seen == []
-    del values
-
-
-def test_a_flip_elsewhere_is_harmless(store, written):
-    data, items = written
-    item = items["t5"]
-    flip(store, item.file, item.offset + 3)
-    flip(store, item.file, item.offset + item.length - 1)
-    flip(store, item.file, item.offset + item.lead)
-    block = block_bytes(item.stored_bytes)
-    target = Target("t5", item, block, 3 * block, direct=True)
-    read_items(store, [target.request])
-    target.check(data["t5"][block : 3 * block])
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_truncation_at_any_length_is_refused(store, written, direct):
-    _, items = written
-    for key in ("t2", "t5"):
-        item = items[key]
-        whole = store.read(item.file)
-        end = item.offset + item.lead + item.stored_bytes
-        for length in {0, 1, item.offset, item.offset + item.lead, end - 1}:
-            os.truncate(os.path.join(store.path, item.file), length)
-            target = Target(key, item, 0, item.stored_bytes, direct=direct)
-            with pytest.raises(CorruptCheckpointError, match="truncated") as caught:
-                read_items(store, [target.request])
-            assert (caught.value.file, caught.value.key) == (item.file, key)
-            with open(os.path.join(store.path, item.file), "wb") as handle:
-                handle.write(whole)
-
-
-def test_a_missing_file_is_named_with_a_key(store, written):
-    _, items = written
-    store.delete(items["t3"].file)
-    with pytest.raises(CheckpointNotFoundError, match=rf"{items['t3'].file} is missing.*'t3' is stored in it"):
-        read_items(store, [Target("t3", items["t3"], 0, 10, direct=False).request])
-
-
-def test_swapped_files_are_refused(store, written):
-    _, items = written
-    one, two = sorted({item.file for item in items.values()})
-    paths = [os.path.join(store.path, name) for name in (one, two)]
-    os.rename(paths[0], paths[0] + "x")
-    os.rename(paths[1], paths[0])
-    os.rename(paths[0] + "x", paths[1])
-    for key in ("t1", "t2", "t3", "t4", "t5"):
-        target = Target(key, items[key], 0, items[key].stored_bytes, direct=False)
-        with pytest.raises(CorruptCheckpointError) as caught:
-            read_items(store, [target.request])
-        assert caught.value.key == key
-
-
-def test_before_changes_nothing_on_failure(store, written):
-    data, items = written
-    item = items["t5"]
-    flip(store, item.file, item.offset + item.lead + item.stored_bytes - 1)
-    targets = [Target(key, item, 0, item.stored_bytes, direct=True) for key, item in items.items()]
-    changed = set()
-    with pytest.raises(CorruptCheckpointError):
-        read_items(store, [target.request for target in targets], verify="before", changed_keys=changed)
-    assert changed == set()
-    assert all(not any(target.memory) and not target.seen for target in targets)
-    with pytest.raises(CorruptCheckpointError):
-        read_items(store, [target.request for target in targets], verify="blocks", changed_keys=changed)
-    assert "t5" in changed
-    for target in targets:
-        assert target.request.key in changed or not any(target.memory)
-    del data
 
 
 def test_an_error_of_done_is_raised_and_stops_the_rest(store, written, monkeypatch):
@@ -289,110 +162,6 @@ def open_files(store):
         with contextlib.suppress(FileNotFoundError):
             found += os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{store.path}/")
     return found
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"start": -1}, ValueError, "not in its stored range"),
-        ({"start": 5, "stop": 4}, ValueError, "not in its stored range"),
-        ({"stop": 1 << 40}, ValueError, "not in its stored range"),
-        ({"into": memoryview(bytearray(3))}, ValueError, "destination"),
-        ({"into": memoryview(bytearray(10)), "piece": print}, ValueError, "piece function"),
-    ],
-)
-def test_contradictory_requests_are_refused(store, written, change, error, message):
-    _, items = written
-    values = {"key": "t3", "item": items["t3"], "start": 0, "stop": 10, **change}
-    with pytest.raises(error, match=message):
-        read_items(store, [ReadRequest(**values)])
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        StoredItem("x", -5, 10, 0, 10, Framing.RAW, 1),
-        StoredItem("x", 0, 5, 0, 10, Framing.RAW, 1),
-        StoredItem("x", 0, 15, -1, 10, Framing.RAW, 1),
-        StoredItem("x", 0, 15, 6, 10, Framing.RAW, 1),
-        StoredItem("x", 0, 10, 0, 10, Framing.RAW, 1, np.zeros(3, np.uint32)),
-        StoredItem("x", 1 << 60, 1 << 50, 0, 1 << 50, Framing.TORCH_ZIP),
-    ],
-)
-def test_impossible_places_are_refused_before_anything_is_allocated(store, item):
-    store.publish("x", bytes(100))
-    with pytest.raises(CorruptCheckpointError) as caught:
-        read_items(store, [ReadRequest("k", item, 0, item.stored_bytes)])
-    assert caught.value.key == "k"
-
-
-def archive_item(store, data, framing=Framing.TORCH_ZIP, **options):
-    store.publish("x", bytes(7) + data)
-    return StoredItem("x", 7, len(data), 0, len(data), framing, **options)
-
-
-@pytest.fixture
-def stock_archive():
-    torch = pytest.importorskip("torch", reason="torch writes the archive")
-    buffer = io.BytesIO()
-    torch.save(torch.arange(5000), buffer)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("framing", [Framing.TORCH_ZIP, Framing.OBJECT])
-def test_archives_of_others_are_checked_by_their_own_crcs(store, stock_archive, framing):
-    item = archive_item(store, stock_archive, framing)
-    whole = Target("k", item, 0, item.stored_bytes, direct=False)
-    assert read_items(store, [whole.request]).unverified_keys == set()
-    whole.check(stock_archive)
-    flip(store, "x", 7 + len(stock_archive) // 2)
-    with pytest.raises(CorruptCheckpointError, match="archive is damaged"):
-        read_items(store, [Target("k", item, 0, item.stored_bytes, direct=True).request])
-    part = Target("k", item, 5, 9, direct=False)
-    assert read_items(store, [part.request]).unverified_keys == {"k"}
-    part.check(stock_archive[5:9])
-    with pytest.raises(CorruptCheckpointError, match="archive is damaged"):
-        read_items(store, [Target("k", item, 5, 9, direct=False).request], verify="full")
-
-
-def test_what_carries_no_crc_is_reported(store):
-    data = b"an object that is no archive"
-    item = archive_item(store, data, Framing.OBJECT)
-    target = Target("k", item, 0, len(data), direct=False)
-    assert read_items(store, [target.request]).unverified_keys == {"k"}
-    target.check(data)
-    encoded = archive_item(store, data, Framing.TORCH_ZIP, chain=("stream.zstd/1",))
-    assert read_items(store, [Target("k", encoded, 0, len(data), direct=False).request]).unverified_keys == {"k"}
-    tensor = archive_item(store, data, Framing.TORCH_ZIP)
-    with pytest.raises(CorruptCheckpointError, match="archive is damaged"):
-        read_items(store, [Target("k", tensor, 0, len(data), direct=False).request])
-
-
-def without_block_crcs(item):
-    return StoredItem(item.file, item.offset, item.length, item.lead, item.stored_bytes, Framing.RAW, item.crc32)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_single_crc_for_many_blocks_is_checked_with_the_whole(store, written, monkeypatch, direct, threads):
-    monkeypatch.setattr(read_engine, "STEP_BYTES", 1)
-    data, items = written
-    item = without_block_crcs(items["t5"])
-    flip(store, item.file, item.offset + item.lead + 7)
-    part = Target("t5", item, 500_000, 900_000, direct=direct)
-    stats = read_items(store, [part.request], threads=threads)
-    assert (stats.bytes_read, stats.unverified_keys) == (400_000, {"t5"})
-    part.check(data["t5"][500_000:900_000])
-    for start, stop, verify in [(0, item.stored_bytes, "blocks"), (500_000, 900_000, "full")]:
-        target = Target("t5", item, start, stop, direct=direct)
-        with pytest.raises(CorruptCheckpointError, match="differ from what was written"):
-            read_items(store, [target.request], threads=threads, verify=verify)
-        assert target.seen == []
-    flip(store, item.file, item.offset + item.lead + 7)
-    part = Target("t5", item, 500_000, 900_000, direct=direct)
-    stats = read_items(store, [part.request], threads=threads, verify="full")
-    assert (stats.bytes_read, stats.unverified_keys) == (item.stored_bytes, set())
-    part.check(data["t5"][500_000:900_000])
 
 
 class Pieces:
@@ -456,14 +225,14 @@ def test_pieces_are_disjoint_whole_and_right(store, written, monkeypatch, ranges
                 assert one.memory[start:stop] == data["t5"][start:stop]
 
 
-def test_requests_for_one_item_never_read_a_byte_twice(store, written):
+def test_requests_for_one_item_never_read_a_byte_twice(store, helpers, written):
     data, items = written
     item = items["t5"]
     columns = [Runs(n * 2048, 2048, (183,), (8192,)) for n in range(4)]
     for verify in (True, False):
         wanted = [Pieces("t5", item, runs.start, runs.stop, runs) for runs in columns]
-        targets = [Target("t5", item, 300_001 * n, 300_001 * n + 299_000, direct=True) for n in range(5)]
-        everything = Target("t5", item, 7, item.stored_bytes - 7, direct=False)
+        targets = [helpers.target("t5", item, 300_001 * n, 300_001 * n + 299_000, direct=True) for n in range(5)]
+        everything = helpers.target("t5", item, 7, item.stored_bytes - 7, direct=False)
         stats = read_items(store, [one.request for one in (*wanted, *targets, everything)], threads=2, verify=verify)
         assert stats.bytes_read <= item.stored_bytes
         for n, target in enumerate(targets):
@@ -504,7 +273,7 @@ def test_buffers_stay_within_the_limit(store, helpers, monkeypatch, limit, threa
     real = read_engine._memory
     monkeypatch.setattr(read_engine, "_memory", lambda size: held.append(size) or real(size))
     wanted = Pieces("big", items["big"], 5, len(big) - 5)
-    targets = [Target(key, items[key], 0, 200_000, direct=True) for key in small]
+    targets = [helpers.target(key, items[key], 0, 200_000, direct=True) for key in small]
     reads = [wanted.request, *(target.request for target in targets)]
     read_items(store, reads, threads=threads, max_inflight_bytes=limit)
     wanted.check(big, block_bytes(len(big)))
@@ -514,7 +283,7 @@ def test_buffers_stay_within_the_limit(store, helpers, monkeypatch, limit, threa
 
 
 @pytest.mark.parametrize("place", ["into", "piece"])
-def test_an_error_in_any_thread_is_raised(store, written, monkeypatch, place):
+def test_an_error_in_any_thread_is_raised(store, helpers, written, monkeypatch, place):
     monkeypatch.setattr(read_engine, "STEP_BYTES", 1)
     _, items = written
     calls = []
@@ -532,8 +301,8 @@ def test_an_error_in_any_thread_is_raised(store, written, monkeypatch, place):
                 store, [ReadRequest("t5", item, 0, 1_500_000, None, None, piece)], threads=3, changed_keys=changed
             )
     else:
-        flip(store, item.file, item.offset + item.lead + 800_000)
-        target = Target("t5", item, 0, 1_500_000, direct=True)
+        helpers.flip(store, item.file, item.offset + item.lead + 800_000)
+        target = helpers.target("t5", item, 0, 1_500_000, direct=True)
         with pytest.raises(CorruptCheckpointError, match="differ"):
             read_items(store, [target.request], threads=3, changed_keys=changed)
         assert target.seen == []
@@ -541,7 +310,7 @@ def test_an_error_in_any_thread_is_raised(store, written, monkeypatch, place):
     assert len(calls) < 20
 
 
-def test_short_reads_are_continued(store, written, patch_os):
+def test_short_reads_are_continued(store, helpers, written, patch_os):
     data, items = written
 
     def short(fd, buffers, offset, flags=0):
@@ -550,7 +319,7 @@ def test_short_reads_are_continued(store, written, patch_os):
 
     patch_os(preadv=short)
     wanted = Pieces("t5", items["t5"], 0, 1_500_000)
-    targets = [Target(key, items[key], 0, items[key].stored_bytes, direct=True) for key in ("t2", "t4")]
+    targets = [helpers.target(key, items[key], 0, items[key].stored_bytes, direct=True) for key in ("t2", "t4")]
     read_items(store, [wanted.request, *(target.request for target in targets)], threads=2)
     wanted.check(data["t5"], block_bytes(1_500_000))
     for target in targets:

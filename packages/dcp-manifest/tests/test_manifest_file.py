@@ -163,11 +163,6 @@ def test_a_file_that_shrinks_is_refused(own_bytes):
         file.tensor("rng", owner=1)
 
 
-def test_stocks_files_have_no_manifest(stock):
-    with pytest.raises(CorruptCheckpointError, match="no manifest"):
-        Reads(stock.pickle(stock.metadata())).open()
-
-
 def test_it_agrees_with_decode(rich_bytes, assert_same):
     index = decode(rich_bytes, file="f")
     assert_same(alone(index, 0), Reads(rich_bytes).open().tensor("model.w"))

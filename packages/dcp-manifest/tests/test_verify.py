@@ -15,10 +15,6 @@ def test_nothing_is_wrong(which, request):
     assert verify(request.getfixturevalue(which), file="f") == []
 
 
-def test_nothing_is_wrong_with_stocks(stock):
-    assert verify(stock.pickle(stock.metadata()), file="f") == []
-
-
 @pytest.mark.parametrize("which", ["rich_bytes", "own_bytes"])
 def test_a_flip_anywhere_is_found(which, request):
     data = bytearray(request.getfixturevalue(which))

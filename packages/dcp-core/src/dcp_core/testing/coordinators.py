@@ -1,0 +1,76 @@
+"""Coordinators of each kind on the ranks of a test, and what those ranks tell each other beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+from unittest import mock
+
+import torch.distributed as dist
+
+from dcp_core.coordination import CollectiveCoordinator, Coordinator, StoreCoordinator, make_coordinator
+from dcp_core.peers import PeerOptions
+from dcp_core.process_identity import ProcessIdentity, own_identity
+from dcp_core.testing.group_store import group_store, keys_of_group
+
+__all__ = ["KINDS", "STORE_KINDS", "caught", "coordinator", "hear", "leftover_keys", "say"]
+
+STORE_KINDS: Final = ("store", "relay")
+KINDS: Final = (*STORE_KINDS, "collective")
+"""`relay` is a store's whose ranks pass on what others say: two ranks on each pretended host, one leader for each."""
+
+_RELAYING = PeerOptions(leaders_above=1, fan_out=1)
+_HEAR_SECONDS = 40.0
+_LASTING = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
+
+
+def coordinator(kind: str, **options: Any) -> Coordinator:
+    """The coordinator of the default group, of one of `KINDS`. Every rank."""
+    if kind == "collective":
+        return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
+    if kind == "relay":
+        with mock.patch("dcp_core.peers.own_identity", _pretended_host):
+            made = make_coordinator(peers=_RELAYING, **options)
+        made.barrier("start")  # the first phase of an operation is never relayed
+    else:
+        made = make_coordinator(**options)
+    assert type(made) is StoreCoordinator
+    return made
+
+
+def leftover_keys() -> list[str]:
+    """What is in the group's store of operations that have ended, once all ranks are here."""
+    dist.barrier()
+    left = [key for key in keys_of_group() if "dcp/" in key]
+    dist.barrier()
+    return [key for key in left if not any(each in key for each in _LASTING)]
+
+
+def caught(call: Callable[[], object]) -> BaseException | None:
+    """What `call` raises."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001 - an interrupt is looked at, too
+        return error
+    return None
+
+
+def say(word: object) -> None:
+    """Let other ranks go on that wait to `hear` this."""
+    group_store().set(f"said {word}", "yes")
+
+
+def hear(word: object) -> None:
+    """Be busy until another rank has said this; most tests say it where they have raised."""
+    store = group_store()
+    deadline = time.monotonic() + _HEAR_SECONDS
+    while not store.check([f"said {word}"]):
+        assert time.monotonic() < deadline, "no other rank came so far while this one was busy"
+        time.sleep(0.01)
+
+
+def _pretended_host() -> ProcessIdentity:
+    own = own_identity()
+    return replace(own, host=f"{own.host} {dist.get_rank() // 2}")

@@ -1,0 +1,91 @@
+"""Saves without a coordinator: every rank begins, publishes and finishes by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from dcp_io import CheckpointExistsError, SaveInProgressError, SaveSession
+from dcp_manifest.columns import ManifestInfo
+from dcp_manifest.manifest import encode
+
+OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
+
+
+def merged(values):
+    return {key: data for mine in values for key, data in mine.items()}
+
+
+def test_nothing_old_goes_before_all_ranks_have_published(store, helpers):
+    helpers.save_all(store, OLD)
+    before = set(helpers.names(store))
+    sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in range(2)]
+    data = [
+        encode(helpers.make_index({}, info=ManifestInfo("new", 2, "test", generation=2, rank=rank)))
+        for rank in range(2)
+    ]
+    assert [session.generation for session in sessions] == [2, 2]
+    sessions[0].publish("__0.new.metadata", data[0])
+    sessions[0].publish("__0.metadata", data[0])
+    sessions[0].finish(())
+    assert before < set(helpers.names(store))
+    assert helpers.load_all(store) == merged(OLD)
+    sessions[1].publish("__1.new.metadata", data[1])
+    sessions[1].publish("__1.metadata", data[1])
+    sessions[1].finish(())
+    assert helpers.names(store) == ["__0.metadata", "__0.new.metadata", "__1.metadata", "__1.new.metadata"]
+
+
+def test_ranks_of_one_save_do_not_refuse_each_other_but_other_saves(store):
+    sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in range(3)]
+    for options in ({}, {"save_id": "other", "rank": 0}):
+        with pytest.raises(SaveInProgressError):
+            SaveSession.begin(store, **options)
+    for session in sessions:
+        session.abort()
+    assert store.list() == []
+
+
+def test_an_id_is_used_once(store, helpers):
+    helpers.save_all(store, OLD, rank_local_id="one")
+    with pytest.raises(CheckpointExistsError, match="rank 1: save id 'one' was used before"):
+        SaveSession.begin(store, save_id="one", rank=1)
+    live = SaveSession.begin(store, save_id="two", rank=0)
+    with pytest.raises(CheckpointExistsError, match="'two' was used before"):
+        SaveSession.begin(store, save_id="two", rank=0)
+    assert store.exists(".dcp-save-two.r0")
+    live.abort()
+
+
+def test_abort_removes_only_what_this_rank_wrote(store):
+    sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in (1, 11)]
+    for rank in (1, 11):
+        store.publish(f"__{rank}_0.new.distcp", b"x")
+    sessions[0].abort()
+    assert store.exists("__11_0.new.distcp")
+    assert not store.exists("__1_0.new.distcp")
+    sessions[1].abort()
+    assert store.list() == []
+
+
+def test_abort_after_publishing_leaves_it_to_the_next_save(store, helpers):
+    helpers.save_all(store, OLD)
+    session = SaveSession.begin(store, save_id="new", rank=0)
+    store.publish("__0_0.new.distcp", b"x")
+    data = encode(helpers.make_index({}, info=ManifestInfo("new", 2, "test", generation=2, rank=0)))
+    session.publish("__0.new.metadata", data)
+    session.abort()
+    assert store.exists("__0_0.new.distcp")
+    assert helpers.load_all(store) == merged(OLD)
+    helpers.save_all(store, NEW)
+    assert not store.exists("__0_0.new.distcp")
+    assert not store.exists("__0.new.metadata")
+
+
+def test_fewer_ranks_replace_more(store, helpers):
+    helpers.save_all(store, [{"a": b"1"}, {"b": b"2"}, {"c": b"3"}], rank_local_id="one")
+    helpers.save_all(store, [{"a": b"4"}], rank_local_id="two")
+    assert helpers.load_all(store) == {"a": b"4"}
+    assert helpers.names(store) == ["__0.metadata", "__0.two.metadata", "__0_0.two.distcp"]
+    helpers.save_all(store, NEW)
+    assert helpers.load_all(store) == merged(NEW)
+    assert all(name == ".metadata" or name.endswith(".distcp") for name in helpers.names(store))
