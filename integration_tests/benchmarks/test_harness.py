@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from integration_tests.benchmarks import cold
 from integration_tests.benchmarks.__main__ import main
 from integration_tests.benchmarks.cases import CASES, select
 from integration_tests.benchmarks.contenders import CONTENDERS
@@ -76,3 +77,11 @@ def test_every_case_has_tensors_and_somebody_to_beat(case: object) -> None:
     assert "stock, 1 thread" in names
     if known.name != "minilm":  # its weights come from a package that tests do not install
         assert sum(spec.nbytes for spec in known.specs(0.01)) < sum(spec.nbytes for spec in known.specs(1.0))
+
+
+def test_cold_loads_are_of_the_same_files(tmp_path: Path) -> None:
+    taken = cold.measure(tmp_path, mib=32, rounds=2)
+    assert {name: len(seconds) for name, seconds in taken.items()} == dict.fromkeys(
+        ("preadv", "ours", "ours, unverified"), 2
+    )
+    assert len(list((tmp_path / "checkpoint").glob("*.distcp"))) == 2

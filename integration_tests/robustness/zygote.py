@@ -29,7 +29,7 @@ from integration_tests.robustness.actions import ACTIONS
 __all__ = ["Job", "Outcome", "Zygote"]
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUP_SECONDS = 30
+GROUP_SECONDS = 60
 
 
 @dataclass(frozen=True)

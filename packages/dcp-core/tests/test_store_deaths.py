@@ -19,11 +19,14 @@ from dcp_core.errors import (
 from dcp_core.fence import check_fence
 from dcp_core.testing.coordinators import STORE_KINDS, caught, coordinator, hear, leftover_keys, say
 
+# Much longer than a rank that is not late can be held up by what else runs on the machine.
+LATE_SECONDS = 4
+
 
 def late(kind, late_rank, coordinator_rank, word):
     rank = dist.get_rank()
     dist.barrier()
-    with coordinator(kind, timeout_seconds=2, coordinator_rank=coordinator_rank) as them:
+    with coordinator(kind, timeout_seconds=LATE_SECONDS, coordinator_rank=coordinator_rank) as them:
         if rank == late_rank:
             hear(word)
         error = caught(lambda: them.all_gather("plan", lambda: rank))
@@ -54,7 +57,7 @@ def slow_reduce(kind, word):
         check_fence()
         published.append(1)
 
-    with coordinator(kind, timeout_seconds=2) as them:
+    with coordinator(kind, timeout_seconds=LATE_SECONDS) as them:
         dist.barrier()
         error = caught(lambda: them.all_reduce("publish", lambda: 1, publish))
         say(word)

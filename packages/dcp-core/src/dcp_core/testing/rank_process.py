@@ -17,7 +17,7 @@ from dcp_core.testing.rank_messages import read_message, send_message
 __all__ = ["RankProcess"]
 
 _SHOWN_BYTES = 16 << 10
-_ABORT_SECONDS = 5.0
+_ABORT_SECONDS = 20.0
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",

@@ -16,6 +16,7 @@ __all__ = ["CREDENTIALS", "S3Server"]
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_REGION": "us-east-1"}
 
 _START_SECONDS = 60.0
+_END_SECONDS = 60.0
 _PAGE_OBJECTS = 100
 # Moto decides a condition and stores an object in two steps: other changes must not come between them. Parts of an
 # upload change nothing until it is completed. A body is read before the turn is taken: its sender may be slow.
@@ -68,7 +69,7 @@ class S3Server:
             raise RuntimeError("the server has no output")
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the server ended with {self._process.wait(10)}; is moto[s3] installed, and flask?")
+            raise RuntimeError(f"the server ended with {self._process.wait(_END_SECONDS)}; is moto[s3] installed, and flask?")
         self.port = int(line)
         self._make_bucket()
 
@@ -111,7 +112,7 @@ class S3Server:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
-        self._process.wait(10)
+        self._process.wait(_END_SECONDS)
 
     def __enter__(self) -> S3Server:
         return self
