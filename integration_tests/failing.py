@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
 import dcp_all as dcp
+from dcp_core.testing.sharding import distribute
 
 __all__ = [
     "LOAD_PLACES",
@@ -104,7 +105,7 @@ def state(value: float, *, fails: str | None = None, group: Any = None) -> dict[
     """Rows by rank, a replica, and a stateful part; all zero for a template."""
     size = dist.get_world_size(group)
     mesh = init_device_mesh("cpu", (size,)) if group is None else DeviceMesh.from_group(group, "cpu")
-    rows = distribute_tensor(full(value), mesh, [Shard(0)], src_data_rank=None)
+    rows = distribute(full(value), mesh, [Shard(0)])
     return {"rows": rows, "all": torch.full((3,), value), "counter": _Counter(value, fails)}
 
 

@@ -14,10 +14,11 @@ import torch.distributed.checkpoint as stock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import dcp_all as dcp
 from dcp_core.hookspecs import hookimpl
+from dcp_core.testing.sharding import distribute
 from dcp_io import verify_checkpoint
 from dcp_transforms import BlockZStandard, FloatPlanes, ZStandard
 from integration_tests.robustness.damage import flipped
@@ -168,8 +169,8 @@ def test_a_sixteenth_costs_a_sixteenth(tmp_path: Path) -> None:
 
 def _save_sharded(folder: str, setting: Any) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    rows = distribute_tensor(normal(64, 5000, dtype=torch.bfloat16), mesh, [Shard(0)], src_data_rank=None)
-    copied = distribute_tensor(normal(300, 400, seed=2), mesh, [Replicate()], src_data_rank=None)
+    rows = distribute(normal(64, 5000, dtype=torch.bfloat16), mesh, [Shard(0)])
+    copied = distribute(normal(300, 400, seed=2), mesh, [Replicate()])
     writer = dcp.FileSystemWriter(folder, compression=setting)
     for step in (1, 2):
         dcp.save({"rows": rows, "copied": copied * step, "step": step}, storage_writer=writer, checkpoint_id=folder)
@@ -178,10 +179,10 @@ def _save_sharded(folder: str, setting: Any) -> None:
 def _load_sharded(folder: str) -> bool:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole, copied = normal(64, 5000, dtype=torch.bfloat16), normal(300, 400, seed=2) * 2
-    columns = distribute_tensor(torch.zeros_like(whole), mesh, [Shard(1)], src_data_rank=None)
+    columns = distribute(torch.zeros_like(whole), mesh, [Shard(1)])
     template: dict[str, Any] = {"rows": columns, "copied": torch.zeros_like(copied), "step": 0}
     dcp.load(template, checkpoint_id=folder)
-    own = distribute_tensor(whole, mesh, [Shard(1)], src_data_rank=None)
+    own = distribute(whole, mesh, [Shard(1)])
     assert isinstance(template["rows"], DTensor)
     return torch.equal(template["rows"].to_local(), own.to_local()) and torch.equal(template["copied"], copied)
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import dcp_all as dcp
+from dcp_core.testing.sharding import distribute
 from integration_tests import failing
 
 PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "whole": Replicate()}
@@ -21,7 +22,7 @@ FULL = torch.arange(1, 57, dtype=torch.float32).reshape(7, 8)
 
 def _tensor(value: float, placement: str) -> DTensor:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return distribute_tensor(FULL * value, mesh, [PLACEMENTS[placement]], src_data_rank=None)
+    return distribute(FULL * value, mesh, [PLACEMENTS[placement]])
 
 
 def _state(value: float, placement: str = "rows") -> dict[str, Any]:

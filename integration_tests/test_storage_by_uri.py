@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 import dcp_all as dcp
 from dcp_core import plugins
+from dcp_core.testing.sharding import distribute
 from dcp_io.testing.fault_proxy import FaultProxy, sometimes
 from dcp_io.testing.s3_server import S3Server
 
@@ -115,7 +116,7 @@ def run(root: str, options: dict[str, Any] | None, until: int) -> tuple[int | No
 
     def state(step: int) -> dict[str, Any]:
         full = torch.arange(4000.0).reshape(100, 40) + step
-        return {"w": distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None), "step": step}
+        return {"w": distribute(full, mesh, [Shard(0)]), "step": step}
 
     keep = dcp.KeepLast(2)
     with dcp.CheckpointManager(root, keep_policy=keep, storage_options=options) as manager:

@@ -10,17 +10,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 import dcp_all as dcp
 from dcp_core.testing.ranks import RankPool
+from dcp_core.testing.sharding import distribute
 from dcp_io.testing.s3_server import S3Server
 
 
 def state(step: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     full = torch.arange(4000.0).reshape(100, 40) + step
-    return {"weight": distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None), "step": step}
+    return {"weight": distribute(full, mesh, [Shard(0)]), "step": step}
 
 
 def train(root: str, kind: str, until: int, options: dict[str, Any] | None) -> tuple[int | None, bool, int | None]:

@@ -18,9 +18,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 from dcp_core import DcpError
+from dcp_core.testing.sharding import distribute
 from dcp_io import verify_checkpoint
 from dcp_manager import CheckpointManager, EverySteps, KeepEvery, KeepLast
 
@@ -33,7 +34,7 @@ ROWS = 512
 def state(step: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     full = torch.arange(float(ROWS * 64)).reshape(ROWS, 64) + step
-    return {"weight": distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None), "step": step}
+    return {"weight": distribute(full, mesh, [Shard(0)]), "step": step}
 
 
 def manager(root: str) -> CheckpointManager:

@@ -13,9 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 from dcp_core import CheckpointException, CheckpointNotFoundError
+from dcp_core.testing.sharding import distribute
 from dcp_fs import FileSystemReader
 from dcp_io import StoreBackend
 from dcp_manager import (
@@ -30,7 +31,7 @@ from integration_tests.manager.checkpoints import Failing, steps
 def sharded(value: float) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     full = torch.arange(1000.0).reshape(100, 10) + value
-    return {"weight": distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None), "step": int(value)}
+    return {"weight": distribute(full, mesh, [Shard(0)]), "step": int(value)}
 
 
 def save_steps(root: str, wanted: list[int], **options: Any) -> list[int]:

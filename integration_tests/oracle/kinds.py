@@ -18,8 +18,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from dcp_core.testing.sharding import distribute
 
 __all__ = ["KINDS", "Kind", "filled", "mesh_of", "same_bits", "zeros"]
 
@@ -157,7 +159,7 @@ def _distributed(
         placements = same if sharding == "same" else other
         world = dist.get_world_size()
         mesh_shape = (world,) if len(placements) == 1 else (2, world // 2) if world > 1 else (1, 1)
-        return distribute_tensor(filled(shape, dtype), mesh_of(mesh_shape), placements, src_data_rank=None)
+        return distribute(filled(shape, dtype), mesh_of(mesh_shape), placements)
 
     return make
 
@@ -167,10 +169,10 @@ def _strided(sharding: str) -> Any:
     world = dist.get_world_size()
     full = filled((13, 6))
     if sharding == "other":
-        return distribute_tensor(full, mesh_of((world,)), (Shard(1),), src_data_rank=None)
+        return distribute(full, mesh_of((world,)), (Shard(1),))
     mesh = mesh_of((2, world // 2) if world > 1 else (1, 1))
     placements = (_StridedShard(0, split_factor=mesh.size(1)), Shard(0))
-    return distribute_tensor(full, mesh, placements, src_data_rank=None)
+    return distribute(full, mesh, placements)
 
 
 def _on_sub_mesh(sharding: str) -> Any:
@@ -181,7 +183,7 @@ def _on_sub_mesh(sharding: str) -> Any:
         return DTensor.from_local(
             torch.empty(0), mesh, (Shard(0),), run_check=False, shape=torch.Size((6, 4)), stride=(4, 1)
         )
-    return distribute_tensor(filled((6, 4)), mesh, (Shard(0),), src_data_rank=None)
+    return distribute(filled((6, 4)), mesh, (Shard(0),))
 
 
 def _sharded_tensor(sharding: str) -> Any:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import dcp_all as dcp
+from dcp_core.testing.sharding import distribute
 from integration_tests.oracle.kinds import filled, mesh_of, same_bits, zeros
 
 __all__ = ["Case", "Layout", "reshard"]
@@ -47,7 +48,7 @@ def distributed(case: Case, layout: Layout) -> Any:
     placements: list[Any] = [Replicate() if dim is None else Shard(dim) for dim in layout.dims]
     if layout.strided and len(set(layout.dims)) == 1 and layout.dims[0] is not None and len(layout.mesh) == 2:
         placements[0] = _StridedShard(layout.dims[0], split_factor=layout.mesh[1])
-    return distribute_tensor(filled(case.shape, case.dtype), mesh, placements, src_data_rank=None)
+    return distribute(filled(case.shape, case.dtype), mesh, placements)
 
 
 def reshard(cases: list[Case]) -> list[str]:

@@ -10,12 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
+from integration_tests.launcher import launcher_store
 from integration_tests.process_end import has_ended
 from integration_tests.soak.processes import children
 
@@ -44,9 +42,7 @@ class Life:
 
     def __init__(self, root: Path, world: int, saver: str, clock: Path) -> None:
         self.saver = saver
-        self._store = dist.TCPStore(
-            "127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False
-        )
+        self._store = launcher_store()
         self.saved: set[int] = set()
         self.told: dict[int, str] = {}
         self._answers: list[queue.Queue[dict[str, Any] | None]] = [queue.Queue() for _ in range(world)]

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
 import dcp_all as dcp
+from dcp_core.testing.sharding import distribute
 
 __all__ = ["KEEP", "main"]
 
@@ -40,7 +41,7 @@ def state(step: int) -> dict[str, Any]:
     """The values as this rank holds them."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = values(step)
-    sharded = distribute_tensor(whole["weight"], mesh, [Shard(0)], src_data_rank=None)
+    sharded = distribute(whole["weight"], mesh, [Shard(0)])
     return {"model": {"weight": sharded, "bias": whole["bias"]}, "step": step}
 
 

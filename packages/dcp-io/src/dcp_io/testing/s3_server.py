@@ -69,7 +69,8 @@ class S3Server:
             raise RuntimeError("the server has no output")
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the server ended with {self._process.wait(_END_SECONDS)}; is moto[s3] installed, and flask?")
+            status = self._process.wait(_END_SECONDS)
+            raise RuntimeError(f"the server ended with {status}; is moto[s3] installed, and flask?")
         self.port = int(line)
         self._make_bucket()
 
