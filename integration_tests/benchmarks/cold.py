@@ -35,7 +35,7 @@ def measure(folder: Path, mib: int, rounds: int) -> dict[str, list[float]]:
     checkpoint = folder / "checkpoint"
     dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, thread_count=2))
     files = sorted(checkpoint.glob("*.distcp"))
-    into = [memoryview(torch.ones(file.stat().st_size, dtype=torch.uint8).numpy()) for file in files]
+    into = [torch.ones(file.stat().st_size, dtype=torch.uint8).numpy().data for file in files]
     ways: dict[str, Callable[[], object]] = {
         "preadv": lambda: _read(files, into),
         "ours": lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint, thread_count=2)),
