@@ -12,7 +12,6 @@ import argparse
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from pathlib import Path
 import torch
 
 import dcp_all as dcp
+from integration_tests.benchmarks.folders import DEFAULT_PLACES, drop_cache, opened, settle
 
 __all__ = ["measure"]
 
@@ -34,6 +34,7 @@ def measure(folder: Path, mib: int, rounds: int) -> dict[str, list[float]]:
     state = {f"t{number}": torch.randn(_TENSOR_BYTES // 2).bfloat16() for number in range(count)}
     checkpoint = folder / "checkpoint"
     dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, thread_count=2))
+    settle()
     files = sorted(checkpoint.glob("*.distcp"))
     into = [torch.ones(file.stat().st_size, dtype=torch.uint8).numpy().data for file in files]
     ways: dict[str, Callable[[], object]] = {
@@ -46,7 +47,7 @@ def measure(folder: Path, mib: int, rounds: int) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name in random.sample(list(ways), len(ways)):
-            _drop(files)
+            drop_cache(checkpoint)
             start = time.perf_counter()
             ways[name]()
             if turn:
@@ -69,24 +70,18 @@ def _read(files: Sequence[Path], into: Sequence[memoryview]) -> None:
         list(pool.map(one, files, into))
 
 
-def _drop(files: Sequence[Path]) -> None:
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
 def main() -> None:
     """Measure and print."""
     description = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m integration_tests.benchmarks.cold", description=description)
     parser.add_argument("--mib", type=int, default=1024, help="size of the state (default: 1024)")
     parser.add_argument("--rounds", type=int, default=15, help="counted rounds; one more warms up (default: 15)")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="on the disk to read from (default: /tmp)")
+    parser.add_argument(
+        "--folder", default=DEFAULT_PLACES["disk"], help="on the disk to read from (default: %(default)s)"
+    )
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        taken = measure(Path(folder), arguments.mib, arguments.rounds)
+    with opened({"disk": arguments.folder}) as places:
+        taken = measure(places["disk"], arguments.mib, arguments.rounds)
     print(f"{'':18} seconds (min-max)      ÷ preadv (median of pairs)")
     for name, seconds in taken.items():
         ratio = statistics.median(one / other for one, other in zip(seconds, taken["preadv"], strict=True))

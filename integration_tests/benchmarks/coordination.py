@@ -32,6 +32,7 @@ from dcp_core.coordination import StoreCoordinator
 from dcp_core.peers import PeerOptions, Peers
 from dcp_core.process_identity import own_identity
 from integration_tests.benchmarks import machine
+from integration_tests.launcher import launcher_store
 
 __all__ = ["main"]
 
@@ -94,7 +95,7 @@ def main(given: Sequence[str]) -> None:
 
 
 def _measure(settings: Sequence[Setting], processes: int) -> list[Result]:
-    store = torch_dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    store = launcher_store()
     most = max(setting.ranks for setting in settings)
     command = [sys.executable, "-m", "integration_tests.benchmarks.coordination", "--serve"]
     players = [

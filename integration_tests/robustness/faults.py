@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +22,7 @@ import dcp_all as dcp
 from dcp_core import hookimpl, plugins
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.peers import PeerOptions
-from dcp_core.process_identity import ProcessIdentity, own_identity
+from dcp_core.testing.coordinators import pretended_host
 from integration_tests import failing
 
 __all__ = [
@@ -95,7 +95,7 @@ def save_beside_a_holder(folder: str, seconds: float, peer_timeout_seconds: floa
     options = PeerOptions(peer_timeout_seconds=peer_timeout_seconds)
     with (
         mock.patch.object(failing, "_fail_if", lambda wanted: hold_the_interpreter(seconds) if wanted else None),
-        mock.patch("dcp_core.peers.own_identity", _own_host),
+        pretended_host(dist.get_rank()),
     ):
         start = time.monotonic()
         dcp.save(state, checkpoint_id=folder, peers=options)
@@ -105,11 +105,6 @@ def save_beside_a_holder(folder: str, seconds: float, peer_timeout_seconds: floa
 def hold_the_interpreter(seconds: float) -> None:
     """Keep the GIL: no other thread of this process runs meanwhile."""
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
-
-
-def _own_host() -> ProcessIdentity:
-    own = own_identity()
-    return replace(own, host=f"{own.host} {dist.get_rank()}")
 
 
 @contextlib.contextmanager

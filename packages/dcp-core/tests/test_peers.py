@@ -20,7 +20,7 @@ import torch.distributed as dist
 from dcp_core.coordination import make_coordinator
 from dcp_core.errors import CheckpointException, PeerLostError
 from dcp_core.peers import PeerOptions
-from dcp_core.process_identity import own_identity
+from dcp_core.testing.coordinators import caught, pretended_host
 from dcp_core.testing.group_store import group_store, keys_of_group
 
 # How ranks stand to each other: all on one host, each on its own, pairs on a host with leaders in between.
@@ -34,18 +34,8 @@ PLACES = {
 def placed(place, **options):
     """A coordinator of ranks that stand so."""
     name, peers = PLACES[place]
-    own = own_identity()
-    host = f"{own.host}{name(dist.get_rank())}"
-    with mock.patch("dcp_core.peers.own_identity", return_value=replace(own, host=host)):
+    with pretended_host(name(dist.get_rank())):
         return make_coordinator(peers=peers, **options)
-
-
-def caught(call):
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
 
 
 def die_in(place, victim, lead, prepare=lambda: None, busy=None):

@@ -108,6 +108,11 @@ def save_all(
     return save_id
 
 
+def merged(values: list[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """What is in a checkpoint after `save_all` of these."""
+    return {key: data for mine in values for key, data in mine.items()}
+
+
 def load_all(store: LocalStore, **options: object) -> dict[str, bytes]:
     """Every tensor of the current checkpoint, verified."""
     backend = StoreBackend(store, **options)
@@ -148,6 +153,7 @@ def helpers():
         make_index=make_index,
         save_all=save_all,
         load_all=load_all,
+        merged=merged,
         read_back=read_back,
         target=Target,
         flip=flip,

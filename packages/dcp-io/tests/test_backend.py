@@ -18,17 +18,13 @@ from dcp_manifest.requests import ReadRequest
 OLD, NEW = [{"a": b"1" * 100}, {"b": b"2"}], [{"a": b"3" * 100}, {"c": b"4"}]
 
 
-def merged(values):
-    return {key: data for mine in values for key, data in mine.items()}
-
-
 @pytest.mark.parametrize("layout", ["torch", "raw"])
 @pytest.mark.parametrize("single_file", [True, False])
 @pytest.mark.parametrize("verify", ["blocks", "before", False])
 def test_save_and_load(store, helpers, layout, single_file, verify):
     for values in (OLD, NEW):
         helpers.save_all(store, values, layout=layout, single_file=single_file, threads=2)
-        assert helpers.load_all(store, verify=verify) == merged(values)
+        assert helpers.load_all(store, verify=verify) == helpers.merged(values)
 
 
 def test_nothing_there(tmp_path):
@@ -50,7 +46,7 @@ def test_a_damaged_index_is_told_from_none(store, helpers):
     with pytest.raises(CheckpointExistsError):
         backend.begin_save(overwrite=False)
     helpers.save_all(store, NEW)
-    assert helpers.load_all(store) == merged(NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
 
 
 def test_calls_out_of_order_are_refused(store):
@@ -100,7 +96,7 @@ def test_a_save_that_all_ranks_abort_leaves_the_old_checkpoint(store, helpers, o
         backends[rank].abort_save()
         backends[rank].abort_save()
     assert helpers.names(store) == before
-    assert helpers.load_all(store) == merged(OLD)
+    assert helpers.load_all(store) == helpers.merged(OLD)
 
 
 def test_a_rank_that_gives_up_alone_cannot_hurt_what_the_coordinator_publishes(store, helpers):
@@ -157,7 +153,7 @@ def test_a_failed_write_leaves_the_old_checkpoint(store, helpers, patch_os):
     backend.abort_save()
     patch_os()
     assert helpers.names(store) == before
-    assert helpers.load_all(store) == merged(OLD)
+    assert helpers.load_all(store) == helpers.merged(OLD)
 
 
 def test_a_second_save_beside_is_refused_while_the_first_runs(store, helpers):

@@ -19,10 +19,6 @@ NEW = [{"a": b"x" * 90, "d": b"y" * 80_000}, {"c": b"z" * 20, "e": b"w"}]
 AT_ONCE = {"stale_after_seconds": 1e-9, "sync": False}
 
 
-def merged(values):
-    return {key: data for mine in values for key, data in mine.items()}
-
-
 def run_and_kill(root, action, number, kind="kill"):
     """Run `action` in a child that is killed at its call `number`; its calls, and whether it was struck."""
     run = run_traced(lambda rank: action(), root, fault=Fault(kind, number))
@@ -70,13 +66,13 @@ def test_re_save_of_two_ranks(tmp_path, every, helpers, single_file):
     helpers.save_all(beside, OLD)
 
     def after(store):
-        assert helpers.load_all(beside) == merged(OLD)
+        assert helpers.load_all(beside) == helpers.merged(OLD)
         found = helpers.load_all(store)
-        assert found in (merged(OLD), merged(NEW))
+        assert found in (helpers.merged(OLD), helpers.merged(NEW))
         helpers.save_all(store, [{"last": b"1"}], **AT_ONCE)
         assert helpers.load_all(store) == {"last": b"1"}
         assert len(store.list()) == 2, helpers.names(store)
-        return found == merged(NEW)
+        return found == helpers.merged(NEW)
 
     new, kills = check_everywhere(
         tmp_path,
@@ -91,7 +87,7 @@ def test_re_save_of_two_ranks(tmp_path, every, helpers, single_file):
 def test_first_save(tmp_path, every, helpers):
     def after(store):
         exists = store.exists(".metadata")
-        assert not exists or helpers.load_all(store) == merged(NEW)
+        assert not exists or helpers.load_all(store) == helpers.merged(NEW)
         helpers.save_all(store, [{"last": b"1"}], **AT_ONCE)
         assert len(store.list()) == 2, helpers.names(store)
         return exists
@@ -105,13 +101,13 @@ def test_first_save(tmp_path, every, helpers):
 def test_save_without_a_coordinator(tmp_path, every, helpers):
     def after(store):
         found = helpers.load_all(store)
-        assert found in (merged(OLD), merged(NEW))
+        assert found in (helpers.merged(OLD), helpers.merged(NEW))
         helpers.save_all(store, [{"last": b"1"}], **AT_ONCE)
         assert helpers.load_all(store) == {"last": b"1"}
         assert [name for name in helpers.names(store) if name.endswith(".distcp") or "dcp-save" in name] == [
             entry.name for entry in store.list() if entry.name.startswith("__0_0.")
         ]
-        return found == merged(NEW)
+        return found == helpers.merged(NEW)
 
     new, kills = check_everywhere(
         tmp_path,
@@ -127,8 +123,8 @@ def test_save_without_a_coordinator(tmp_path, every, helpers):
 def test_changing_between_the_two_kinds_of_save(tmp_path, every, helpers, first, second):
     def after(store):
         found = helpers.load_all(store)
-        assert found in (merged(OLD), merged(NEW))
-        return found == merged(NEW)
+        assert found in (helpers.merged(OLD), helpers.merged(NEW))
+        return found == helpers.merged(NEW)
 
     new, kills = check_everywhere(
         tmp_path,
@@ -150,10 +146,10 @@ def test_cleanup_of_a_dead_save_may_be_killed_too(tmp_path, every, helpers):
 
     def after(store):
         found = helpers.load_all(store)
-        assert found in (merged(OLD), merged(NEW))
+        assert found in (helpers.merged(OLD), helpers.merged(NEW))
         helpers.save_all(store, [{"last": b"1"}], **AT_ONCE)
         assert len(store.list()) == 2, helpers.names(store)
-        return found == merged(NEW)
+        return found == helpers.merged(NEW)
 
     new, kills = check_everywhere(tmp_path, every, prepare, lambda store: helpers.save_all(store, NEW), after)
     assert 0 < new < kills

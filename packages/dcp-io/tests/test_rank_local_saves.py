@@ -11,10 +11,6 @@ from dcp_manifest.manifest import encode
 OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
 
 
-def merged(values):
-    return {key: data for mine in values for key, data in mine.items()}
-
-
 def test_nothing_old_goes_before_all_ranks_have_published(store, helpers):
     helpers.save_all(store, OLD)
     before = set(helpers.names(store))
@@ -28,7 +24,7 @@ def test_nothing_old_goes_before_all_ranks_have_published(store, helpers):
     sessions[0].publish("__0.metadata", data[0])
     sessions[0].finish(())
     assert before < set(helpers.names(store))
-    assert helpers.load_all(store) == merged(OLD)
+    assert helpers.load_all(store) == helpers.merged(OLD)
     sessions[1].publish("__1.new.metadata", data[1])
     sessions[1].publish("__1.metadata", data[1])
     sessions[1].finish(())
@@ -75,7 +71,7 @@ def test_abort_after_publishing_leaves_it_to_the_next_save(store, helpers):
     session.publish("__0.new.metadata", data)
     session.abort()
     assert store.exists("__0_0.new.distcp")
-    assert helpers.load_all(store) == merged(OLD)
+    assert helpers.load_all(store) == helpers.merged(OLD)
     helpers.save_all(store, NEW)
     assert not store.exists("__0_0.new.distcp")
     assert not store.exists("__0.new.metadata")
@@ -87,5 +83,5 @@ def test_fewer_ranks_replace_more(store, helpers):
     assert helpers.load_all(store) == {"a": b"4"}
     assert helpers.names(store) == ["__0.metadata", "__0.two.metadata", "__0_0.two.distcp"]
     helpers.save_all(store, NEW)
-    assert helpers.load_all(store) == merged(NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
     assert all(name == ".metadata" or name.endswith(".distcp") for name in helpers.names(store))

@@ -20,10 +20,6 @@ from dcp_manifest.manifest import encode
 OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
 
 
-def merged(values):
-    return {key: data for mine in values for key, data in mine.items()}
-
-
 @pytest.fixture
 def plant(store):
     """Write a marker as another process would have left it."""
@@ -48,7 +44,7 @@ def test_a_save_leaves_its_files_and_nothing_else(store, helpers):
     helpers.save_all(store, OLD)
     save_id = helpers.save_all(store, NEW)
     assert helpers.names(store) == [".metadata", f"__0_0.{save_id}.distcp", f"__1_0.{save_id}.distcp"]
-    assert helpers.load_all(store) == merged(NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
 
 
 def test_the_folder_is_made(tmp_path):
@@ -153,7 +149,7 @@ def test_dead_saves_are_cleaned_up(store, helpers, plant, marker):
     store.publish("__0_0.deadly.distcp", b"of nobody that we know")
     SaveSession.begin(store).abort()
     assert helpers.names(store) == sorted([*before, "__0_0.deadly.distcp"])
-    assert helpers.load_all(store) == merged(OLD)
+    assert helpers.load_all(store) == helpers.merged(OLD)
 
 
 def test_files_of_a_dead_save_that_the_current_index_names_are_kept(store, helpers, plant):
@@ -206,14 +202,14 @@ def test_what_a_killed_finish_left_is_removed(store, helpers, plant):
     SaveSession.begin(store).abort()
     assert not store.exists(marker)
     assert helpers.names(store) == sorted([".metadata", f"__0_0.{save_id}.distcp", f"__1_0.{save_id}.distcp", "keep"])
-    assert helpers.load_all(store) == merged(NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
 
 
 def test_a_save_elsewhere_that_has_published_blocks_nobody(store, helpers, plant):
     save_id = helpers.save_all(store, OLD)
     plant(save_id, host="elsewhere")
     helpers.save_all(store, NEW)
-    assert helpers.load_all(store) == merged(NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
 
 
 def test_files_that_the_new_index_takes_over_are_kept(store, helpers):
@@ -238,7 +234,7 @@ def test_a_save_over_damage_is_newer_than_all_that_is_there(store, helpers, dama
     helpers.save_all(store, [{"a": b"5"}], rank_local_id=rank_local_id)
     assert helpers.load_all(store) == {"a": b"5"}
     helpers.save_all(store, NEW)
-    assert helpers.load_all(store) == merged(NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
 
 
 def test_overwrite_false_refuses_any_checkpoint(store, helpers):
@@ -267,7 +263,7 @@ def test_a_damaged_checkpoint_can_be_replaced_but_nothing_is_guessed_about_it(st
     plant("dead", gone=True)
     store.publish("__0_0.dead.distcp", b"may belong to the damaged checkpoint")
     helpers.save_all(store, NEW)
-    assert helpers.load_all(store) == merged(NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
     assert {*files, "__0_0.dead.distcp"} < set(helpers.names(store))
     helpers.save_all(store, NEW)
     assert "__0_0.dead.distcp" not in helpers.names(store)
@@ -282,7 +278,7 @@ def test_abort_removes_all_of_the_save_and_nothing_else(store, helpers):
     session.abort()
     session.abort()
     assert helpers.names(store) == before
-    assert helpers.load_all(store) == merged(OLD)
+    assert helpers.load_all(store) == helpers.merged(OLD)
 
 
 def test_abort_after_publishing_keeps_the_checkpoint(store, helpers):
@@ -360,7 +356,7 @@ def test_a_session_that_is_dropped_without_an_end_blocks_nobody(store, helpers):
     del session
     gc.collect()
     helpers.save_all(store, NEW)
-    assert helpers.load_all(store) == merged(NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
     assert not store.exists(name)
 
 
@@ -375,7 +371,7 @@ def test_finish_does_not_raise_and_the_next_save_makes_up_for_it(store, helpers,
     helpers.save_all(store, NEW)
     assert "could not remove" in caplog.text
     patch_os()
-    assert helpers.load_all(store) == merged(NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
     assert set(old) < set(helpers.names(store))
     SaveSession.begin(store).abort()
     assert not set(old) & set(helpers.names(store))

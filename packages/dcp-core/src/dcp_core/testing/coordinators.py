@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
@@ -12,10 +13,10 @@ import torch.distributed as dist
 
 from dcp_core.coordination import CollectiveCoordinator, Coordinator, StoreCoordinator, make_coordinator
 from dcp_core.peers import PeerOptions
-from dcp_core.process_identity import ProcessIdentity, own_identity
+from dcp_core.process_identity import own_identity
 from dcp_core.testing.group_store import group_store, keys_of_group
 
-__all__ = ["KINDS", "STORE_KINDS", "caught", "coordinator", "hear", "leftover_keys", "say"]
+__all__ = ["KINDS", "STORE_KINDS", "caught", "coordinator", "hear", "leftover_keys", "pretended_host", "say"]
 
 STORE_KINDS: Final = ("store", "relay")
 KINDS: Final = (*STORE_KINDS, "collective")
@@ -31,13 +32,21 @@ def coordinator(kind: str, **options: Any) -> Coordinator:
     if kind == "collective":
         return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
     if kind == "relay":
-        with mock.patch("dcp_core.peers.own_identity", _pretended_host):
+        with pretended_host(dist.get_rank() // 2):
             made = make_coordinator(peers=_RELAYING, **options)
         made.barrier("start")  # the first phase of an operation is never relayed
     else:
         made = make_coordinator(**options)
     assert type(made) is StoreCoordinator
     return made
+
+
+@contextlib.contextmanager
+def pretended_host(name: object) -> Iterator[None]:
+    """Inside, this rank begins operations as if on another host: the same for ranks that give one name."""
+    own = own_identity()
+    with mock.patch("dcp_core.peers.own_identity", return_value=replace(own, host=f"{own.host}{name}")):
+        yield
 
 
 def leftover_keys() -> list[str]:
@@ -69,8 +78,3 @@ def hear(word: object) -> None:
     while not store.check([f"said {word}"]):
         assert time.monotonic() < deadline, "no other rank came so far while this one was busy"
         time.sleep(0.01)
-
-
-def _pretended_host() -> ProcessIdentity:
-    own = own_identity()
-    return replace(own, host=f"{own.host} {dist.get_rank() // 2}")
