@@ -5,18 +5,30 @@ Whatever is left must load as exactly the old or exactly the new checkpoint, and
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 from dcp_io import LocalStore
-from dcp_io.markers import find_markers
+from dcp_io.markers import find_markers, is_marker_temporary
 from dcp_io.testing.crash import WRITING, Fault, kernel, run_traced
 
 pytestmark = pytest.mark.skipif(not kernel.is_supported(), reason="system calls are traced on x86-64 Linux only")
 
 OLD = [{"a": b"1" * 100, "b": b"2" * 70_000}, {"c": b"3" * 10}]
 NEW = [{"a": b"x" * 90, "d": b"y" * 80_000}, {"c": b"z" * 20, "e": b"w"}]
-# Temporary files of markers carry no process; they are removed when they are old.
-AT_ONCE = {"stale_after_seconds": 1e-9, "sync": False}
+
+
+def save_later(store, helpers):
+    """The next save, so much later that temporary files of markers are old: they carry no process, only their age.
+
+    The markers themselves stay young, so that a dead save is still known by its process.
+    """
+    yesterday = time.time() - 24 * 3600
+    for name in filter(is_marker_temporary, helpers.names(store)):
+        os.utime(os.path.join(store.path, name), (yesterday, yesterday))
+    helpers.save_all(store, [{"last": b"1"}], sync=False)
 
 
 def run_and_kill(root, action, number, kind="kill"):
@@ -69,7 +81,7 @@ def test_re_save_of_two_ranks(tmp_path, every, helpers, single_file):
         assert helpers.load_all(beside) == helpers.merged(OLD)
         found = helpers.load_all(store)
         assert found in (helpers.merged(OLD), helpers.merged(NEW))
-        helpers.save_all(store, [{"last": b"1"}], **AT_ONCE)
+        save_later(store, helpers)
         assert helpers.load_all(store) == {"last": b"1"}
         assert len(store.list()) == 2, helpers.names(store)
         return found == helpers.merged(NEW)
@@ -88,7 +100,7 @@ def test_first_save(tmp_path, every, helpers):
     def after(store):
         exists = store.exists(".metadata")
         assert not exists or helpers.load_all(store) == helpers.merged(NEW)
-        helpers.save_all(store, [{"last": b"1"}], **AT_ONCE)
+        save_later(store, helpers)
         assert len(store.list()) == 2, helpers.names(store)
         return exists
 
@@ -102,7 +114,7 @@ def test_save_without_a_coordinator(tmp_path, every, helpers):
     def after(store):
         found = helpers.load_all(store)
         assert found in (helpers.merged(OLD), helpers.merged(NEW))
-        helpers.save_all(store, [{"last": b"1"}], **AT_ONCE)
+        save_later(store, helpers)
         assert helpers.load_all(store) == {"last": b"1"}
         assert [name for name in helpers.names(store) if name.endswith(".distcp") or "dcp-save" in name] == [
             entry.name for entry in store.list() if entry.name.startswith("__0_0.")
@@ -147,7 +159,7 @@ def test_cleanup_of_a_dead_save_may_be_killed_too(tmp_path, every, helpers):
     def after(store):
         found = helpers.load_all(store)
         assert found in (helpers.merged(OLD), helpers.merged(NEW))
-        helpers.save_all(store, [{"last": b"1"}], **AT_ONCE)
+        save_later(store, helpers)
         assert len(store.list()) == 2, helpers.names(store)
         return found == helpers.merged(NEW)
 
