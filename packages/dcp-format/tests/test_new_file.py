@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from dcp_format import WriteOptions, convert, temporary_files
+from dcp_core import DefaultSavePlanner, WriteItem, save
+from dcp_format import HuggingFaceStorageWriter, WriteOptions, convert, temporary_files
 from dcp_format.new_file import new_file
 from dcp_io import CheckpointExistsError, ProcessIdentity, this_process
 
@@ -80,6 +81,40 @@ def test_files_of_killed_conversions_are_swept_and_no_others(
     convert(tmp_path / "a.pt", tmp_path / name)
     assert not any(path.exists() for path in swept)
     assert all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_a_save_sweeps_what_a_killed_one_was_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, consolidated: bool
+) -> None:
+    me = this_process()
+    dead = ProcessIdentity(me.host, me.boot_id, me.pid_namespace, gone_process(), 1)
+    writer = HuggingFaceStorageWriter(str(tmp_path), save_distributed=consolidated, enable_consolidation=consolidated)
+    name = "shard-00001-model-00001-of-00001.safetensors" if consolidated else "model-00001-of-00001.safetensors"
+    folder = tmp_path / "sharded" if consolidated else tmp_path
+    swept = left_behind(folder, name, dead, monkeypatch)
+    running = left_behind(folder, name, me, monkeypatch)
+    save({"w": torch.ones(5)}, storage_writer=writer, no_dist=True)
+    assert [*tmp_path.rglob("*.tmp")] == [running]
+    assert not swept.exists()
+
+
+def test_a_failing_save_leaves_no_temporary_file(tmp_path: Path) -> None:
+    class Failing(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> Any:
+            if write_item.index.fqn == "b":
+                assert [*tmp_path.glob("*.tmp")], "the file is not begun: the test shows nothing"
+                raise RuntimeError("no more values")
+            return super().resolve_data(write_item)
+
+    with pytest.raises(Exception, match="no more values"):
+        save(
+            {"a": torch.ones(5), "b": torch.ones(5)},
+            storage_writer=HuggingFaceStorageWriter(str(tmp_path)),
+            planner=Failing(),
+            no_dist=True,
+        )
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_temporary_name_is_of_this_process(tmp_path: Path) -> None:

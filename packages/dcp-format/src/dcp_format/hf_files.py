@@ -19,7 +19,7 @@ from dcp_format.file_sets import SUFFIX
 from dcp_format.new_file import WriteBack
 from dcp_format.safetensors_header import build_header
 from dcp_format.safetensors_index import ALIASES, SHAPES, SHARDING
-from dcp_io import TEMPORARY_SUFFIX, Store
+from dcp_io import Store
 from dcp_manifest import Framing, Payload
 
 __all__ = ["OneFile", "Placement", "names_of_files", "sharded_files", "write_part"]
@@ -32,14 +32,9 @@ Groups = Sequence[Mapping[int, Collection[object]]]
 class Placement:
     """What the coordinator tells a rank: its files' names by their numbers; travels as `SavePlan.storage_data`."""
 
-    tag: str
     files: Mapping[int, str]
     stamp: Mapping[str, str]
     """What every file of the save says of the save."""
-
-    def temporary(self, name: str) -> str:
-        """The name of a file until all files are there."""
-        return f".{name}.{self.tag}{TEMPORARY_SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)

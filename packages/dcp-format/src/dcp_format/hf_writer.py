@@ -33,10 +33,11 @@ from dcp_core import (
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
 from dcp_format.consolidate import consolidate_safetensors_files
 from dcp_format.content import refuse_objects
-from dcp_format.file_sets import Stamp, fresh_name
+from dcp_format.file_sets import Stamp, fresh_name, is_writers_name
 from dcp_format.hf_files import OneFile, Placement, items_by_file, names_of_files, sharded_files, write_part
 from dcp_format.safetensors_index import INDEX_NAME, earlier_files
 from dcp_format.safetensors_write import index_json, remove_earlier
+from dcp_format.temporary_files import sweep, temporary_name
 from dcp_io import LocalStore
 
 __all__ = ["HuggingFaceStorageWriter"]
@@ -138,7 +139,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return replace(plan, splittable=False, aliases=None)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell each rank its files.
+        """Tell each rank its files, once what killed saves were writing there is gone.
 
         Raises:
             MissingKeyError: `fqn_to_index_mapping` lacks a tensor.
@@ -152,15 +153,17 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         highest = max((self.fqn_to_index_mapping or {"": 1}).values())
         make = sharded_files if self.save_distributed else names_of_files
         tag = secrets.token_hex(8)
-        self._store().make()
-        folder = Path(self._store().path)
+        store = self._store()
+        store.make()
+        sweep(store, is_writers_name)
+        folder = Path(store.path)
         taken = earlier_files(folder)
         names = [
             {number: fresh_name(name, taken, tag) for number, name in files.items()} for files in make(groups, highest)
         ]
         counts = [len(items_by_file(plan.items, own, self._number)) for plan, own in zip(plans, names, strict=True)]
         stamp = Stamp.next(folder, tag, sum(counts)).metadata
-        return [replace(plan, storage_data=Placement(tag, own, stamp)) for plan, own in zip(plans, names, strict=True)]
+        return [replace(plan, storage_data=Placement(own, stamp)) for plan, own in zip(plans, names, strict=True)]
 
     def _number(self, fqn: str) -> int:
         if self.fqn_to_index_mapping is None:
@@ -177,7 +180,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         files = items_by_file(plan.items, placement.files, self._number)
         store = self._store()
         jobs = [
-            OneFile(name, placement.temporary(name), items, self.save_distributed, self._ties(items), placement.stamp)
+            OneFile(name, temporary_name(name), items, self.save_distributed, self._ties(items), placement.stamp)
             for name, items in files.items()
         ]
         self._temporary = [job.temporary for job in jobs]

@@ -1,6 +1,6 @@
 """Names of files that are being written, which say who writes them, and removing those of processes that were killed.
 
-Only of conversions, which one process makes; saves of many ranks have markers (see `dcp_io`).
+Of conversions and of saves into safetensors files; saves into checkpoints have markers (see `dcp_io`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def temporary_name(name: str) -> str:
 
 
 def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
-    """Remove what killed conversions were writing.
+    """Remove what killed processes were writing.
 
     A file goes if its process is certainly gone; if that cannot be known from here, when nobody has written to it for a
     day. Names that `temporary_name` does not give stay.
