@@ -103,7 +103,7 @@ def test_a_stager_that_fails_later_fails_both_futures() -> None:
     assert isinstance(answer, AsyncSaveResponse)
     for future in (answer.staging_completion, answer.upload_completion):
         with pytest.raises(OSError, match="no memory left"):
-            future.result(timeout=10)
+            future.result(timeout=60)
 
 
 def test_overlap_is_chosen_by_call() -> None:
@@ -277,7 +277,7 @@ def test_two_threads_that_save_one_of_them_inside_lock(later: bool) -> None:
             saver.save({"w": weight}, storage_writer=MemoryWriter("a"))
             weight.fill_(2)
         assert saved.wait(20)
-        other.join(10)
+        other.join(60)
     assert (_loaded("a"), _loaded("b")) == (1.0, 2.0)
 
 
@@ -349,7 +349,7 @@ def test_waiting_for_lock_has_an_end(later: bool) -> None:
     with pytest.raises(SaverDeadlineError, match="the save to place could not begin"):
         saver.save({"w": torch.ones(4)}, checkpoint_id="place", async_stager=stager)
     over.set()
-    holder.join(10)
+    holder.join(60)
     saver.close()
 
 
@@ -361,6 +361,6 @@ def test_waiting_for_a_stager_has_an_end(cancelled: bool) -> None:
     assert isinstance(answer, AsyncSaveResponse)
     if cancelled:
         stager.copies[0].cancel()
-    error = answer.upload_completion.exception(timeout=10)
+    error = answer.upload_completion.exception(timeout=60)
     assert isinstance(error, CancelledError if cancelled else SaverDeadlineError)
     saver.close()

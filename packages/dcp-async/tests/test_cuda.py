@@ -60,7 +60,7 @@ def test_the_copy_runs_beside_what_the_device_computes() -> None:
     with AsyncSaver("thread") as saver:
         saver.warm_up(state_dict={"w": weight})
         busy = torch.cuda.Event()
-        torch.cuda._sleep(2_000_000_000)
+        torch.cuda._sleep(15_000_000_000)
         busy.record()
         answer = saver.save({"w": weight}, storage_writer=MemoryWriter("cuda"), async_stager=DefaultStager())
         assert isinstance(answer, AsyncSaveResponse)

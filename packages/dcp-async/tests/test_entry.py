@@ -34,7 +34,7 @@ class Holder:
 
     def end(self) -> None:
         self.over.set()
-        self.thread.join(10)
+        self.thread.join(60)
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def holder(entry: Entry) -> Iterator[Holder]:
 
 
 def test_nobody_enters_while_another_thread_has_locked(entry: Entry, holder: Holder) -> None:
-    assert holder.has.wait(10)
+    assert holder.has.wait(60)
     assert not entry.enter(0.05)
     holder.end()
-    assert entry.enter(10)
+    assert entry.enter(60)
 
 
 def test_nobody_locks_while_another_thread_has_entered(entry: Entry) -> None:
@@ -56,7 +56,7 @@ def test_nobody_locks_while_another_thread_has_entered(entry: Entry) -> None:
     holder = Holder(entry)
     assert not holder.has.wait(0.05)
     entry.leave()
-    assert holder.has.wait(10)
+    assert holder.has.wait(60)
     holder.end()
 
 
@@ -76,7 +76,7 @@ def test_a_thread_locks_and_enters_in_either_order(entry: Entry) -> None:
 def test_a_thread_that_enters_twice_is_told(entry: Entry) -> None:
     assert entry.enter(0)
     with pytest.raises(NestedSaveError, match=r"state_dict\(\)"):
-        entry.enter(10)
+        entry.enter(60)
     entry.leave()
     assert entry.enter(0)
 
@@ -91,5 +91,5 @@ def test_locking_waits_for_all_copies_and_entering_for_none(entry: Entry) -> Non
     assert entry.enter(0)
     entry.leave()
     second()
-    assert holder.has.wait(10)
+    assert holder.has.wait(60)
     holder.end()

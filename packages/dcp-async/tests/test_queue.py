@@ -75,8 +75,8 @@ def test_a_store_that_is_gone_fails_the_save_that_was_to_begin(gate: Gate) -> No
     job.done.append(released.set)
     gate.queue.put(job)
     with pytest.raises(CoordinatorLostError, match="gone"):
-        job.future.result(timeout=10)
-    gate.queue.drain(10)
+        job.future.result(timeout=60)
+    gate.queue.drain(60)
     assert released.is_set()
     assert not gate.begun
 
@@ -93,14 +93,14 @@ def test_futures_cannot_be_cancelled_while_the_save_goes_on(gate: Gate) -> None:
     asyncio.run(wait_a_little())
     assert not SaveJob(job.link, job.ticket, "b", None, None, True).staging.cancel()
     gate.open.set()
-    assert job.future.result(timeout=10) == Metadata({})
+    assert job.future.result(timeout=60) == Metadata({})
 
 
 def test_each_failure_that_nobody_asked_about_is_raised(gate: Gate) -> None:
     gate.open.set()
     for name in ("bad 1", "good", "bad 2"):
         gate.queue.put(_job(name))
-        gate.queue.drain(10)
+        gate.queue.drain(60)
     for name in ("bad 1", "bad 2"):
         with pytest.raises(OSError, match=name):
             gate.queue.raise_unasked()
@@ -110,7 +110,7 @@ def test_each_failure_that_nobody_asked_about_is_raised(gate: Gate) -> None:
 @pytest.mark.parametrize("latest", [True, False])
 def test_only_saves_of_that_policy_are_superseded(gate: Gate, latest: bool) -> None:
     gate.queue.put(_job("a"))
-    assert gate.entered.wait(10)
+    assert gate.entered.wait(60)
     waiting = _job("b", latest=latest)
     gate.queue.put(waiting)
     if not latest:
@@ -119,9 +119,9 @@ def test_only_saves_of_that_policy_are_superseded(gate: Gate, latest: bool) -> N
     gate.open.set()
     if latest:
         with pytest.raises(SaveSupersededError):
-            waiting.future.result(timeout=10)
+            waiting.future.result(timeout=60)
     else:
-        assert waiting.future.result(timeout=10) == Metadata({})
+        assert waiting.future.result(timeout=60) == Metadata({})
 
 
 def test_nothing_waits_after_a_save_that_could_not_be_put(gate: Gate) -> None:
@@ -136,7 +136,7 @@ def test_nothing_waits_after_a_save_that_could_not_be_put(gate: Gate) -> None:
 
 def test_a_dropped_save_is_left_out_on_all_ranks(gate: Gate) -> None:
     gate.queue.put(_job("a"))
-    assert gate.entered.wait(10)
+    assert gate.entered.wait(60)
     link, released = Link(), threading.Event()
     waiting = _job("b", link)
     waiting.done.append(released.set)
@@ -144,11 +144,11 @@ def test_a_dropped_save_is_left_out_on_all_ranks(gate: Gate) -> None:
     gate.queue.close()
     gate.queue.drop()
     with pytest.raises(SaverClosedError, match="save to b was left out"):
-        waiting.future.result(timeout=10)
+        waiting.future.result(timeout=60)
     assert [type(error) for error in link.withdrawn] == [SaverClosedError]
     assert released.is_set()
     gate.open.set()
-    gate.queue.drain(10)
+    gate.queue.drain(60)
     assert gate.begun == ["a"]
 
 
@@ -157,7 +157,7 @@ def test_a_dropped_save_is_left_out_on_all_ranks(gate: Gate) -> None:
 def test_waiting_for_an_earlier_save_has_an_end(gate: Gate, overlap: Any) -> None:
     gate.queue._save_seconds = 0.05
     gate.queue.put(_job("a"))
-    assert gate.entered.wait(10)
+    assert gate.entered.wait(60)
     gate.queue.put(_job("b"))
     with pytest.raises(SaverDeadlineError, match=r"the save to a was not done after 0\.05 s"):
         gate.queue.admit(_job("c"), overlap)
@@ -167,7 +167,7 @@ def test_waiting_for_an_earlier_save_has_an_end(gate: Gate, overlap: Any) -> Non
 def test_waiting_for_the_copy_of_a_save_has_an_end(gate: Gate) -> None:
     gate.queue._save_seconds = 0.05
     gate.queue.put(_job("a"))
-    assert gate.entered.wait(10)
+    assert gate.entered.wait(60)
     link = Link()
     copying = SaveJob(link, link.draw(), "b", None, None, True, may_be_superseded=True)
     gate.queue.put(copying)

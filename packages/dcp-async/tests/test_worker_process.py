@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 import subprocess
 import sys
 import threading
@@ -37,7 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     made = Started(monkeypatch)
     yield made
     made.process.kill()
-    made.process.wait(10)
+    made.process.wait(60)
     made.worker.close()
 
 
@@ -46,7 +49,23 @@ def test_a_message_that_nobody_takes_is_given_up(started: Started) -> None:
     with pytest.raises(WorkerLostError, match=r"took no message for 0\.2 s"):
         started.worker.send(b"x" * (16 << 20))
     assert not started.worker.alive
-    assert started.ended.wait(10)
+    assert started.ended.wait(60)
+
+
+def test_whether_it_lives_is_seen_in_a_trainer_with_thousands_of_open_files(started: Started) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    end = fcntl.fcntl(started.worker._end, fcntl.F_DUPFD_CLOEXEC, 2000)
+    try:
+        started.worker._end, kept = end, started.worker._end
+        assert started.worker.alive
+        started.process.kill()
+        started.process.wait(60)
+        assert not started.worker.alive
+    finally:
+        started.worker._end = kept
+        os.close(end)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.timeout(30)
@@ -66,7 +85,7 @@ def test_an_end_is_told_before_the_next_save_gets_its_number(started: Started) -
     told, finish = threading.Event(), threading.Event()
 
     def tell() -> None:
-        assert finish.wait(10)
+        assert finish.wait(60)
         told.set()
 
     started.worker._on_end = tell
@@ -93,5 +112,5 @@ def test_closing_wakes_up_a_thread_that_reads(started: Started, monkeypatch: pyt
     reader = threading.Thread(target=read)
     reader.start()
     started.worker.close()
-    reader.join(10)
+    reader.join(60)
     assert [type(error) for error in raised] == [WorkerLostError]

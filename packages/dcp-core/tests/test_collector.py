@@ -31,12 +31,12 @@ def test_pauses_of_several_threads_overlap() -> None:
     def other() -> None:
         with collector_paused():
             inside.set()
-            leave.wait(10)
+            leave.wait(60)
 
     thread = threading.Thread(target=other)
     with collector_paused():
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(60)
     assert not gc.isenabled()
     leave.set()
     thread.join()

@@ -171,7 +171,7 @@ def test_a_stuck_rank_is_reported_with_its_stack_and_replaced(ranks):
     ranks.run(2, stuck_on, None)  # this module is imported there now
     pids = ranks.run(2, os.getpid)
     with pytest.raises(RankError) as caught:
-        ranks.run(2, stuck_on, 1, timeout=3)
+        ranks.run(2, stuck_on, 1, timeout=10)
     assert list(caught.value.failures) == [1]
     assert "did not finish in time" in str(caught.value)
     assert "in stuck_on" in str(caught.value)

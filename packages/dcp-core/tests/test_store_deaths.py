@@ -20,7 +20,7 @@ from dcp_core.fence import check_fence
 from dcp_core.testing.coordinators import STORE_KINDS, caught, coordinator, hear, leftover_keys, say
 
 # Much longer than a rank that is not late can be held up by what else runs on the machine.
-LATE_SECONDS = 4
+LATE_SECONDS = 8
 
 
 def late(kind, late_rank, coordinator_rank, word):

@@ -171,10 +171,10 @@ def test_a_nonce_waits_for_no_rank(ranks):
 
 def over_another_store(path, word):
     store = dist.FileStore(path, 2)
-    them = StoreCoordinator(dist.PrefixStore("mine", store.clone()), dist.get_rank(), 2, timeout_seconds=2)
-    with them:
+    with StoreCoordinator(dist.PrefixStore("mine", store.clone()), dist.get_rank(), 2) as them:
         values = them.all_gather("x", lambda: bytes(CHUNK_BYTES + 1))
         nonce = them.all_gather("y", them.save_nonce)
+    with StoreCoordinator(dist.PrefixStore("late", store.clone()), dist.get_rank(), 2, timeout_seconds=2) as them:
         error = caught(lambda: them.barrier("z") if them.rank else hear(word))
         say(word)
     return len(values), len(set(nonce)), error
@@ -194,7 +194,7 @@ def test_threads_over_a_hash_store():
     found = {}
 
     def run(rank):
-        with StoreCoordinator(store.clone(), rank, 3, timeout_seconds=5) as them:
+        with StoreCoordinator(store.clone(), rank, 3) as them:
             found[rank] = them.reduce_scatter("x", lambda: rank, lambda values: [value * 2 for value in values])
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import signal
 import threading
+import time
 import uuid
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
+from dcp_core import relay_round, store_round
 from dcp_core.coordination import make_coordinator
 from dcp_core.errors import (
     CheckpointException,
@@ -65,11 +69,21 @@ def raise_(error):
     raise error
 
 
+@contextlib.contextmanager
+def waiting_long_for_the_others():
+    """Inside, whoever fails is heard, however late it comes after the first."""
+    with mock.patch.object(store_round, "GRACE_SECONDS", 30.0), mock.patch.object(relay_round, "GRACE_SECONDS", 30.0):
+        yield
+
+
 def fail_in_map(kind, failing, make_error):
     rank = dist.get_rank()
     with coordinator(kind) as them:
         them.barrier("before")
-        error = caught(lambda: them.all_gather("write", lambda: raise_(make_error(rank)) if rank in failing else rank))
+        with waiting_long_for_the_others():
+            error = caught(
+                lambda: them.all_gather("write", lambda: raise_(make_error(rank)) if rank in failing else rank)
+            )
         after = caught(lambda: them.barrier("after"))
     with coordinator(kind) as them:  # the group is fine
         assert them.all_gather("next", lambda: rank) == list(range(dist.get_world_size()))
@@ -194,9 +208,16 @@ def test_an_interrupt_while_waiting_is_heard_by_the_others(ranks):
 
 def one_fails_while_another_is_busy(kind, failing, busy, word):
     def work():
-        if dist.get_rank() == busy:
+        if them.rank == busy:
             hear(word)
-        return 1 / 0 if dist.get_rank() == failing else 1
+        if them.rank == failing:
+            # Only the busy one is late: the others have said that they wait, however slowly they came.
+            said = "here" if kind == "relay" else "up"
+            others = {*range(them.world_size)} - {failing, busy}
+            keys = [f"{them._steps - 1}/{said}/{rank}" for rank in others]
+            assert them._wire.wait(lambda: them._wire.has(*keys), time.monotonic() + 40)
+            raise ValueError("it fails")
+        return 1
 
     with coordinator(kind) as them:
         error = caught(lambda: them.all_gather("p", work))

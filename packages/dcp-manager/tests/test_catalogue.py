@@ -254,6 +254,8 @@ def test_temporary_files_of_the_dead_go(catalogue: Catalogue, tmp_path: Path) ->
         path.write_text("")
     for path in (*old, *others):
         os.utime(path, (1000, 1000))
+    for path in new:
+        os.utime(path, (time.time() + 3600,) * 2)
     catalogue.sweep()
     assert [path.exists() for path in old] == [False] * 3
     assert all(path.exists() for path in (*new, *others))

@@ -188,7 +188,9 @@ class WorkerProcess:
                 self._on_end()
 
     def _ended(self) -> bool:
-        return bool(select.select([self._end], [], [], 0)[0])
+        poller = select.poll()  # `select.select` takes no descriptor above 1023
+        poller.register(self._end, select.POLLIN)
+        return bool(poller.poll(0))
 
     def _silent(self, how: str) -> str:
         seconds = self._options.silence_seconds

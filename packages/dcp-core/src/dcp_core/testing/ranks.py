@@ -176,8 +176,12 @@ class RankPool:
         with selectors.DefaultSelector() as selector:
             for rank in range(world_size):
                 selector.register(self._processes[rank].connection, selectors.EVENT_READ, rank)
-            while len(replies) < world_size and (left := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(left):
+            while len(replies) < world_size:
+                # Looked at once more after the deadline: replies that lie there count, however late this process runs.
+                found = selector.select(max(0.0, deadline - time.monotonic()))
+                if not found and time.monotonic() >= deadline:
+                    break
+                for key, _ in found:
                     rank = key.data
                     selector.unregister(key.fileobj)
                     replies[rank] = self._read(rank)
