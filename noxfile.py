@@ -82,14 +82,14 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests_full(session: nox.Session) -> None:
-    """Everything: each package alone, wheels, the site of the docs, all combinations and the slow tests."""
+    """Everything: each package alone, wheels, the site of the docs, all combinations, slow tests, new examples."""
     lint(session)
     types(session)
     site(session)
     build(session)
     for package in PACKAGES:
         unit_tests(session, package)
-    pytest(session, *session.posargs)
+    pytest(session, "--hypothesis-profile=random", *session.posargs)
 
 
 @nox.session(venv_backend="none")

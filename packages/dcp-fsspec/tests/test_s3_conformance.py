@@ -18,7 +18,7 @@ from dcp_core.testing.ranks import RankPool
 from dcp_core.testing.sharding import distribute
 from dcp_fsspec import FsspecReader, FsspecStore, FsspecWriter, open_store
 from dcp_io.testing import StoreConformance
-from dcp_io.testing.fault_proxy import FaultProxy, sometimes
+from dcp_io.testing.fault_proxy import Fault, FaultProxy, sometimes
 from dcp_io.testing.raw_bucket import RawBucket
 from dcp_io.testing.s3_server import S3Server
 
@@ -68,6 +68,7 @@ class TestS3Storage(StorageConformance):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 class TestS3StorageWithFaults(TestS3Storage):
     """The same through a proxy that lets a tenth of all requests fail."""
 
@@ -89,6 +90,27 @@ class TestS3StorageWithFaults(TestS3Storage):
 
     def make_reader(self, checkpoint_id: str) -> FsspecReader:
         return FsspecReader(checkpoint_id, endpoint_url=self.endpoint)
+
+
+@pytest.mark.parametrize("fault", ["503 after", "drop after"])
+@pytest.mark.parametrize("data", [b"", bytes(range(251))])
+def test_a_new_file_whose_first_answer_is_lost(s3: S3Server, fault: Fault, data: bytes) -> None:
+    """The client's second attempt meets what its first one made."""
+    left = [fault]
+    with FaultProxy(s3.url, lambda method, path: left.pop() if method == "PUT" and left else None) as proxy:
+        folder = f"s3://{s3.bucket}/fsspec/lost/{next(_numbers)}"
+        store = open_store(folder, storage_options={"endpoint_url": proxy.url})
+        sink = store.create("x")
+        sink.write([data])
+        sink.close(sync=True)
+        assert proxy.faults[fault] == 1
+        assert store.read("x") == data
+        other = store.create("y")
+        other.write([b"mine"])
+        store.publish("y", b"its")
+        with pytest.raises(FileExistsError):
+            other.close(sync=True)
+        assert store.read("y") == b"its"
 
 
 def _on_ranks(checkpoint_id: str) -> tuple[bool, int]:

@@ -9,7 +9,7 @@ import pytest
 
 from dcp_io.testing.crash import DiskState, disk_states, kernel, mark, run_traced, snapshot
 
-pytestmark = pytest.mark.skipif(not kernel.is_supported(), reason="system calls are traced on x86-64 Linux only")
+pytestmark = pytest.mark.skipif(not kernel.is_supported(), reason="system calls cannot be traced here")
 
 
 def write(path: Path, data: bytes, *, sync: bool) -> None:

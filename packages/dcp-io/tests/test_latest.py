@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -15,10 +16,11 @@ VALUES = [{"a": bytes(100_000)}, {"b": b"1" * 500}]
 @pytest.fixture
 def root(tmp_path, helpers):
     """Two checkpoints, `new` and, ten seconds older, `deep/old`."""
+    now = time.time()
     for age, name in enumerate(("new", "deep/old")):
         store = LocalStore(tmp_path / name)
         helpers.save_all(store, VALUES)
-        then = os.stat(tmp_path / name / ".metadata").st_mtime - 10 * age
+        then = now - 10 * age
         os.utime(tmp_path / name / ".metadata", (then, then))
     return tmp_path
 

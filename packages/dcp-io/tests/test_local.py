@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -251,8 +252,25 @@ def test_syncing_is_ordered(store, patch_os):
     assert [kind for kind, _ in log] == ["write", "replace"]
 
 
+def test_a_file_that_is_replaced_while_the_folder_is_listed_is_there(store, monkeypatch):
+    """As btrfs does: a name that is given anew after the folder was opened is not shown, and the old one is gone."""
+    for name in ("x", "y"):
+        store.publish(name, b"old")
+    scandir, hidden = os.scandir, [{"x"}, {"y"}]
+
+    @contextlib.contextmanager
+    def scan(path):
+        now = hidden.pop(0) if hidden else set()
+        with scandir(path) as found:
+            yield [item for item in found if item.name not in now]
+
+    monkeypatch.setattr("dcp_io.local.os.scandir", scan)
+    assert sorted(entry.name for entry in store.list()) == ["x", "y"]
+
+
 def test_folder_of_another_process_that_is_seen_late(tmp_path, monkeypatch):
     """As network file systems do: it cannot be made, for it is there, and it cannot be seen yet."""
+    monkeypatch.setattr("dcp_io.local._SECONDS_TO_BE_SEEN", 60.0)
     folder = tmp_path / "new"
     looks = []
     exists, is_folder, make = os.path.lexists, os.path.isdir, os.mkdir

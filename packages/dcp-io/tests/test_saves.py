@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveLostError, SaveSession, saves
+from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveLostError, SaveSession, markers, saves
 from dcp_io.markers import Marker, find_markers
 from dcp_io.process_identity import this_process
 from dcp_manifest.columns import ManifestInfo
@@ -163,7 +163,8 @@ def test_files_of_a_dead_save_that_the_current_index_names_are_kept(store, helpe
     assert helpers.names(store) == [".metadata", "__0_0.dead.distcp"]
 
 
-def test_a_damaged_marker_is_believed_until_it_is_old(store):
+def test_a_damaged_marker_is_believed_until_it_is_old(store, monkeypatch):
+    monkeypatch.setattr(markers, "_TORN_SECONDS", 600.0)
     store.publish(".dcp-save-odd", b"")
     with pytest.raises(SaveInProgressError, match="unknown process"):
         SaveSession.begin(store)

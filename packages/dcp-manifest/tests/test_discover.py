@@ -103,7 +103,7 @@ def test_what_is_missing_is_named(save):
         check_files(folder, index)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_what_is_no_file_is_refused(save, tmp_path, make):
     """A pipe is not waited for, and a device not read for ever."""

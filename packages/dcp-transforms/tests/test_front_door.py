@@ -12,7 +12,7 @@ import dcp_transforms
 
 def test_the_plugin_imports_no_codec() -> None:
     asked = "import sys, dcp_transforms.plugin; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     loaded = {*ran.stdout.split()}
     assert "dcp_transforms.plugin" in loaded
     assert not {"zstandard", "dcp_transforms.float_planes", "dcp_transforms.zstd"} & loaded

@@ -37,9 +37,25 @@ class FsspecSink(UploadSink):
         """Close the file: that is what uploads its end, and makes it visible."""
         try:
             self._once("close", self._file.close)
-        except BaseException:
+        except BaseException as error:
+            mine = isinstance(error, FileExistsError) and self._is_there()
             self.give_up()
-            raise
+            if not mine:
+                raise
+            self.may_exist = True
+
+    def _is_there(self) -> bool:
+        """Whether the file that was in the way holds just these bytes.
+
+        Then a first attempt made it, whose answer was lost, and the client's own second attempt was refused.
+        """
+        held = getattr(getattr(self._file, "buffer", None), "getvalue", lambda: None)()
+        if held is None or len(held) != self.tell():  # parts of it were sent before: only the whole can be compared
+            return False
+        try:
+            return bool(repeated(f"read {self.place}", lambda: self._fs.cat_file(self.place)) == held)
+        except OSError:
+            return False
 
     def give_up(self) -> None:
         """End the upload without completing it, as far as the file system can.

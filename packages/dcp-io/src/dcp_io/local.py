@@ -126,18 +126,20 @@ class LocalStore(Store):
         return os.path.lexists(self._inside(name))
 
     def list(self) -> list[Entry]:
-        """The files in the folder."""
-        entries: list[Entry] = []
-        try:
-            with os.scandir(self._path) as found:
-                for item in found:
-                    with contextlib.suppress(FileNotFoundError):  # removed while we look
-                        if not _is_folder_entry(item):
-                            status = item.stat(follow_symlinks=False)
-                            entries.append(Entry(item.name, status.st_size, status.st_mtime_ns / 1e9))
-        except FileNotFoundError:
-            return []
-        return entries
+        """The files in the folder, those included that are replaced meanwhile."""
+        entries: dict[str, Entry] = {}
+        # Twice: btrfs shows neither the old file nor the new one if they change between opening the folder and reading.
+        for _ in range(2):
+            try:
+                with os.scandir(self._path) as found:
+                    for item in found:
+                        with contextlib.suppress(FileNotFoundError):  # removed while we look
+                            if item.name not in entries and not _is_folder_entry(item):
+                                status = item.stat(follow_symlinks=False)
+                                entries[item.name] = Entry(item.name, status.st_size, status.st_mtime_ns / 1e9)
+            except FileNotFoundError:
+                return []
+        return [*entries.values()]
 
     def delete(self, name: str) -> None:
         """Unlink the file, or the link if it is one."""

@@ -5,6 +5,7 @@ Source: Linux's `arch/x86/entry/syscalls/syscall_64.tbl`.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from dataclasses import dataclass
@@ -126,7 +127,10 @@ class Memory:
         """A path. Reads up to the end of a page at a time: the next one may not be there."""
         found = b""
         while b"\0" not in found and len(found) < _PATH_BYTES:
-            found += self.read(address + len(found), 4096 - (address + len(found)) % 4096)
+            part = self.read(address + len(found), 4096 - (address + len(found)) % 4096)
+            if not part:  # its memory is gone: it has been killed meanwhile
+                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(self._tid))
+            found += part
         return os.fsdecode(found.split(b"\0", 1)[0])
 
     def descriptor(self, number: int) -> str | None:

@@ -8,9 +8,11 @@ Source: ptrace(2), seccomp(2), linux/filter.h, linux/seccomp.h.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import struct
+import subprocess
 import sys
 from collections.abc import Iterable
 
@@ -106,7 +108,20 @@ class Registers(ctypes.Structure):
 
 def is_supported() -> bool:
     """Whether this machine can be traced: Linux on x86-64, and nothing forbids tracing."""
-    return sys.platform == "linux" and platform.machine() == "x86_64"
+    return sys.platform == "linux" and platform.machine() == "x86_64" and _may_trace()
+
+
+@functools.cache
+def _may_trace() -> bool:
+    """Whether a child may be traced; some sandboxes and security modules forbid it."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        try:
+            seize(child.pid)
+        except OSError:
+            return False
+        finally:
+            child.kill()
+    return True
 
 
 def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], create_bits: int) -> None:

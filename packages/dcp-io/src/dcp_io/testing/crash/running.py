@@ -96,7 +96,7 @@ def run_traced(
         OSError: The kernel forbids tracing (a container without it, another machine than x86-64 Linux).
     """
     if not kernel.is_supported():
-        raise OSError("system calls are traced on x86-64 Linux only: run this test there")
+        raise OSError("system calls cannot be traced here: it takes Linux on x86-64, and nothing that forbids ptrace")
     job = _Job(action, prepare, reads)
     watch = _Watch(timeout_seconds, grace_seconds)
     # In a thread of its own: the kernel tells it of these processes only, and of no other children of this process.

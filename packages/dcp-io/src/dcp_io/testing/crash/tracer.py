@@ -80,8 +80,8 @@ class Tracer:
             except ChildProcessError:
                 return ended
             if os.WIFSTOPPED(status):
-                # A thread that was killed meanwhile is gone: its end is reported next.
-                with contextlib.suppress(ProcessLookupError):
+                # A thread that was killed meanwhile is gone, and its files in `/proc` are: its end is reported next.
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                     self._stopped(tid, status)
                 continue
             self._running.pop(tid, None)
