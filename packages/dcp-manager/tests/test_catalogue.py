@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -97,11 +98,15 @@ def test_the_note_of_a_killed_save_counts_if_its_checkpoint_came(
     catalogue: Catalogue, tmp_path: Path, process: ProcessIdentity, published_later: bool, left: set[str], loss: float
 ) -> None:
     folder = checkpoint(tmp_path, 3)
-    now = time.time()
-    for name, value, whose in ((".dcp-note.json", 0.5, this_process()), (".dcp-note-next.json", 0.1, process)):
-        (folder / name).write_bytes(Note(3, now, {"loss": value}, whose).to_bytes())
-    when = now + (60 if published_later else -60)
-    os.utime(folder / ".metadata", (when, when))
+    (folder / ".dcp-note.json").write_bytes(Note(3, time.time(), {"loss": 0.5}, this_process()).to_bytes())
+    catalogue.prepare(3, {"loss": 0.1})
+    note = Note.from_bytes((folder / ".dcp-note-next.json").read_bytes())
+    assert note is not None
+    (folder / ".dcp-note-next.json").write_bytes(dataclasses.replace(note, process=process).to_bytes())
+    if published_later:
+        (folder / ".metadata").write_text("INDEX")
+    for path in folder.iterdir():  # all of it within one tick of the storage's clock
+        os.utime(path, (1000, 1000))
     assert catalogue.sweep() == []
     assert {path.name for path in folder.iterdir()} == {".metadata", "__0_0.a.distcp", *left}
     assert losses(catalogue) == [loss]

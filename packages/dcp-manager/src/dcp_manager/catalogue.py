@@ -9,6 +9,7 @@ checkpoint, until it has), `.dcp-quarantined.json` (it turned out to be damaged)
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import re
@@ -152,7 +153,7 @@ class Catalogue:
             self._remove(folder)
             folder = self._folder(step)
         folder.store.make()
-        note = Note.now(step, time.time(), metrics)
+        note = Note.now(step, time.time(), metrics, _index_digest(folder))
         self._write_note(folder, NEXT_NOTE if folder.is_checkpoint else NOTE, note.to_bytes())
 
     def _write_note(self, folder: Folder, name: str, data: bytes) -> None:
@@ -241,11 +242,11 @@ class Catalogue:
         self._remove_temporaries(folder.store, folder.entries, (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX))
 
     def _settle_next_note(self, folder: Folder) -> None:
-        """Deal with the note of a save that was killed: its checkpoint's, if that was published later than the note."""
-        times = [entry.mtime for entry in folder.entries if entry.name == NEXT_NOTE]
-        if not times or self._is_being_saved(folder):
+        """Deal with the note of a save that was killed: its checkpoint's, if that has been published."""
+        if NEXT_NOTE not in folder.names or self._is_being_saved(folder):
             return
-        if times[0] < max(entry.mtime for entry in folder.entries if is_index_name(entry.name)):
+        note = _read_note(folder.store, NEXT_NOTE)
+        if note is not None and note.replaces != _index_digest(folder):
             self._promote(folder)
         else:
             folder.store.delete(NEXT_NOTE)
@@ -277,6 +278,14 @@ class Catalogue:
         if left:
             _log.warning("%s stays, since it holds files that no save has made: %s", folder.store.url, ", ".join(left))
         return not left
+
+
+def _index_digest(folder: Folder) -> str:
+    """What tells the indexes in a folder from those of any other save; empty if there are none."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in (names := sorted(filter(is_index_name, folder.names))):
+        digest.update(f"{name}\n".encode() + (_read(folder.store, name) or b""))
+    return digest.hexdigest() if names else ""
 
 
 def _read(store: Store, name: str) -> bytes | None:

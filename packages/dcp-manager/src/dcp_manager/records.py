@@ -37,16 +37,24 @@ class Note:
     created_seconds: float
     metrics: Mapping[str, float]
     process: ProcessIdentity | None
+    replaces: str = ""
+    """What tells the index that the save is to replace from any other; empty if there is none."""
 
     @classmethod
-    def now(cls, step: int, seconds: float, metrics: Mapping[str, float]) -> Note:
+    def now(cls, step: int, seconds: float, metrics: Mapping[str, float], replaces: str) -> Note:
         """Of a save that this process is about to begin."""
-        return cls(step, seconds, dict(metrics), this_process())
+        return cls(step, seconds, dict(metrics), this_process(), replaces)
 
     def to_bytes(self) -> bytes:
         """As JSON."""
         process = None if self.process is None else self.process.to_dict()
-        values = {"step": self.step, "created": self.created_seconds, "metrics": dict(self.metrics), "process": process}
+        values = {
+            "step": self.step,
+            "created": self.created_seconds,
+            "metrics": dict(self.metrics),
+            "process": process,
+            "replaces": self.replaces,
+        }
         return json.dumps(values, indent=1).encode()
 
     @classmethod
@@ -60,6 +68,7 @@ class Note:
                 float(values["created"]),
                 {str(name): float(value) for name, value in values["metrics"].items()},
                 None if process is None else ProcessIdentity.from_dict(process),
+                str(values["replaces"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
