@@ -17,7 +17,7 @@ from dcp_core import hookimpl
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.testing.group_store import group_store
 
-REST_SECONDS = 1.0  # what the others do themselves takes milliseconds
+REST_SECONDS = 3.0  # what the others do themselves takes milliseconds
 
 
 class Observer:

@@ -117,7 +117,7 @@ def _in_turn(folder: str, kind: str) -> tuple[list[int], int]:
 def test_model_parts_and_ids_take_turns(ranks: RankPool, tmp_path: Path, kind: str) -> None:
     for sent, wrong in ranks.run(2, _in_turn, str(tmp_path), kind, timeout=280):
         assert wrong == 0
-        assert max(sent) < 400 * len(PARTS)  # each is known after its first save
+        assert max(sent) < (350 + len(str(tmp_path))) * len(PARTS)  # each is known after its first save
 
 
 def _on_devices(folder: str, kind: str) -> set[float]:

@@ -286,7 +286,8 @@ def test_later_saves_send_an_identifier_and_changed_scalars(tmp_path: Path) -> N
             saver.save(state, checkpoint_id=tmp_path / str(number % 2)).result()  # type: ignore[union-attr]
             sent.append(saver.backend.worker.bytes_sent)  # type: ignore[attr-defined]
     assert sent[0] > 20_000
-    assert all(after - before < 300 for before, after in itertools.pairwise(sent[1:]))
+    most = 250 + len(str(tmp_path))
+    assert all(after - before < most for before, after in itertools.pairwise(sent[1:]))
 
 
 def test_errors_of_the_state_come_at_once_and_to_all(ranks: RankPool, tmp_path: Path) -> None:

@@ -29,12 +29,14 @@ _STEP_BYTES = 16 << 20
 
 
 def measure(folder: Path, mib: int, rounds: int) -> dict[str, list[float]]:
-    """Way of reading → seconds of each round; the ways in random order. One thread for each of two files."""
+    """Way of reading → seconds of each round; the ways in random order. One thread for each of two files.
+
+    Pages can be dropped once they are written: the save is durable.
+    """
     count = max(2, (mib << 20) // _TENSOR_BYTES)
     state = {f"t{number}": torch.randn(_TENSOR_BYTES // 2).bfloat16() for number in range(count)}
     checkpoint = folder / "checkpoint"
     dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, thread_count=2))
-    settle()
     files = sorted(checkpoint.glob("*.distcp"))
     into = [torch.ones(file.stat().st_size, dtype=torch.uint8).numpy().data for file in files]
     ways: dict[str, Callable[[], object]] = {
@@ -81,6 +83,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     with opened({"disk": arguments.folder}) as places:
+        settle()  # what others wrote is not to be written back while reads are timed
         taken = measure(places["disk"], arguments.mib, arguments.rounds)
     print(f"{'':18} seconds (min-max)      ÷ preadv (median of pairs)")
     for name, seconds in taken.items():

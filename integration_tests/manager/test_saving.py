@@ -131,7 +131,7 @@ def test_waiting_for_a_saver_has_an_end(tmp_path: Path) -> None:
     with pytest.raises(UnfinishedSaveError, match=r"0\.2 s"):
         manager.wait(0.2)
     saver.gate.set()
-    future.result()
+    manager.wait(60)
     manager.close()
     assert manager.latest() == 4
 

@@ -37,12 +37,12 @@ def outcome(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
     @lru_cache
     def saved(saver: str, layout: str, world: int) -> tuple[str, Outcome]:
         folder = str(tmp_path_factory.mktemp(f"{saver}-{layout}-{world}"))
-        return folder, merged(ranks.run(world, save_all, folder, saver, layout, timeout=120))
+        return folder, merged(ranks.run(world, save_all, folder, saver, layout))
 
     @lru_cache
     def loaded(saver: str, layout: str, loader: str, route: tuple[int, int, str]) -> Outcome:
         folder, result = saved(saver, layout, route[0])
-        return result | merged(ranks.run(route[1], load_all, folder, saver, loader, route[2], timeout=120))
+        return result | merged(ranks.run(route[1], load_all, folder, saver, loader, route[2]))
 
     return loaded
 

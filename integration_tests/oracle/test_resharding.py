@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> Case:
 )
 @given(batch=st.lists(cases(), min_size=12, max_size=12))
 def test_bits_survive_any_resharding(ranks: Any, batch: list[Case]) -> None:
-    for outcomes in ranks.run(RANKS, reshard, batch, timeout=120):
+    for outcomes in ranks.run(RANKS, reshard, batch):
         wrong = [(case, outcome) for case, outcome in zip(batch, outcomes, strict=True) if outcome != "ok"]
         assert not wrong
 

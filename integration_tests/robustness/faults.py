@@ -34,7 +34,7 @@ __all__ = [
     "strike_save",
 ]
 
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)

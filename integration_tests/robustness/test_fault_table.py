@@ -17,8 +17,11 @@ from integration_tests import failing
 from integration_tests.robustness import faults
 
 WORLD = 3
-DEADLINE_SECONDS = 3.0  # by less than that the others reach a phase after each other, whatever a busy disk does
-WITHIN_SECONDS = {"raise": 5.0, "unpicklable": 5.0, "kill": 10.0, "stall": DEADLINE_SECONDS + 5.0}
+DEADLINE_SECONDS = 6.0  # by less than that the others reach a phase after each other, whatever a busy disk does
+PROMISED_SECONDS = {"raise": 5.0, "unpicklable": 5.0, "kill": 10.0, "stall": DEADLINE_SECONDS + 5.0}
+# What every change is tested with must not fail because the machine stood still for seconds. The slow rest may not
+# take longer than promised.
+PATIENCE = 4
 # Row of the table → place of `integration_tests.failing`
 SAVE = {
     "state_dict": "state_dict",
@@ -37,17 +40,17 @@ def _table() -> Iterator[Any]:
     """All cases; of those that both ranks can meet every second one is slow, so is what others cover or costs much."""
     for row, place in {**SAVE, **LOAD}.items():
         alone = {**failing.SAVE_PLACES, **failing.LOAD_PLACES}[place][1]
-        for number, kind in enumerate(WITHIN_SECONDS):
+        for number, kind in enumerate(PROMISED_SECONDS):
             for rank in (COORDINATOR,) if alone else (COORDINATOR, OTHER):
                 turn = alone or (list({**SAVE, **LOAD}).index(row) + number) % 2 == rank
                 marks = [pytest.mark.slow] if not turn or kind == "unpicklable" or (row, kind) in COSTLY else []
-                yield pytest.param(
-                    row, kind, rank, marks=marks, id=f"{row}-{kind}-{'other' if rank else 'coordinator'}"
-                )
+                within_seconds = PROMISED_SECONDS[kind] * (1 if marks else PATIENCE)
+                name = f"{row}-{kind}-{'other' if rank else 'coordinator'}"
+                yield pytest.param(row, kind, rank, within_seconds, marks=marks, id=name)
 
 
-@pytest.mark.parametrize(("row", "kind", "rank"), list(_table()))
-def test_every_rank_is_told(ranks: Any, tmp_path: Path, row: str, kind: str, rank: int) -> None:
+@pytest.mark.parametrize(("row", "kind", "rank", "within_seconds"), list(_table()))
+def test_every_rank_is_told(ranks: Any, tmp_path: Path, row: str, kind: str, rank: int, within_seconds: float) -> None:
     folder = tmp_path / "checkpoint"
     (tmp_path / "news").mkdir()
     ranks.run(WORLD, failing.save, str(folder), 1.0)
@@ -60,7 +63,7 @@ def test_every_rank_is_told(ranks: Any, tmp_path: Path, row: str, kind: str, ran
     for one, told in enumerate(found):
         if one != rank:
             _check(told, kind, phase, rank)
-            assert told.seconds < WITHIN_SECONDS[kind]
+            assert told.seconds < within_seconds
         elif kind != "kill":
             assert told.error != "nothing"
     after = {path.name: path.read_bytes() for path in folder.iterdir()}

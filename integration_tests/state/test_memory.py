@@ -16,7 +16,7 @@ from integration_tests.benchmarks.workers.meter import measure
 MIB = 1 << 20
 LAYERS, WIDTH = 8, 2048  # 16 MiB of fp32 each; AdamW holds twice as much
 TENSOR_BYTES = WIDTH * WIDTH * 4
-SLACK_BYTES = 64 * MIB
+SLACK_BYTES = 128 * MIB
 
 
 def _measured(options: dict[str, Any]) -> tuple[float, float]:
@@ -48,7 +48,7 @@ def _measured(options: dict[str, Any]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_peaks_of_whole_state_dicts(ranks: Any, flat: bool) -> None:
-    peaks = ranks.run(2, _measured, {"flatten_optimizer_state_dict": flat} if flat else {}, timeout=120)
+    peaks = ranks.run(2, _measured, {"flatten_optimizer_state_dict": flat} if flat else {})
     whole = 3 * LAYERS * TENSOR_BYTES
     (get_first, set_first), (get_other, set_other) = peaks
     assert get_first <= whole + SLACK_BYTES
@@ -56,4 +56,4 @@ def test_peaks_of_whole_state_dicts(ranks: Any, flat: bool) -> None:
     # The optimizer takes new shards of its state and lets go of the old ones afterwards, which malloc may keep; else
     # one tensor at a time.
     own = 2 * LAYERS * TENSOR_BYTES // 2
-    assert max(set_first, set_other) <= 2 * own + 2 * TENSOR_BYTES + 8 * MIB
+    assert max(set_first, set_other) <= 2 * own + 6 * TENSOR_BYTES

@@ -128,6 +128,7 @@ def _targets(case: str) -> torch.Tensor:
 
 def _load_into(folder: str, case: str, options: dict[str, Any]) -> tuple[float, bool]:
     """Extra MiB of a load that cannot be done in place, and whether it is right."""
+    options = {"thread_count": 2, **options}  # each thread has buffers of its own
     our_load({"weight": torch.zeros(ROWS, COLUMNS, dtype=torch.int32)}, folder, **options)  # what is loaded once
     template = {"weight": _targets(case)}
     extra = extra_mib(lambda: our_load(template, folder, **options))

@@ -22,5 +22,5 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def ranks(root: Path) -> Iterator[RankPool]:
-    with RankPool(2) as pool:
+    with RankPool(2, timeout_seconds=240) as pool:
         yield pool

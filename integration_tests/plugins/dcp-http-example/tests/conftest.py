@@ -19,5 +19,5 @@ def server() -> Iterator[ObjectServer]:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    with RankPool(2) as pool:
+    with RankPool(2, timeout_seconds=240) as pool:
         yield pool
