@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dcp_io.testing.crash import Fault, kernel, mark, run_traced
-from dcp_io.testing.crash.calls import WRITES
+from dcp_io.testing.crash.calls import WRITES, Memory
 
 pytestmark = pytest.mark.skipif(not kernel.is_supported(), reason="system calls cannot be traced here")
 
@@ -222,6 +222,13 @@ def test_reading_calls(tmp_path: Path) -> None:
     assert run.ranks[0].result == 1100
     assert run.ranks[0].calls.count("openat") == 2
     assert {"getdents64", "read"} <= set(run.ranks[0].calls)
+
+
+@pytest.mark.timeout(60)
+def test_the_memory_of_a_thread_that_has_been_killed_has_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Memory, "read", lambda memory, address, count: b"")  # as of a zombie, on some kernels
+    with pytest.raises(ProcessLookupError):
+        Memory(os.getpid()).text(4096)
 
 
 def test_the_rank_that_is_meant_is_struck(tmp_path: Path) -> None:
