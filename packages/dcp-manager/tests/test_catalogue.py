@@ -129,6 +129,12 @@ def test_notes_are_read_again_only_when_they_have_changed(
     assert len(reads) == 3
 
 
+def test_a_note_from_before_notes_said_what_they_replace_counts(catalogue: Catalogue, tmp_path: Path) -> None:
+    older = {"step": 1, "created": 5.0, "metrics": {"loss": 0.5}, "process": None}
+    checkpoint(tmp_path, 1, **{".dcp-note.json": json.dumps(older)})
+    assert losses(catalogue) == [0.5]
+
+
 @pytest.mark.parametrize("note", ["", "[]", "{}", '{"step": 1}'])
 def test_a_note_that_cannot_be_read_is_none(catalogue: Catalogue, tmp_path: Path, note: str) -> None:
     folder = checkpoint(tmp_path, 1, **{".dcp-note.json": note})

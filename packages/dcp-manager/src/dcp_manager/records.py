@@ -68,7 +68,7 @@ class Note:
                 float(values["created"]),
                 {str(name): float(value) for name, value in values["metrics"].items()},
                 None if process is None else ProcessIdentity.from_dict(process),
-                str(values["replaces"]),
+                str(values.get("replaces", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
