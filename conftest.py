@@ -32,15 +32,28 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a CUDA device where there is none."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
+    """Skip what this machine cannot run."""
+    needs = (
+        ("gpu", _has_cuda, "needs a CUDA device"),
+        ("traced", _may_trace, "needs Linux on x86-64, and nothing that forbids ptrace"),
+    )
+    for marker, is_met, reason in needs:
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not is_met():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_cuda() -> bool:
     import torch  # noqa: PLC0415 - the packages without torch are tested without it
 
-    if not torch.cuda.is_available():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    return torch.cuda.is_available()
+
+
+def _may_trace() -> bool:
+    from dcp_io.testing.crash import kernel  # noqa: PLC0415 - not every package has it installed
+
+    return kernel.is_supported()
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,7 @@ def run_beside(zygote: Zygote, job: Job, action: Callable[[], None]) -> tuple[Ra
     return end, held
 
 
+@pytest.mark.traced
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("before", [pytest.param("torch", marks=pytest.mark.slow), None])
 def test_two_saves(zygote: Zygote, fresh: Fresh, tmp_path: Path, before: str | None) -> None:
@@ -89,6 +90,7 @@ def test_two_saves_at_once(fresh: Fresh) -> None:
         assert states.debris(folder) == []
 
 
+@pytest.mark.traced
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["torch", pytest.param("rank-local", marks=pytest.mark.slow)])
 def test_a_load_while_the_checkpoint_is_replaced(zygote: Zygote, fresh: Fresh, kind: str) -> None:
@@ -140,6 +142,7 @@ def test_ranks_that_load_while_the_checkpoint_is_replaced(ranks: Any, fresh: Fre
     )
 
 
+@pytest.mark.traced
 def test_a_save_in_the_next_folder(zygote: Zygote, fresh: Fresh, tmp_path: Path) -> None:
     """Saves of other folders under the same root do not see each other, whatever each of them is doing."""
     for number in (3, 8, 13, 18, 23):

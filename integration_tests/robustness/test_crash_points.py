@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from dcp_io.testing.crash import kernel
 from integration_tests.robustness.points import POWER, PROCESS_KINDS, lose_power, strike
 from integration_tests.robustness.scenarios import SCENARIOS, Lab, Scenario
 
-pytestmark = pytest.mark.skipif(not kernel.is_supported(), reason="system calls cannot be traced here")
+pytestmark = pytest.mark.traced
 
 # Two ranks agree over a group that is made anew each time, and starting a saver's process takes seconds.
 KILLS, KILLS_OF_TWO, KILLS_IN_PROCESS = 4, 2, 1

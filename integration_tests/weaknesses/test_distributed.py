@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
 import dcp_all as dcp
+from dcp_core.testing.coordinators import every_failure_is_heard
 from integration_tests import failing
 
 WITHIN_SECONDS = 20.0  # of half an hour that ranks would wait otherwise; it takes a fraction of a second
@@ -35,11 +35,6 @@ class _Refusing:
         """Nothing."""
 
 
-def _every_failure_is_heard() -> Any:
-    """Inside, a rank that fails long after the first one is named, too."""
-    return mock.patch("dcp_core.store_round.GRACE_SECONDS", 60.0)
-
-
 def _tell(action: Any) -> tuple[list[int], str, float]:
     start = time.monotonic()
     try:
@@ -51,7 +46,7 @@ def _tell(action: Any) -> tuple[list[int], str, float]:
 
 def _save_refused(folder: str, ranks: tuple[int, ...], error: type[Exception]) -> tuple[list[int], str, float]:
     state = failing.state(1.0) | {"part": _Refusing(ranks, error)}
-    with _every_failure_is_heard():
+    with every_failure_is_heard():
         return _tell(lambda: dcp.save(state, checkpoint_id=folder))
 
 
@@ -78,7 +73,7 @@ class _Flaky(dcp.FileSystemReader):
 def _load_flaky(folder: str) -> tuple[tuple[list[int], str, float], bool]:
     dcp.save(failing.state(1.0), checkpoint_id=folder, use_collectives=False)
     dcp.save(failing.state(2.0), checkpoint_id=folder)
-    with _every_failure_is_heard():
+    with every_failure_is_heard():
         told = _tell(lambda: dcp.load(failing.state(0.0), storage_reader=_Flaky(folder)))
     template = failing.state(0.0)
     dcp.load(template, checkpoint_id=folder)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import signal
 import threading
 import time
 import uuid
-from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
-from dcp_core import relay_round, store_round
 from dcp_core.coordination import make_coordinator
 from dcp_core.errors import (
     CheckpointException,
@@ -21,7 +18,16 @@ from dcp_core.errors import (
     DcpError,
     RankDisagreementError,
 )
-from dcp_core.testing.coordinators import KINDS, STORE_KINDS, caught, coordinator, hear, leftover_keys, say
+from dcp_core.testing.coordinators import (
+    KINDS,
+    STORE_KINDS,
+    caught,
+    coordinator,
+    every_failure_is_heard,
+    hear,
+    leftover_keys,
+    say,
+)
 
 
 class LockedError(Exception):
@@ -69,18 +75,11 @@ def raise_(error):
     raise error
 
 
-@contextlib.contextmanager
-def waiting_long_for_the_others():
-    """Inside, whoever fails is heard, however late it comes after the first."""
-    with mock.patch.object(store_round, "GRACE_SECONDS", 30.0), mock.patch.object(relay_round, "GRACE_SECONDS", 30.0):
-        yield
-
-
 def fail_in_map(kind, failing, make_error):
     rank = dist.get_rank()
     with coordinator(kind) as them:
         them.barrier("before")
-        with waiting_long_for_the_others():
+        with every_failure_is_heard():
             error = caught(
                 lambda: them.all_gather("write", lambda: raise_(make_error(rank)) if rank in failing else rank)
             )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io.testing.crash import DiskState, disk_states, kernel, mark, run_traced, snapshot
+from dcp_io.testing.crash import DiskState, disk_states, mark, run_traced, snapshot
 
-pytestmark = pytest.mark.skipif(not kernel.is_supported(), reason="system calls cannot be traced here")
+pytestmark = pytest.mark.traced
 
 
 def write(path: Path, data: bytes, *, sync: bool) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from dcp_io import LocalStore
 from dcp_io.markers import find_markers, is_marker_temporary
-from dcp_io.testing.crash import WRITING, Fault, kernel, run_traced
+from dcp_io.testing.crash import WRITING, Fault, run_traced
 
-pytestmark = pytest.mark.skipif(not kernel.is_supported(), reason="system calls cannot be traced here")
+pytestmark = pytest.mark.traced
 
 OLD = [{"a": b"1" * 100, "b": b"2" * 70_000}, {"c": b"3" * 10}]
 NEW = [{"a": b"x" * 90, "d": b"y" * 80_000}, {"c": b"z" * 20, "e": b"w"}]

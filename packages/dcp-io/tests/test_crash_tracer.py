@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io.testing.crash import Fault, kernel, mark, run_traced
+from dcp_io.testing.crash import Fault, mark, run_traced
 from dcp_io.testing.crash.calls import WRITES, Memory
 
-pytestmark = pytest.mark.skipif(not kernel.is_supported(), reason="system calls cannot be traced here")
+pytestmark = pytest.mark.traced
 
 PROGRAM = """
 import os, sys, threading

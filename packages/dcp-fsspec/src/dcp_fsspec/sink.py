@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from typing import Any
 
 from dcp_fsspec.requests import repeated
@@ -49,7 +50,8 @@ class FsspecSink(UploadSink):
 
         Then a first attempt made it, whose answer was lost, and the client's own second attempt was refused.
         """
-        held = getattr(getattr(self._file, "buffer", None), "getvalue", lambda: None)()
+        buffer = getattr(self._file, "buffer", None)
+        held = buffer.getvalue() if isinstance(buffer, io.BytesIO) else None
         if held is None or len(held) != self.tell():  # parts of it were sent before: only the whole can be compared
             return False
         try:

@@ -128,18 +128,22 @@ class LocalStore(Store):
     def list(self) -> list[Entry]:
         """The files in the folder, those included that are replaced meanwhile."""
         entries: dict[str, Entry] = {}
-        # Twice: btrfs shows neither the old file nor the new one if they change between opening the folder and reading.
-        for _ in range(2):
-            try:
-                with os.scandir(self._path) as found:
-                    for item in found:
-                        with contextlib.suppress(FileNotFoundError):  # removed while we look
-                            if item.name not in entries and not _is_folder_entry(item):
-                                status = item.stat(follow_symlinks=False)
-                                entries[item.name] = Entry(item.name, status.st_size, status.st_mtime_ns / 1e9)
-            except FileNotFoundError:
-                return []
+        try:
+            # Twice: btrfs shows neither the old file nor the new one if they change between opening and reading.
+            self._scan_into(entries)
+            self._scan_into(entries)
+        except FileNotFoundError:
+            return []
         return [*entries.values()]
+
+    def _scan_into(self, entries: dict[str, Entry]) -> None:
+        """Add the files in the folder whose names are not there yet."""
+        with os.scandir(self._path) as found:
+            for item in found:
+                with contextlib.suppress(FileNotFoundError):  # removed while we look
+                    if item.name not in entries and not _is_folder_entry(item):
+                        status = item.stat(follow_symlinks=False)
+                        entries[item.name] = Entry(item.name, status.st_size, status.st_mtime_ns / 1e9)
 
     def delete(self, name: str) -> None:
         """Unlink the file, or the link if it is one."""

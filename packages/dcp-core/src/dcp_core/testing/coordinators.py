@@ -16,7 +16,17 @@ from dcp_core.peers import PeerOptions
 from dcp_core.process_identity import own_identity
 from dcp_core.testing.group_store import group_store, keys_of_group
 
-__all__ = ["KINDS", "STORE_KINDS", "caught", "coordinator", "hear", "leftover_keys", "pretended_host", "say"]
+__all__ = [
+    "KINDS",
+    "STORE_KINDS",
+    "caught",
+    "coordinator",
+    "every_failure_is_heard",
+    "hear",
+    "leftover_keys",
+    "pretended_host",
+    "say",
+]
 
 STORE_KINDS: Final = ("store", "relay")
 KINDS: Final = (*STORE_KINDS, "collective")
@@ -46,6 +56,15 @@ def pretended_host(name: object) -> Iterator[None]:
     """Inside, this rank begins operations as if on another host: the same for ranks that give one name."""
     own = own_identity()
     with mock.patch("dcp_core.peers.own_identity", return_value=replace(own, host=f"{own.host}{name}")):
+        yield
+
+
+@contextlib.contextmanager
+def every_failure_is_heard() -> Iterator[None]:
+    """Inside, a rank that fails long after the first one is named, too. On every rank, and all must arrive."""
+    with contextlib.ExitStack() as stack:
+        for module in ("store_round", "relay_round"):
+            stack.enter_context(mock.patch(f"dcp_core.{module}.GRACE_SECONDS", 60.0))
         yield
 
 
