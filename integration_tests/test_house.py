@@ -20,6 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 NEWER_MODULES = {"compression"}  # of the standard library, from Python 3.14 on
+TENSOR_FACTORIES = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint"),
+    *("randn", "randperm", "range", "scalar_tensor", "tensor", "zeros"),
+}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 
@@ -51,6 +55,22 @@ def imports(node: ast.AST) -> Iterator[str]:
         yield node.module.split(".")[0]
     for child in ast.iter_child_nodes(node):
         yield from imports(child)
+
+
+def makes_tensor_somewhere(node: ast.AST) -> bool:
+    """Whether a call makes a tensor on whatever device is the default where it runs."""
+    if not (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+    ):
+        return False
+    makes = node.func.value.id == "torch" and node.func.attr in TENSOR_FACTORIES
+    return makes and not any(keyword.arg == "device" for keyword in node.keywords)
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if "testing" not in path.parts], ids=name)
+def test_each_tensor_is_made_on_a_device_that_is_named(path: Path) -> None:
+    """A trainer may have set a default device, the meta device included."""
+    assert [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if makes_tensor_somewhere(node)] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)

@@ -19,8 +19,8 @@ from dcp_io import Layout, LocalStore, write_items
 from dcp_manifest import (
     CheckpointIndex,
     Framing,
-    IntKey,
     ItemColumns,
+    LiteralKey,
     ManifestInfo,
     Payload,
     StoredItem,
@@ -189,7 +189,7 @@ def make_own(folder: Path) -> None:
     builder.tensor("rng", "uint8", 1, (16,), owner=1)
     builder.tensor("rng", "uint8", 1, (16,), owner=2, boxes=[((0,), (8,)), ((8,), (8,))])
     builder.object("loader", "epoch.pt", 7, owner=2)
-    paths = {"state.5.m": ("state", IntKey("5"), "m"), "rng": ("rng",), "loader": ("data", "loader"), "gone": ()}
+    paths = {"state.5.m": ("state", LiteralKey("5"), "m"), "rng": ("rng",), "loader": ("data", "loader"), "gone": ()}
     builder.finish(".metadata", builder.index(paths=paths), interop=True)
 
 

@@ -5,6 +5,7 @@ It shows that the page is complete, and is a model for readers in other language
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import math
@@ -54,7 +55,7 @@ class Checkpoint:
     tensors: list[Tensor]
     objects: list[tuple[str, int, Item]]
     aliases: dict[str, int]
-    paths: dict[str, tuple[str | int, ...]] | None
+    paths: dict[str, tuple[Any, ...]] | None
 
 
 def need(fact: bool, what: str) -> None:
@@ -208,7 +209,13 @@ def read_items(manifest: Manifest, table: str, count: int, stored: list[int]) ->
     return found
 
 
-def read_paths(manifest: Manifest, names: list[str]) -> dict[str, tuple[str | int, ...]] | None:
+def element(text: str, kind: int) -> Any:
+    if kind == 0:
+        return text
+    return int(text) if kind < 3 else ast.literal_eval(text)
+
+
+def read_paths(manifest: Manifest, names: list[str]) -> dict[str, tuple[Any, ...]] | None:
     rows = manifest.rows
     if "path" not in rows:
         return None
@@ -218,7 +225,7 @@ def read_paths(manifest: Manifest, names: list[str]) -> dict[str, tuple[str | in
     elements = manifest.column("path.elements", rows["path"])
     lengths = cut(manifest.column("path.element_bytes", rows["separator"]), [max(0, n - 1) for n in elements])
     kinds = cut(manifest.column("path.kind", rows["element"]), elements)
-    paths = {}
+    paths: dict[str, tuple[Any, ...]] = {}
     for name, text, count, own_lengths, own_kinds in zip(names, texts, elements, lengths, kinds, strict=True):
         rest = text.encode("utf-8", "surrogatepass")
         parts = []
@@ -228,7 +235,7 @@ def read_paths(manifest: Manifest, names: list[str]) -> dict[str, tuple[str | in
             rest = rest[length + 1 :]
         decoded = [part.decode("utf-8", "surrogatepass") for part in [*parts, rest]][:count]
         if count or own_names:
-            paths[name] = tuple(int(part) if kind else part for part, kind in zip(decoded, own_kinds, strict=True))
+            paths[name] = tuple(element(part, kind) for part, kind in zip(decoded, own_kinds, strict=True))
     return paths
 
 

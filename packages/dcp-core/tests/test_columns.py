@@ -18,8 +18,9 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_manifest.columns import IntKey, ManifestInfo
+from dcp_manifest.columns import ManifestInfo
 from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.literal_keys import LiteralKey
 
 
 def chunk(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> ChunkStorageMetadata:
@@ -49,7 +50,7 @@ def example() -> Metadata:
             "empty": TensorStorageMetadata(TensorProperties(torch.bool), torch.Size([0, 2]), [chunk((0, 0), (0, 2))]),
             "sparse": TensorStorageMetadata(TensorProperties(layout=torch.sparse_coo), torch.Size([1]), []),
         },
-        {"w": ("m", IntKey("5"), "w"), "step": ("step",), "scalar": ("l", 0), "empty": ("e",), "sparse": ("s",)},
+        {"w": ("m", LiteralKey("5"), "w"), "step": ("step",), "scalar": ("l", 0), "empty": ("e",), "sparse": ("s",)},
         {
             MetadataIndex("w", (0, 0), 0): info(stored("__0_0.x.distcp", running=2)),
             MetadataIndex("w", (2, 0), 1): info(stored("__1_0.x.distcp", running=1)),
@@ -80,7 +81,7 @@ def test_there_and_back() -> None:
         else:
             assert item.running_crcs.tolist() == place.stored.running_crcs.tolist()
             assert dataclasses.replace(item, running_crcs=None) == dataclasses.replace(place.stored, running_crcs=None)
-    assert type(found.planner_data["w"][1]) is IntKey
+    assert type(found.planner_data["w"][1]) is LiteralKey
 
 
 def test_the_hint_of_an_index_is_only_a_hint() -> None:

@@ -13,15 +13,13 @@ from torch.distributed.checkpoint._traverse import traverse_state_dict_v_2_3
 from dcp_core.errors import CorruptCheckpointError, DuplicateKeyError, UnsupportedValueError
 from dcp_core.flatten import (
     assign,
-    empty_mappings,
     flatten,
     flatten_state_dict,
     get_element,
-    is_empty_mapping,
     set_element,
     unflatten_state_dict,
 )
-from dcp_manifest.columns import IntKey
+from dcp_manifest.literal_keys import LiteralKey
 
 T = torch.zeros(1)
 
@@ -168,17 +166,17 @@ def test_template_that_cannot_be_changed() -> None:
 
 def test_elements() -> None:
     root: dict[Any, Any] = {}
-    set_element(root, ("a", 1, IntKey("3")), "v")
+    set_element(root, ("a", 1, LiteralKey("3")), "v")
     set_element(root, ("a", 0), "w")
     assert root == {"a": ["w", {3: "v"}]}
-    assert get_element(root, ("a", 1, IntKey("3"))) == "v"
+    assert get_element(root, ("a", 1, LiteralKey("3"))) == "v"
     for nowhere in (("a", 2), ("a", -1), ("a", "x"), ("b",), ("a", 0, "x"), ("a", 1, "4")):
         assert get_element(root, nowhere, "default") == "default"
 
 
 def test_an_int_path_element_finds_a_str_key_where_that_is_what_there_is() -> None:
     root: dict[Any, Any] = {"n": {"5": 0}}
-    set_element(root, ("n", IntKey("5")), 1)
+    set_element(root, ("n", LiteralKey("5")), 1)
     assert root == {"n": {"5": 1}}
 
 
@@ -196,12 +194,3 @@ def test_paths_that_contradict_each_other(paths: list[tuple[str | int, ...]]) ->
     names = {str(number): path for number, path in enumerate(paths)}
     with pytest.raises(CorruptCheckpointError):
         unflatten_state_dict(dict.fromkeys(names, 7), names)
-
-
-def test_empty_mappings_have_names_that_no_leaf_there_has() -> None:
-    found = empty_mappings(flatten({"a": {}, "b": [{}, {"c": {}}], "d": {"": {}}, 5: {6: {}}}))
-    assert found == {"a.": ("a",), "b.0.": ("b", 0), "b.1.c.": ("b", 1, "c"), "d..": ("d", ""), "5.6.": ("5", "6")}
-    assert all(is_empty_mapping(name, path) for name, path in found.items())
-    assert type(found["5.6."][1]) is IntKey
-    leaves = flatten({"a": 1, "a.": 2, "b": {"": 3}, "": 4})
-    assert not any(is_empty_mapping(name, path) for name, path in leaves.paths.items())

@@ -20,7 +20,7 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_manifest.columns import IntKey
+from dcp_manifest.literal_keys import LiteralKey
 
 # Evaluated with our classes here and with stock's in a process that knows nothing of us.
 METADATA = """Metadata(
@@ -38,7 +38,7 @@ METADATA = """Metadata(
         ),
         "step": BytesStorageMetadata(),
     },
-    planner_data={"w": ("m", "w"), "s": ("m", IntKey("5"), 0), "step": ("step",)},
+    planner_data={"w": ("m", "w"), "s": ("m", LiteralKey("5"), 0), "step": ("step",)},
     storage_data={
         MetadataIndex("w", (0, 0), 0): StorageInfo("__0_0.distcp", 0, 10),
         MetadataIndex("w", (2, 0), 1): StorageInfo("__1_0.distcp", 0, 10, ["stream.zstd/1"]),
@@ -53,7 +53,7 @@ STOCK_READS = """
 import pickle, sys, torch
 from torch.distributed.checkpoint.metadata import *
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
-IntKey = str
+LiteralKey = str
 for path in sys.argv[2:]:
     with open(path, "rb") as file:
         found = pickle.load(file)
@@ -65,7 +65,7 @@ assert not [name for name in sys.modules if name.startswith("dcp_")]
 
 
 def example() -> Metadata:
-    names = {**globals(), "IntKey": IntKey}
+    names = {**globals(), "LiteralKey": LiteralKey}
     made: Metadata = eval(METADATA, names)
     return made
 

@@ -12,8 +12,8 @@ from dcp_manifest import (
     ITEM_BYTES,
     CheckpointIndex,
     Framing,
-    IntKey,
     ItemColumns,
+    LiteralKey,
     ManifestInfo,
     TensorFlags,
     border_counts,
@@ -139,7 +139,7 @@ def own_index():
             (0, 68, 0, 4, 0, Framing.RAW, 0, 7),
         ],
         object_rows=[(0, 100, 0, 30, 0, Framing.OBJECT, 0, 7), (0, 130, 0, 40, 0, Framing.OBJECT, 0, 7)],
-        paths={"t.5.0": ("t", IntKey(5), 0), "rng": ("rng",), "loader": ("the", "loader"), "gone": ()},
+        paths={"t.5.0": ("t", LiteralKey(5), 0), "rng": ("rng",), "loader": ("the", "loader"), "gone": ()},
         dtypes=("bfloat16", "uint8"),
         files=("__0_0.0123456789abcdef.distcp",),
     )
@@ -251,7 +251,7 @@ def random_indexes(draw):
     taken = {name for name, _, _ in values}
     spare = [name for name in ("x", "y.z") if name not in taken] if tensors else []
     aliases = [(name, draw(st.integers(0, len(tensors) - 1))) for name in spare]
-    part = NAMES | st.integers(-(10**18) + 1, 10**18 - 1) | st.integers().map(lambda number: IntKey(str(number)))
+    part = NAMES | st.integers(-(10**18) + 1, 10**18 - 1) | st.integers().map(lambda number: LiteralKey(str(number)))
     paths = draw(
         st.none()
         | st.just({name: (name,) for name in taken})

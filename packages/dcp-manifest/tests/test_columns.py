@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manifest import Framing, IntKey, TensorFlags
+from dcp_manifest import Framing, TensorFlags
 from dcp_manifest.items import border_count
 
 
@@ -15,11 +15,6 @@ def test_flags_survive_as_bits(bits):
 def test_bits_that_no_flags_have_are_refused(bits):
     with pytest.raises(ValueError, match="not valid"):
         TensorFlags.from_bits(bits)
-
-
-def test_an_int_key_is_its_decimal_string():
-    assert IntKey("7") == "7"
-    assert int(IntKey("7")) == 7
 
 
 def test_starts(rich):

@@ -3,13 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dcp_manifest import IntKey
+from dcp_manifest import LiteralKey
 from dcp_manifest.path_table import PathColumns, pack_paths, unpack_paths
 
 CASES = {
     "flat": ({"a": ("a",), "b.c": ("b.c",)}, [1, 1], [], [0, 0], None),
     "nested": ({"a.b.c": ("a", "b.c"), "d": ("d",)}, [2, 1], [1], [0, 0, 0], None),
-    "lists and numbers": ({"l.0.5": ("l", 0, IntKey(5))}, [3], [1, 1], [0, 1, 2], None),
+    "lists and numbers": ({"l.0.5": ("l", 0, LiteralKey(5))}, [3], [1, 1], [0, 1, 2], None),
+    "other literals": ({"s.(1, None)": ("s", LiteralKey("(1, None)"))}, [2], [1], [0, 3], None),
     "not ascii": ({"ä.ö": ("ä", "ö")}, [2], [2], [0, 0], None),
     "empty keys": ({".": ("", "")}, [2], [0], [0, 0], None),
     "other text": ({"x": ("y", "z")}, [2], [1], [0, 0], ["y.z"]),
@@ -38,7 +39,7 @@ def test_names_without_a_path():
 
 @pytest.mark.parametrize(
     ("name", "lengths", "kinds"),
-    [("ab", [1], [0, 0]), ("a.b", [3], [0, 0]), ("a.b", [0], [0, 0]), ("a.b", [1], [0, 1]), ("a.b", [1], [0, 3])],
+    [("ab", [1], [0, 0]), ("a.b", [3], [0, 0]), ("a.b", [0], [0, 0]), ("a.b", [1], [0, 1]), ("a.b", [1], [0, 4])],
 )
 def test_columns_that_do_not_fit_are_refused(name, lengths, kinds):
     columns = PathColumns(np.array([2]), np.array(lengths), np.array(kinds), None)

@@ -26,7 +26,7 @@ def arena_view(
     memory: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
     """The tensor that lies at `offset` bytes of `memory`."""
-    made = torch.empty(0, dtype=dtype)
+    made = torch.empty(0, dtype=dtype, device="cpu")
     made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
     return made
 

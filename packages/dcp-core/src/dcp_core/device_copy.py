@@ -51,14 +51,14 @@ class _Slot:
     """A piece of pinned memory, and what tells that the last copy out of it is done."""
 
     def __init__(self) -> None:
-        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def fill(self, source: torch.Tensor) -> torch.Tensor:
         """The source's elements in a row, in this memory."""
         self.copied.synchronize()
         if self.memory.numel() < source.nbytes:
-            self.memory = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True)
+            self.memory = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
         staged = self.memory[: source.nbytes].view(source.dtype).view(source.shape)
         return staged.copy_(source)
 

@@ -2,10 +2,10 @@
 
 A name is the path's elements joined by dots. Mappings are always entered; a list only if it holds, at any depth of
 lists and mappings, a tensor or a mapping. Everything else is a leaf: tensors, tuples, sets, lists of plain values.
-Empty mappings hold no value, so they have no name; `empty_mappings` lets them be recorded among the paths.
+Empty mappings hold no value, so they have no name here (see `empty_mappings`).
 
-Two forms of a path: `paths` hold what stock records (str dict keys, int list indices; a dict key that was an int is an
-`IntKey`), `keys` hold the key objects of the very state dict that was flattened, to write back into it.
+Two forms of a path: `paths` hold what stock records (str dict keys, int list indices; a dict key that was another
+literal is a `LiteralKey`), `keys` hold the key objects of the state dict that was flattened, to write back into it.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{_nested_dict,_traverse}` (naming rules).
 """
@@ -21,17 +21,16 @@ import torch
 
 from dcp_core.errors import CorruptCheckpointError, DuplicateKeyError, UnsupportedValueError
 from dcp_core.tensor_like import TensorLike
-from dcp_manifest.columns import IntKey, PathElement
+from dcp_manifest.columns import PathElement
+from dcp_manifest.literal_keys import LiteralKey
 
 __all__ = [
     "FlatState",
     "Path",
     "assign",
-    "empty_mappings",
     "flatten",
     "flatten_state_dict",
     "get_element",
-    "is_empty_mapping",
     "set_element",
     "unflatten_state_dict",
 ]
@@ -49,6 +48,8 @@ class FlatState:
     keys: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     empty: list[Path] = field(default_factory=list)
     """Paths of the empty mappings, which have no name."""
+    text_keys: dict[type, str] = field(default_factory=dict)
+    """Classes of keys that are no literals, each with the text that stands for one of them in names and paths."""
 
 
 def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> FlatState:
@@ -72,20 +73,6 @@ def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> Fla
     except RecursionError:
         raise UnsupportedValueError("the state dict contains itself, or is nested too deeply to be saved") from None
     return flat
-
-
-def empty_mappings(flat: FlatState) -> dict[str, Path]:
-    """Paths of the empty mappings by a name that no leaf at that path can have, to be kept beside those of leaves."""
-    return {_empty_name(path): path for path in flat.empty}
-
-
-def is_empty_mapping(name: str, path: Path) -> bool:
-    """Whether a recorded name and path stand for an empty mapping."""
-    return name == _empty_name(path)
-
-
-def _empty_name(path: Path) -> str:
-    return ".".join(map(str, path)) + "."
 
 
 def flatten_state_dict(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
@@ -175,7 +162,7 @@ def _fill(
     is_list = isinstance(container, list)
     entries: Iterable[tuple[Any, Any]] = enumerate(container) if isinstance(container, list) else container.items()
     for key, value in entries:
-        element = key if is_list or type(key) is str else _element(key)
+        element = key if is_list or type(key) is str else _element(key, flat)
         name, at, real = f"{prefix}{element}", (*path, element), (*keys, key)
         # Tensors first: asking each of them whether it is a Mapping would take most of the time.
         if not isinstance(value, torch.Tensor) and _is_container(value, descend_plain=descend_plain):
@@ -198,8 +185,17 @@ def _is_container(value: object, *, descend_plain: bool) -> bool:
     return isinstance(value, list) and (_holds_entry(value) if descend_plain else _holds_tensor(value))
 
 
-def _element(key: object) -> PathElement:
-    return IntKey(key) if type(key) is int else str(key)
+def _element(key: object, flat: FlatState) -> PathElement:
+    try:
+        literal = LiteralKey.of(key)
+    except ValueError:
+        raise UnsupportedValueError("a key of the state dict is an integer with too many digits for a name") from None
+    if literal is not None:
+        return literal
+    text = str(key)
+    if not isinstance(key, str) or str.__ne__(key, text):
+        flat.text_keys.setdefault(type(key), text)
+    return text
 
 
 def _holds_entry(values: list[Any]) -> bool:
@@ -219,8 +215,10 @@ def _holds_tensor(value: Any) -> bool:
 
 def _real_key(container: Mapping[Any, Any], element: PathElement) -> Any:
     """The key of `container` that a path element other than a list index stands for."""
-    if type(element) is IntKey and (int(element) in container or element not in container):
-        return int(element)
+    if isinstance(element, LiteralKey):
+        key = element.value
+        if key in container or element not in container:
+            return key
     return str(element)
 
 

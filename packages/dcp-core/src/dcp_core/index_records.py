@@ -115,6 +115,23 @@ class StateRecords:
         """The dtypes of the table; None where this torch lacks one."""
         return [getattr(torch, name, None) for name in self.index.dtypes]
 
+    def is_same_data(self, one: str, other: str) -> bool:
+        """Whether two names are known to stand for the same stored values: tied at the save, or of equal checksums."""
+        first, second = self.tensors[one], self.tensors[other]
+        checksum = self._checksum(first)
+        return first == second or (checksum is not None and checksum == self._checksum(second))
+
+    def _checksum(self, row: int) -> tuple[int, ...] | None:
+        """What tells the stored bytes of a tensor row from others; None if they are in several chunks, or unchecked."""
+        stored = self.index.chunk_items
+        if stored is None or self.single[row] is None:
+            return None
+        chunk = self.chunk_starts[row]
+        if not stored.checked[chunk]:
+            return None
+        columns = (stored.crc32, stored.stored_bytes, stored.framing, stored.chain)
+        return int(self.index.tensor_dtype[row]), *(int(column[chunk]) for column in columns)
+
     def keys(self) -> Iterator[str]:
         """Every FQN: tensors, then objects."""
         return itertools.chain(self.tensors, self.objects)

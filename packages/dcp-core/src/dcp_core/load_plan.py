@@ -14,7 +14,7 @@ import torch
 
 from dcp_core.boxes import box_text, find_hole, find_overlap, intersect, overlaps
 from dcp_core.casts import is_lossless_cast
-from dcp_core.index_records import records_of
+from dcp_core.index_records import StateRecords, records_of
 from dcp_core.key_map import KeyMap
 from dcp_core.lazy import LazyList
 from dcp_core.load_columns import ReadColumns, WholeTensors
@@ -28,6 +28,7 @@ from dcp_core.metadata import (
 from dcp_core.plan import LoadItemType, ReadItem
 from dcp_core.report import SHOWN_PROBLEMS, LoadProblem, NearNames, suggest
 from dcp_core.shards import LocalTensor, local_tensor
+from dcp_core.template_memory import find_shared_memory, is_same_place
 
 __all__ = ["LoadRules", "LocalLoadPlan", "create_read_items_for_chunk_list", "plan_local_load"]
 
@@ -48,6 +49,10 @@ class LocalLoadPlan:
     """Key → name in the checkpoint, where they differ."""
     unexpected: list[str] = field(default_factory=list)
     """In the checkpoint, under a name that nothing in the template means."""
+    targets: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    """The tensors that are filled, each with its key; those of hooks are not known here."""
+    overlapping: list[tuple[str, str]] = field(default_factory=list)
+    """Keys of tensors that share memory, although the checkpoint may hold different values for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,22 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
     _report_names(planned, missing, state_dict, rules)
     if columns is not None:
         planned.matched.extend(columns.names)
+        planned.targets.extend((name, state_dict[name]) for name in columns.names)
         planned.items = LazyList(columns)
+    _look_at_memory(planned, records)
     return planned
+
+
+def _look_at_memory(planned: LocalLoadPlan, records: StateRecords | None) -> None:
+    """Note targets that cannot be filled, and those that share memory and may get different values."""
+    keys = [key for key, _ in planned.targets]
+    found = find_shared_memory(keys, [tensor for _, tensor in planned.targets])
+    planned.problems.extend(found.problems)
+    for one, other in found.shared:
+        names = [planned.renamed.get(keys[position], keys[position]) for position in (one, other)]
+        tied = is_same_place(planned.targets[one][1], planned.targets[other][1])
+        if not (tied and records is not None and records.is_same_data(*names)):
+            planned.overlapping.append((keys[one], keys[other]))
 
 
 def _report_names(
@@ -162,6 +181,8 @@ def _plan_tensor(
         planned.resized[fqn] = tuple(entry.size), tuple(held.size)
     planned.items.extend(_read_items(fqn, stored_name, entry, held.chunks))
     planned.matched.append(fqn)
+    if not hasattr(value, "__create_chunk_list__"):
+        planned.targets.extend((fqn, shard.get()) for shard in held.shards)
 
 
 def _misfit(

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from dcp_core.empty_mappings import restore_empty_mappings
 from dcp_core.errors import CorruptCheckpointError, DcpError, MissingKeyError, NotEnoughMemoryError, PlanError
-from dcp_core.flatten import FlatState, assign, flatten, get_element, is_empty_mapping, set_element
+from dcp_core.flatten import FlatState, assign, flatten, set_element
 from dcp_core.key_map import KeyMap
 from dcp_core.load_plan import LoadRules, LocalLoadPlan, plan_local_load
 from dcp_core.materialise import materialise_meta
@@ -24,7 +25,7 @@ from dcp_core.plan import LoadPlan, ReadItem
 from dcp_core.protocols import LoadPlanner
 from dcp_core.report import LoadMismatchError, suggest
 from dcp_core.shards import box_view, find_state_dict_object
-from dcp_manifest.columns import IntKey
+from dcp_manifest.literal_keys import LiteralKey
 
 __all__ = [
     "DefaultLoadPlanner",
@@ -274,12 +275,9 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
                 continue
             value = _unfilled(fqn, entry) if isinstance(entry, TensorStorageMetadata) else entry
             set_element(state_dict, path, value)
-            keys = tuple(int(element) if type(element) is IntKey else element for element in path)
+            keys = tuple(element.value if isinstance(element, LiteralKey) else element for element in path)
             flat.values[fqn], flat.paths[fqn], flat.keys[fqn] = value, path, keys
-        for name, path in paths.items():
-            empty = is_empty_mapping(name, path) and self._includes(name, path)
-            if empty and get_element(state_dict, path) is None:
-                set_element(state_dict, path, {})
+        restore_empty_mappings(state_dict, paths, include=self._includes)
         self.original_state_dict = state_dict
         self.is_coordinator = is_coordinator
         self.local_load = None
@@ -299,7 +297,7 @@ def _unfilled(fqn: str, entry: TensorStorageMetadata) -> torch.Tensor:
             key=fqn,
         )
     try:
-        return torch.empty(entry.size, dtype=entry.properties.dtype)
+        return torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
     except (RuntimeError, MemoryError) as error:
         raise NotEnoughMemoryError(
             f"{fqn!r} of shape {tuple(entry.size)} and dtype {entry.properties.dtype} does not fit into memory; load "

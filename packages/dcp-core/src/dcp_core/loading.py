@@ -24,6 +24,7 @@ from dcp_core.foreign import adopt_load_planner, adopt_reader
 from dcp_core.load_plan import LocalLoadPlan
 from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.metadata import Metadata
+from dcp_core.outside_compile import outside_compile
 from dcp_core.peers import PeerOptions
 from dcp_core.per_rank import RankValues
 from dcp_core.plan import LoadPlan
@@ -38,6 +39,7 @@ _MAX_ATTEMPTS = 3
 _IDENTITIES = (DefaultLoadPlanner.create_global_plan, ByteStorageReader.prepare_global_plan)
 
 
+@outside_compile
 def load(
     state_dict: dict[str, Any],
     *,
@@ -108,6 +110,7 @@ def load_by_reader(
     return _load(state_dict, None, storage_reader, planner, coordinator)
 
 
+@outside_compile
 def load_keys(
     keys: Iterable[str] | str | None = None,
     *,
@@ -269,6 +272,7 @@ class _Load:
             return found
         found.loaded, found.missing = tuple(sorted(local.matched)), tuple(sorted(local.missing))
         found.unexpected = tuple(sorted(local.unexpected))
+        found.overlapping = tuple(sorted(local.overlapping))
         found.cast, found.resized, found.renamed = dict(local.cast), dict(local.resized), dict(local.renamed)
         return found
 

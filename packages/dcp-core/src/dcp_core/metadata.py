@@ -21,8 +21,8 @@ import torch
 
 from dcp_core.lazy import LazyDict
 from dcp_core.record_pickle import dumps_as
-from dcp_manifest.columns import IntKey
 from dcp_manifest.items import StoredItem
+from dcp_manifest.literal_keys import LiteralKey
 
 __all__ = [
     "STORAGE_TYPES",
@@ -184,7 +184,7 @@ class Metadata:
     aliases: dict[str, str] | None = field(default=None, compare=False)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        data = dumps_as(self, paths=_STOCK_PATHS, states=_STOCK_STATES, plain=(IntKey,), protocol=int(protocol))
+        data = dumps_as(self, paths=_STOCK_PATHS, states=_STOCK_STATES, plain=(LiteralKey,), protocol=int(protocol))
         return pickle.loads, (data,)
 
     def __copy__(self) -> Metadata:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from dcp_core.archive_crcs import refuse_bomb
 from dcp_core.box_copy import BoxCopy
@@ -20,6 +21,7 @@ from dcp_core.errors import CorruptCheckpointError, DcpError
 from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import ReadItem
 from dcp_core.protocols import LoadPlanner
+from dcp_core.quantized import copy_quantized
 from dcp_core.shards import box_view
 from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_manifest.items import Framing, StoredItem
@@ -63,6 +65,7 @@ def tensor_request(
     if into is not None:
 
         def commit(_: memoryview) -> None:
+            increment_version(target)
             planner.commit_tensor(item, target)
 
         return ReadRequest(key, stored, runs.start, runs.stop, into, commit, decoder=decoder, decoded_bytes=nbytes)
@@ -168,7 +171,9 @@ def encoded_request(
                 key=key,
                 offset=stored.offset,
             )
-        flat = torch.frombuffer(decoded, dtype=torch.uint8) if decoded else torch.empty(0, dtype=torch.uint8)
+        flat = (
+            torch.frombuffer(decoded, dtype=torch.uint8) if decoded else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
         tensor = flat.view(dtype).view(next(iter(sizes)))
         for item in items:
             _copy_part(tensor, item, planner)
@@ -177,7 +182,9 @@ def encoded_request(
 
 
 def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
-    target = planner.resolve_tensor(item).detach()
+    target = planner.resolve_tensor(item)
+    if not target.is_quantized:  # a detached one would keep the quantizer to itself
+        target = target.detach()
     if tuple(target.shape) != tuple(item.lengths):
         raise DcpError(
             f"the planner resolved {item.dest_index.fqn!r} to a tensor of sizes {tuple(target.shape)}; "
@@ -207,5 +214,10 @@ def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tenso
 
 def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
     target = _target(item, planner)
-    target.copy_(box_view(tensor, item.storage_offsets, item.lengths))
+    part = box_view(tensor, item.storage_offsets, item.lengths)
+    if tensor.is_quantized:
+        fqn = item.dest_index.fqn
+        copy_quantized(fqn, target, part, is_whole=target is getattr(planner, "state_dict", {}).get(fqn))
+    else:
+        target.copy_(part)
     planner.commit_tensor(item, target)

@@ -25,7 +25,8 @@ class LoadProblem:
     key: str
     kind: str
     """`missing`, `unexpected`, `shape`, `kind` (tensor against object), `cast` (loses values), `hole` (no stored data),
-    `overlap` (stored twice) or `rename` (of something that the template lacks)."""
+    `overlap` (stored twice), `memory` (the template's tensor cannot be filled) or `rename` (of something that the
+    template lacks)."""
     message: str
 
 
@@ -62,6 +63,9 @@ class LoadReport:
     """Name of a `PerRank` value → the rank whose value this rank got; None where it kept its own, or all share one."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Key → name in the checkpoint, where they differ."""
+    overlapping: tuple[tuple[str, str], ...] = ()
+    """Pairs of keys whose tensors share memory in the template, though the checkpoint may hold different values for
+    them: the values of the one may have replaced those of the other. Tensors tied at the save are not among them."""
     unverified: tuple[str, ...] = ()
     """Read without a check of their bytes: items whose writer left no CRC for the part that was needed."""
     bytes_read: int = 0
@@ -78,6 +82,7 @@ class LoadReport:
             "initialised": self.initialised,
             "per rank": [f"{key} (rank {source})" for key, source in self.per_rank.items()],
             "renamed": [f"{key} (from {stored})" for key, stored in self.renamed.items()],
+            "overlapping": [f"{one} and {other}" for one, other in self.overlapping],
             "unverified": self.unverified,
         }
         lines = []

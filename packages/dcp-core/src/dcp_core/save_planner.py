@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from dcp_core.dedup import OnDivergence, agreed_aliases, dedup_save_plans, divergent_keys, report_divergence
-from dcp_core.flatten import empty_mappings, flatten
+from dcp_core.empty_mappings import merge_paths, name_empty_mappings
+from dcp_core.flatten import flatten
 from dcp_core.global_columns import plan_columns
 from dcp_core.global_plan import check_coverage, create_default_global_save_plan, drop_aliases
 from dcp_core.job_size import job_size
@@ -113,7 +114,8 @@ class DefaultSavePlanner(SavePlanner):
         self._dumped = {}
         if self.flatten_state_dict:
             flat = flatten(state_dict)
-            state_dict, self.mappings, self._empty = flat.values, flat.paths, empty_mappings(flat)
+            state_dict, self.mappings, self._empty = flat.values, flat.paths, name_empty_mappings(flat)
+            _warn_of_text_keys(flat.text_keys)
         self.state_dict = state_dict
 
     def create_local_plan(self) -> SavePlan:
@@ -161,11 +163,7 @@ class DefaultSavePlanner(SavePlanner):
             pinned_to_lowest=divergent,
         ) or self._plan_items(all_plans, aliases, divergent, complete=complete)
         if self.flatten_state_dict:
-            merged: dict[str, tuple[str | int, ...]] = {}
-            for plan in all_plans:
-                for fqn, path in (plan.planner_data or {}).items():
-                    merged.setdefault(fqn, path)
-            metadata.planner_data = merged
+            metadata.planner_data = merge_paths(plan.planner_data or {} for plan in all_plans)
             # Only the metadata needs the paths from here on; plans travel back without them.
             plans = [replace(plan, planner_data=None) for plan in plans]
         self.adopt_global_plan(plans, metadata)
@@ -262,6 +260,16 @@ class DefaultSavePlanner(SavePlanner):
             for fqn, tensor in whole.items()
             if _is_cheap(tensor) or (self.compare_all and _is_ordinary(tensor))
         }
+
+
+def _warn_of_text_keys(text_keys: Mapping[type, str]) -> None:
+    for kind, text in text_keys.items():
+        warnings.warn(
+            f"a key of class {kind.__qualname__} is recorded as its text, {text!r}: a load into a template finds its "
+            "value, but load_keys and conversions give back the text; use str or int keys to have them restored",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list[WriteItem]:

@@ -19,6 +19,7 @@ from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coo
 from dcp_core.events import Operation
 from dcp_core.foreign import adopt_save_planner, adopt_writer
 from dcp_core.metadata import DeferredMetadata, Metadata
+from dcp_core.outside_compile import outside_compile
 from dcp_core.peers import PeerOptions
 from dcp_core.per_rank import with_rank_values
 from dcp_core.plan import SavePlan
@@ -33,6 +34,7 @@ __all__ = ["save", "save_state_dict", "save_with"]
 _log = logging.getLogger(__name__)
 
 
+@outside_compile
 def save(
     state_dict: dict[str, Any],
     *,

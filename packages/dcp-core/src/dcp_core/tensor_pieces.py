@@ -43,7 +43,7 @@ class TensorPieces:
 
 def _by_host(tensor: torch.Tensor, max_bytes: int) -> Iterator[memoryview]:
     limit = max(1, min(max_bytes, _HOST_PIECE_BYTES) // tensor.dtype.itemsize)
-    buffer = torch.empty(min(limit, tensor.numel()), dtype=tensor.dtype)
+    buffer = torch.empty(min(limit, tensor.numel()), dtype=tensor.dtype, device="cpu")
     for part in _parts(tensor, limit):
         yield _bytes(_fill(buffer, part))
 
@@ -51,7 +51,7 @@ def _by_host(tensor: torch.Tensor, max_bytes: int) -> Iterator[memoryview]:
 def _from_cuda(tensor: torch.Tensor, max_bytes: int) -> Iterator[memoryview]:
     limit = max(1, max_bytes // 2 // tensor.dtype.itemsize)
     count = min(limit, tensor.numel())
-    buffers = [torch.empty(count, dtype=tensor.dtype, pin_memory=True) for _ in range(2)]
+    buffers = [torch.empty(count, dtype=tensor.dtype, pin_memory=True, device="cpu") for _ in range(2)]
     copied = [torch.cuda.Event() for _ in buffers]  # type: ignore[no-untyped-call]
     stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
     # What computes the tensor may still be running.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from dcp_core.index_records import StorageRecords
 from dcp_core.lazy import LazyDict
@@ -65,6 +66,7 @@ def split_whole_reads(
         strict=True,
     )
     requests: list[ReadRequest] = []
+    filled: list[torch.Tensor] = []
     others: list[ReadItem] = []
     files, dtypes = records.index.files, records.dtypes
     for name, dtype, file, offset, length, lead, size, framing, chain, checked, crc, start, count in table:
@@ -80,6 +82,8 @@ def split_whole_reads(
             files[file], offset, length, lead, size, Framing.RAW, crc if checked else None, running if checked else None
         )
         requests.append(ReadRequest(name, item, 0, len(into), into))
+        filled.append(target)
+    increment_version(filled)  # memory is filled without torch: autograd must not take old values for these
     return requests, others + columns.others
 
 

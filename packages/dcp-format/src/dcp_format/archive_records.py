@@ -32,7 +32,7 @@ class ArchiveRecords:
     """
 
     def __init__(self, mapped: torch.UntypedStorage, *, file: str) -> None:
-        self._view = memoryview(torch.tensor([], dtype=torch.uint8).set_(mapped).numpy())  # type: ignore[arg-type]
+        self._view = memoryview(torch.tensor([], dtype=torch.uint8, device="cpu").set_(mapped).numpy())  # type: ignore[arg-type]
         self._file = file
         self.address = mapped.data_ptr()
         """Of the first byte, in this process."""

@@ -149,7 +149,7 @@ class BroadcastingTorchSaveReader(StorageReader):
         step = max(1, _BROADCAST_BYTES // row_bytes)
         for start in range(0, rows, step):
             length = min(step, rows - start)
-            piece = torch.empty((length, *shape[1:]) if shape else (), dtype=dtype)
+            piece = torch.empty((length, *shape[1:]) if shape else (), dtype=dtype, device="cpu")
             if source is not None:
                 piece.copy_(source.narrow(0, start, length) if shape else source)
             if _world_size() > 1 and piece.numel():

@@ -46,7 +46,7 @@ def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
     Returns:
         float32 values, of sizes (…, groups × bytes × 2).
     """
-    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32)
+    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32, device="cpu")
     pairs = torch.stack((blocks & 0x0F, blocks >> 4), dim=-1)
     exponents = scales.to(torch.int32) - _SCALE_BIAS
     values = torch.ldexp(table[pairs.to(torch.int64)], exponents[..., None, None])

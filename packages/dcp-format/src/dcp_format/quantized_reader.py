@@ -151,7 +151,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         buffers: dict[str, torch.Tensor] = {}
         items = []
         for name, offsets, lengths in wanted:
-            buffers[name] = torch.empty(tuple(lengths), dtype=self._entry(name).properties.dtype)
+            buffers[name] = torch.empty(tuple(lengths), dtype=self._entry(name).properties.dtype, device="cpu")
             index = MetadataIndex(name, [0] * len(lengths), 0)
             zero = torch.Size([0] * len(lengths))
             items.append(ReadItem(LoadItemType.TENSOR, index, zero, index, torch.Size(offsets), torch.Size(lengths)))

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from dcp_core.empty_mappings import name_empty_mappings
 from dcp_core.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -28,7 +29,7 @@ from dcp_core.errors import (
     UnsupportedFormatError,
     UnsupportedValueError,
 )
-from dcp_core.flatten import empty_mappings, flatten
+from dcp_core.flatten import flatten
 from dcp_core.object_globals import allowed_globals
 from dcp_core.objects import dump_object
 from dcp_core.restricted_pickle import ForbiddenGlobalError, RestrictedUnpickler
@@ -81,7 +82,7 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
     flat = flatten(state)
     place = Path(path)
     located = _Located(place, records)
-    content = Content(str(place), {}, paths={**flat.paths, **empty_mappings(flat)}, close=located.close)
+    content = Content(str(place), {}, paths={**flat.paths, **name_empty_mappings(flat)}, close=located.close)
     seen: dict[Any, str] = {}
     for name, value in flat.values.items():
         if not _is_plain_tensor(value):

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from dcp_core.flatten import is_empty_mapping, set_element, unflatten_state_dict
+from dcp_core.empty_mappings import restore_empty_mappings
+from dcp_core.flatten import unflatten_state_dict
 from dcp_core.objects import load_object
 from dcp_core.payloads import tensor_bytes
 from dcp_format.content import Content, TensorEntry
@@ -80,9 +81,7 @@ def write_torch_save(
         values[name] = load_object(read(), key=name, allow_globals=allow_globals)
     paths = content.paths or {}
     nested = unflatten_state_dict({name: values[name] for name in _ordered(values, paths)}, paths)
-    for name, place in paths.items():
-        if name not in values and is_empty_mapping(name, place):
-            set_element(nested, place, {})
+    restore_empty_mappings(nested, paths)
     pickled = io.BytesIO()
     pickler = _Pickler(pickled, first_record=len(content.tensors))
     pickler.dump(nested)
@@ -113,7 +112,7 @@ def _write(
         pieces = _ticking(entry.data.pieces(max_inflight_bytes), tick)
         crcs.append(archive.add(f"data/{number}", entry.data.nbytes, pieces))
     for record, storage in storages.items():
-        view = tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(storage))
+        view = tensor_bytes(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
         crcs.append(archive.add(f"data/{record}", len(view), [view]))
     archive.add("version", 2, [b"3\n"])
     digits = f"{_number_of(pickled, crcs):040d}".encode()

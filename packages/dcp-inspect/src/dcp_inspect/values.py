@@ -51,5 +51,5 @@ def _tensor(entry: Any, data: bytearray, shape: tuple[int, ...]) -> Any:
     torch = importlib.import_module("torch")
     dtype = getattr(torch, entry.dtype)
     if not data:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dcp_manifest.columns import CheckpointIndex, IntKey, ItemColumns, ManifestInfo, PathElement, TensorFlags
+from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
 from dcp_manifest.consistency import check_index
 from dcp_manifest.discover import (
     DATA_SUFFIX,
@@ -24,6 +24,7 @@ from dcp_manifest.errors import (
     UnsupportedFormatError,
 )
 from dcp_manifest.items import Framing, StoredItem, block_bytes, border_count, border_counts
+from dcp_manifest.literal_keys import LiteralKey
 from dcp_manifest.manifest import decode, encode, read_index
 from dcp_manifest.manifest_file import ManifestFile
 from dcp_manifest.merge import merge_rank_indexes
@@ -45,9 +46,9 @@ __all__ = [
     "CorruptCheckpointError",
     "DcpError",
     "Framing",
-    "IntKey",
     "InvalidIndexError",
     "ItemColumns",
+    "LiteralKey",
     "ManifestFile",
     "ManifestInfo",
     "PathElement",

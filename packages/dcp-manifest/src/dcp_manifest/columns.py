@@ -19,7 +19,6 @@ from dcp_manifest.items import EncodedBlocks, Framing, StoredItem, border_counts
 __all__ = [
     "BlockColumns",
     "CheckpointIndex",
-    "IntKey",
     "ItemColumns",
     "ManifestInfo",
     "PathElement",
@@ -32,12 +31,6 @@ U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 RaggedStarts = tuple[list[int], list[int]]
-
-
-class IntKey(str):
-    """A dict key that was an `int`: stock sees its decimal string, we can restore the number with `int(key)`."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Places in the nested state dict as columns.
 
 A path's elements joined with `.` are, as a rule, the value's name: then only the lengths of the elements (but the
-last) and what they are (key, list index, key that was an `int`) are stored. Otherwise the joined text is stored too.
+last) and what they are (key, list index, key that was an `int` or
+another literal) are stored. Otherwise the joined text is stored too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import AnyStr, cast
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.columns import IntKey, PathElement
+from dcp_manifest.columns import PathElement
+from dcp_manifest.literal_keys import LiteralKey
 from dcp_manifest.strings import decode_text, encode_text
 
 __all__ = ["PathColumns", "pack_paths", "unpack_paths"]
@@ -23,10 +25,10 @@ __all__ = ["PathColumns", "pack_paths", "unpack_paths"]
 I64 = npt.NDArray[np.int64]
 Path = tuple[PathElement, ...]
 
-KEY, LIST_INDEX, INT_KEY = 0, 1, 2
+KEY, LIST_INDEX, INT_KEY, LITERAL_KEY = 0, 1, 2, 3
 _INDEX = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _INDEX_LIMIT = 10**18
-_KINDS: dict[type, int] = {str: KEY, int: LIST_INDEX, IntKey: INT_KEY}
+_KINDS: dict[type, int] = {str: KEY, int: LIST_INDEX}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,15 @@ def _kinds(flat: Sequence[PathElement]) -> I64:
         return np.zeros(len(flat), np.int64)
     if any(type(part) is int and abs(part) >= _INDEX_LIMIT for part in flat):
         raise ValueError(f"a list index in a path is not below {_INDEX_LIMIT}")
-    if not types <= {str, int, IntKey}:
+    if not types <= {str, int, LiteralKey}:
         raise ValueError(f"a path may hold str and int, not {sorted(kind.__qualname__ for kind in types)}")
-    return np.fromiter((_KINDS[type(part)] for part in flat), np.int64, len(flat))
+    return np.fromiter(map(_kind, flat), np.int64, len(flat))
+
+
+def _kind(part: PathElement) -> int:
+    if isinstance(part, LiteralKey):
+        return INT_KEY if part.removeprefix("-").isdecimal() else LITERAL_KEY
+    return _KINDS[type(part)]
 
 
 def _split(text: str, lengths: list[int]) -> list[str]:
@@ -120,6 +128,6 @@ def _element(part: str, kind: int) -> PathElement:
         return part
     if kind == LIST_INDEX and _INDEX.fullmatch(part):
         return int(part)
-    if kind == INT_KEY:
-        return IntKey(part)
+    if kind in (INT_KEY, LITERAL_KEY):
+        return LiteralKey(part)
     raise ValueError(f"the path element {part!r} is not of kind {kind}")

@@ -151,7 +151,7 @@ class _Head:
         """Each path element that is not a name as well, with the opcodes that push it."""
         paths = self.index.paths or {}
         names = {*self.rows, *self.index.object_names}
-        # An int dict key (IntKey) equals its decimal string, which is what stock writes in its place.
+        # A `LiteralKey` equals the text that stock writes in its place.
         for part in dict.fromkeys(chain(paths, chain.from_iterable(paths.values()))):
             if not isinstance(part, str):
                 yield part, integer(part)

@@ -47,7 +47,7 @@ def broadcast_model(
     def target(name: str, sent: _Sent) -> torch.Tensor:
         known = known_tensors.get(name)
         if known is None:
-            return torch.empty(sent.shape, dtype=sent.dtype)
+            return torch.empty(sent.shape, dtype=sent.dtype, device="cpu")
         if known.is_meta:
             return torch.empty_like(known, device=_device())
         filled.add(name)

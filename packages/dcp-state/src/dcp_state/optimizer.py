@@ -262,13 +262,13 @@ def _broadcast(
     def target(key: str, sent: Any) -> torch.Tensor | None:
         fqn = key.partition("\0")[0]
         if names.owner is not None:  # which shards whole tensors itself
-            return torch.empty(sent.shape, dtype=sent.dtype)
+            return torch.empty(sent.shape, dtype=sent.dtype, device="cpu")
         parameter = next((parameters[name] for name in names.candidates(fqn) if name in parameters), None)
         if parameter is None:
             return None
         if parameter.shape == sent.shape and sent.shape:
             return torch.empty_like(parameter.detach(), dtype=sent.dtype)
-        return torch.empty(sent.shape, dtype=sent.dtype)
+        return torch.empty(sent.shape, dtype=sent.dtype, device="cpu")
 
     received = broadcast_tensors(source, target, lambda _key, _sent: None)
     hyperparameters, empty_groups = received.pop("", ({}, []))

@@ -102,7 +102,7 @@ def _to_rank_0(name: str, value: DTensor, errors: Errors) -> torch.Tensor | None
     me = dist.get_rank()
     held = local_tensor(name, value)
     mine = {tuple(shard.offsets): shard.get() for shard in held.shards} if held is not None else {}
-    whole = errors.attempt(lambda: torch.empty(value.shape, dtype=value.dtype)) if me == 0 else None
+    whole = errors.attempt(lambda: torch.empty(value.shape, dtype=value.dtype, device="cpu")) if me == 0 else None
     for box, owner in _owners(name, value).items():
         if 0 < me != owner:
             continue
