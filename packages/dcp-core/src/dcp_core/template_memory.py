@@ -110,7 +110,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.is_contiguous() and other.is_contiguous():
         return True
     try:
-        return np.shares_memory(_addresses(one), _addresses(other), max_work=_MAX_WORK)
+        return np.shares_memory(_addresses(one), _addresses(other), max_work=_MAX_WORK)  # type: ignore[arg-type]
     except (np.exceptions.TooHardError, OverflowError):
         return True
 
