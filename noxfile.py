@@ -38,8 +38,9 @@ S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
 TESTED_WITH = ("lion-pytorch", "s3torchconnector[dcp]")  # libraries of others that the integration tests use
 OLDEST_TORCH = "2.6.0"  # what the packages declare
-# Of that torch about itself.
+# Of the two torches about themselves.
 OLDEST_WARNS = ("-W", "ignore:TypedStorage is deprecated:UserWarning", "-W", "ignore:DTensor random op:UserWarning")
+NEWEST_WARNS = ("-W", "ignore:.*_fsspec_filesystem.* is deprecated")  # whose old name is the one of all versions
 TOOLS = {
     "checks": ("import-linter", "mypy", "ruff"),
     "demo": ("matplotlib", "rich"),
@@ -144,6 +145,22 @@ def oldest_torch(session: nox.Session) -> None:
         env=SINGLE_THREAD,
         external=True,
     )
+
+
+@nox.session(venv_backend="none")
+def newest_torch(session: nox.Session) -> None:
+    """The newest torch that can be had: the packages' tests, and the oracle's. Its build for CUDA takes gigabytes."""
+    python = fresh_environment(session, "newest-torch")
+    folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints = ROOT / ".nox" / "newest-torch-constraints.txt"
+    constraints.write_text("\n".join(line for line in pinned if not line.startswith("torch==")))
+    newest = (*PIP_INSTALL, "-c", str(constraints))
+    pip(session, python, *newest, "torch", *BUILD_TOOLS, *TEST_TOOLS)
+    pip(session, python, *newest, "--no-build-isolation", *folders)
+    tested = ("packages", "integration_tests/oracle", "integration_tests/weaknesses")
+    chosen = ("-m", "not slow", *SIDE_BY_SIDE, *NEWEST_WARNS, *(session.posargs or tested))
+    session.run(python, "-m", "pytest", *chosen, env=SINGLE_THREAD, external=True)
 
 
 @nox.session(venv_backend="none")

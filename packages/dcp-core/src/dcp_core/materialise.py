@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dcp_core.declared_shards import copy_declaration, declares_shards
 from dcp_core.dtensors import is_dtensor
 from dcp_core.errors import UnsupportedValueError
 
@@ -82,7 +83,10 @@ def _materialised(tensor: torch.Tensor, path: str) -> torch.Tensor:
         raise UnsupportedValueError(
             f"{path!r} is a {type(tensor).__qualname__} on the meta device; materialise it (to_empty) before loading"
         )
-    return torch.empty_like(tensor, device=_device(None))
+    made = torch.empty_like(tensor, device=_device(None))
+    if declares_shards(tensor):
+        copy_declaration(tensor, made)
+    return made
 
 
 def _device(device_type: str | None) -> torch.device:

@@ -67,6 +67,8 @@ class TensorProperties:
     requires_grad: bool = False
     memory_format: torch.memory_format = torch.contiguous_format
     pin_memory: bool = False
+    strides: tuple[int, ...] | None = field(default=None, compare=False)
+    """Of the tensor that was saved, elements: a note of torch 2.15 that is not stored; None if not known."""
 
     @staticmethod
     def create_from_tensor(tensor: torch.Tensor) -> TensorProperties:
@@ -77,10 +79,11 @@ class TensorProperties:
             requires_grad=tensor.requires_grad,
             memory_format=torch.contiguous_format,
             pin_memory=tensor.is_pinned(),
+            strides=tensor.stride() if tensor.layout is torch.strided else None,
         )
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return (
+        return (  # without the strides, which no version before 2.15 reads
             self.dtype,
             self.layout,
             self.requires_grad,
@@ -89,7 +92,8 @@ class TensorProperties:
         )
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.dtype, self.layout, self.requires_grad, encoding, self.pin_memory = state
+        self.dtype, self.layout, self.requires_grad, encoding, self.pin_memory, *rest = state
+        self.strides = rest[0] if rest else None
         self.memory_format = _MEMORY_FORMATS[encoding.value]
 
 

@@ -1,8 +1,8 @@
 """What part of a value this rank holds: boxes of the global tensor, and the local memory behind each.
 
-Plain tensors, DTensors, ShardedTensors, and any object with the three hooks of `torch.distributed.checkpoint`
-(`__create_write_items__`, `__create_chunk_list__`, `__get_tensor_shard__`; LocalShardsWrapper has them, also inside a
-DTensor). A DTensor's own hooks are never called: they import stock.
+Plain tensors, tensors that declare their shards, DTensors, ShardedTensors, and any object with the three hooks of
+`torch.distributed.checkpoint` (`__create_write_items__`, `__create_chunk_list__`, `__get_tensor_shard__`;
+LocalShardsWrapper has them, also inside a DTensor). A DTensor's own hooks are never called: they import stock.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner_helpers,utils}` (contract).
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dcp_core.convert import as_chunk, as_properties, as_write_item
+from dcp_core.declared_shards import declared_boxes, declares_shards
 from dcp_core.dtensors import is_dtensor
 from dcp_core.errors import ShardNotFoundError, UnsupportedValueError
 from dcp_core.mesh_boxes import LocalBox, ShardedDim, local_boxes
@@ -196,7 +197,7 @@ def find_tensor_shard(tensor: torch.Tensor, index: MetadataIndex) -> torch.Tenso
 
     Source: torch 2.13 `torch.distributed.checkpoint.utils.find_tensor_shard`.
     """
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not any(index.offset or ()):
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (any(index.offset or ()) or declares_shards(tensor)):
         return tensor
     return find_shard(tensor, index)
 
@@ -223,9 +224,19 @@ def find_state_dict_object(state_dict: Mapping[str, Any], index: MetadataIndex) 
 
 def _of_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool) -> LocalTensor:
     check_tensor(fqn, tensor, allow_meta=allow_meta)
+    if declares_shards(tensor):
+        return _of_declared(fqn, tensor)
     size = tensor.size()
     shard = LocalShard(torch.Size((0,) * len(size)), size, tensor.detach)
     return LocalTensor(size, TensorProperties.create_from_tensor(tensor), True, (shard,))
+
+
+def _of_declared(fqn: str, tensor: Any) -> LocalTensor:
+    shards = tuple(
+        LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _local_view(tensor, box))
+        for box in declared_boxes(fqn, tensor)
+    )
+    return LocalTensor(torch.Size(tensor.global_shape), TensorProperties.create_from_tensor(tensor), False, shards)
 
 
 def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:

@@ -37,10 +37,10 @@ class LocalValues:
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is an ordinary strided tensor with data, of no special class."""
+    """Whether a value is an ordinary strided tensor with data, of no special class, that declares no shards."""
     if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
         return False
-    return value.layout is torch.strided and not (value.is_meta or value.is_nested)
+    return value.layout is torch.strided and not (value.is_meta or value.is_nested or hasattr(value, "global_shape"))
 
 
 def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
