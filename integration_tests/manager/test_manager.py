@@ -197,7 +197,7 @@ def test_quarantined_ones_go_as_good_ones_would(tmp_path: Path) -> None:
 def test_debris_of_killed_saves_goes(tmp_path: Path) -> None:
     killed = tmp_path / "step-5"
     killed.mkdir(parents=True)
-    (killed / "__0_0.abc.distcp").write_bytes(b"half")
+    (killed / "__0_0.abc.distcp").write_bytes(bytes(5))
     other = tmp_path / "step-x"
     other.mkdir()
     (other / "mine").write_text("of the user")

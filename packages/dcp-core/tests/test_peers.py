@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -255,6 +256,49 @@ def stranger():
 
 def test_a_stranger_at_the_door_changes_nothing(ranks):
     assert ranks.run(3, stranger) == [([None] * 3, [0, 1, 2])] * 3
+
+
+def crowd():
+    """Strangers of every kind, more than a rank keeps, while a rank that is called late finds its way in."""
+    kinds = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n" * 100,
+        b"\x02",
+        bytes(25),
+        b"\xff" * 25,
+        b"\x02" + bytes(16) + b"\x40" + bytes(71),
+    ]
+    with placed("own hosts") as them:
+        door = them._peers._cards.challenge if them.rank else next(iter(them._peers._held.doors.values())).getsockname()
+        store = group_store()
+        if them.rank == 0:
+            store.set("door", f"{door[0]} {door[1]}")
+            ends = [socket.create_connection(door) for _ in range(100)]
+            for number, end in enumerate(ends):
+                with contextlib.suppress(OSError):
+                    end.sendall(kinds[number % len(kinds)])
+                    if number % 3 == 0:
+                        end.shutdown(socket.SHUT_WR)
+            before = descriptors()
+            store.set("crowded", "yes")
+        else:
+            store.get("crowded")
+        values = [them.all_gather(f"phase {n}", lambda n=n: (them.rank, n)) for n in range(3)]
+        if them.rank == 0:
+            grown = descriptors() - before
+            doors = len(them._peers._held.doors)
+            for end in ends:
+                end.close()
+            return values, grown, doors, dict(them._peers.lost)
+        return values, 0, 0, dict(them._peers.lost)
+
+
+def test_a_crowd_of_strangers_costs_little_and_hurts_nobody(ranks):
+    ranks.run(1, dist.is_initialized, backend=None)  # a new group
+    for values, grown, doors, lost in ranks.run(3, crowd):
+        assert values == [[(rank, n) for rank in range(3)] for n in range(3)]
+        assert grown <= 32 + 3
+        assert (doors, lost) == (0, {})  # all who are to come have come
 
 
 def test_the_error_says_what_to_do_and_travels():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dcp_io import CheckpointExistsError, SaveInProgressError, SaveSession
+from dcp_io.own_files import data_mark
 from dcp_manifest.columns import ManifestInfo
 from dcp_manifest.manifest import encode
 
@@ -55,7 +56,7 @@ def test_an_id_is_used_once(store, helpers):
 def test_abort_removes_only_what_this_rank_wrote(store):
     sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in (1, 11)]
     for rank in (1, 11):
-        store.publish(f"__{rank}_0.new.distcp", b"x")
+        store.publish(f"__{rank}_0.new.distcp", data_mark("new"))
     sessions[0].abort()
     assert store.exists("__11_0.new.distcp")
     assert not store.exists("__1_0.new.distcp")
@@ -66,7 +67,7 @@ def test_abort_removes_only_what_this_rank_wrote(store):
 def test_abort_after_publishing_leaves_it_to_the_next_save(store, helpers):
     helpers.save_all(store, OLD)
     session = SaveSession.begin(store, save_id="new", rank=0)
-    store.publish("__0_0.new.distcp", b"x")
+    store.publish("__0_0.new.distcp", data_mark("new"))
     data = encode(helpers.make_index({}, info=ManifestInfo("new", 2, "test", generation=2, rank=0)))
     session.publish("__0.new.metadata", data)
     session.abort()

@@ -12,7 +12,7 @@ VALUES = [{"a": bytes(1000)}, {"b": bytes(500)}]
 
 def test_all_of_it_goes(store, helpers):
     helpers.save_all(store, VALUES)
-    for name in (".dcp-save-0123", "..dcp-save-0123.x.tmp", "__0.metadata", "__9_9.left.distcp"):
+    for name in (".dcp-save-0123", "..dcp-save-0123.x.0123abcd.tmp", "__0.metadata", "__9_9.left.distcp"):
         store.publish(name, b"")
     assert remove_checkpoint(store) == []
     assert not os.path.exists(store.path)

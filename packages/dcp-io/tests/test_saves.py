@@ -12,6 +12,7 @@ import pytest
 
 from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveLostError, SaveSession, markers, saves
 from dcp_io.markers import Marker, find_markers
+from dcp_io.own_files import data_mark
 from dcp_io.process_identity import this_process
 from dcp_manifest.columns import ManifestInfo
 from dcp_manifest.items import Framing, StoredItem
@@ -142,8 +143,13 @@ def test_dead_saves_are_cleaned_up(store, helpers, plant, marker):
     helpers.save_all(store, OLD)
     before = helpers.names(store)
     plant("dead", replaced=before, **marker)
-    for name in ("__0_0.dead.distcp", "__7_3.dead.distcp", "..metadata.dead.12345678.tmp"):
-        store.publish(name, b"junk")
+    debris = {
+        "__0_0.dead.distcp": b"",
+        "__7_3.dead.distcp": data_mark("dead") + b"x",
+        "..metadata.dead.12345678.tmp": b"\x80",
+    }
+    for name, data in debris.items():
+        store.publish(name, data)
     info = ManifestInfo("dead", 2, "test", generation=9, rank=0)
     store.publish("__0.dead.metadata", encode(helpers.make_index({}, info=info)))
     store.publish("__0_0.deadly.distcp", b"of nobody that we know")
@@ -154,7 +160,7 @@ def test_dead_saves_are_cleaned_up(store, helpers, plant, marker):
 
 def test_files_of_a_dead_save_that_the_current_index_names_are_kept(store, helpers, plant):
     store.publish("__0_0.dead.distcp", b"x")
-    store.publish("__0_1.dead.distcp", b"x")
+    store.publish("__0_1.dead.distcp", data_mark("dead"))
     item = StoredItem("__0_0.dead.distcp", 0, 1, 0, 1, Framing.RAW)
     index = helpers.make_index({"a": ("uint8", (1,), item)}, info=ManifestInfo("other", 1, "test"))
     store.publish(".metadata", encode(index))
@@ -173,14 +179,21 @@ def test_a_damaged_marker_is_believed_until_it_is_old(store, monkeypatch):
     assert store.list() == []
 
 
-@pytest.mark.parametrize("data", [b"", bytes(300), b'{"save_id": "odd", "proc', b"\xff"])
+@pytest.mark.parametrize("data", [b"", bytes(300), b'{"save_id": "odd", "proc'])
 def test_a_marker_that_lost_its_bytes_with_the_power_does_not_block(store, data):
     store.publish(".dcp-save-odd", data)
-    store.publish("__0_0.odd.distcp", b"x")
+    store.publish("__0_0.odd.distcp", data_mark("odd"))
     minute_ago = time.time() - 60
     os.utime(os.path.join(store.path, ".dcp-save-odd"), (minute_ago, minute_ago))
     SaveSession.begin(store).abort()
     assert store.list() == []
+
+
+def test_what_has_the_name_of_a_marker_and_is_none_stays_and_does_not_block(store):
+    store.publish(".dcp-save-odd", b"\xff")
+    os.utime(os.path.join(store.path, ".dcp-save-odd"), (1, 1))
+    SaveSession.begin(store).abort()
+    assert store.exists(".dcp-save-odd")
 
 
 def test_a_marker_of_a_later_version_is_believed(store):
@@ -198,7 +211,7 @@ def test_what_a_killed_finish_left_is_removed(store, helpers, plant):
     save_id = helpers.save_all(store, NEW)
     for name in old:
         if name != ".metadata":
-            store.publish(name, b"left over")
+            store.publish(name, data_mark(name.split(".")[1]) + b"left over")
     marker = plant(save_id, gone=True, replaced=[*old, f"__0_0.{save_id}.distcp", ".metadata"])
     SaveSession.begin(store).abort()
     assert not store.exists(marker)
@@ -252,7 +265,7 @@ def test_overwrite_false_refuses_any_checkpoint(store, helpers):
 
 def test_overwrite_false_does_not_mind_a_dead_save(store, plant):
     plant("dead", gone=True)
-    store.publish("__0_0.dead.distcp", b"junk")
+    store.publish("__0_0.dead.distcp", data_mark("dead"))
     SaveSession.begin(store, overwrite=False).abort()
     assert store.list() == []
 
@@ -262,7 +275,7 @@ def test_a_damaged_checkpoint_can_be_replaced_but_nothing_is_guessed_about_it(st
     files = [name for name in helpers.names(store) if name != ".metadata"]
     store.publish(".metadata", b"damaged")
     plant("dead", gone=True)
-    store.publish("__0_0.dead.distcp", b"may belong to the damaged checkpoint")
+    store.publish("__0_0.dead.distcp", data_mark("dead") + b"may belong to the damaged checkpoint")
     helpers.save_all(store, NEW)
     assert helpers.load_all(store) == helpers.merged(NEW)
     assert {*files, "__0_0.dead.distcp"} < set(helpers.names(store))
@@ -275,7 +288,7 @@ def test_abort_removes_all_of_the_save_and_nothing_else(store, helpers):
     before = helpers.names(store)
     session = SaveSession.begin(store)
     for rank in (0, 5):
-        store.publish(f"__{rank}_0.{session.save_id}.distcp", b"x")
+        store.publish(f"__{rank}_0.{session.save_id}.distcp", data_mark(session.save_id))
     session.abort()
     session.abort()
     assert helpers.names(store) == before
@@ -353,7 +366,7 @@ def test_a_renewal_that_misses_the_marker_is_noticed(store):
 def test_a_session_that_is_dropped_without_an_end_blocks_nobody(store, helpers):
     session = SaveSession.begin(store, stale_after_seconds=0.5)
     name = f"__0_0.{session.save_id}.distcp"
-    store.publish(name, b"x")
+    store.publish(name, data_mark(session.save_id))
     del session
     gc.collect()
     helpers.save_all(store, NEW)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_io import data_file, write_engine
+from dcp_io.own_files import MARK_BYTES, data_mark
 from dcp_io.write_engine import write_items
 from dcp_io.writeback import start_writeback
 from dcp_manifest.items import Framing, block_bytes, border_count
@@ -64,7 +65,8 @@ def test_round_trip(store, helpers, write, monkeypatch, layout, threads, single_
 def test_items_and_zero_gaps_fill_the_file_exactly(store, write, layout):
     items = write(values(5, 64, 1, 100_000, 2_000_000, 0, 8), layout=layout)
     data = store.read("__3_0.abc.distcp")
-    position = 0
+    assert data[:MARK_BYTES] == data_mark("abc")
+    position = MARK_BYTES
     for item in sorted(items.values(), key=lambda item: (item.offset, item.length)):
         assert 0 <= item.offset - position < 64
         assert data[position : item.offset] == bytes(item.offset - position)
@@ -85,7 +87,7 @@ def test_small_raw_items_lie_side_by_side_at_their_element_size(store, helpers):
     requests = [helpers.raw_request(f"s{n}", RNG.bytes(4), "float32", ()) for n in range(1000)]
     requests.insert(0, helpers.raw_request("odd", b"x", "uint8"))
     items = write_items(store, requests, prefix="__0_", save_id="abc", layout="raw", sync=False)
-    assert store.size("__0_0.abc.distcp") <= 4 * 1000 + 8
+    assert store.size("__0_0.abc.distcp") <= MARK_BYTES + 4 * 1000 + 8
     assert all(item.offset % 4 == 0 for item in items[1:])
 
 

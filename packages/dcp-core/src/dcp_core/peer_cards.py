@@ -1,6 +1,6 @@
 """Which ranks share a host and who stands above whom: found through cards that the ranks leave in the store.
 
-Keys under `dcp/peers/<sequence>/`, which stay as long as the store: `token` (what ranks show each other), `root` (the
+Keys under `dcp/peers/<sequence>/`, which stay as long as the store: `token` (the secret of the job), `root` (the
 coordinator's card), `host/<host>` and `hosts` (how many cards and hosts there are), `host/<host>/<n>` and `hosts/<n>`
 (the cards of a host's ranks, and of the first of each host: its leader). Not here: connections.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from dcp_core.outcomes import decode, encode
 from dcp_core.process_identity import ProcessIdentity
+from dcp_core.rank_proof import new_challenge
 from dcp_core.store_wire import StoreWire
 
 __all__ = ["Card", "CardBox"]
@@ -27,6 +28,8 @@ class Card:
     process: ProcessIdentity
     addresses: tuple[str, ...] = ()
     port: int = 0
+    challenge: bytes = b""
+    """What callers have to answer."""
 
 
 class CardBox:
@@ -46,7 +49,10 @@ class CardBox:
         self._fan_out = fan_out
         self._host = f"host/{hashlib.sha256(process.host.encode()).hexdigest()[:16]}"
         self._leader_number: int | None = None
-        self.token = wire.claim("token", secrets.token_hex(16)).encode()
+        self.secret = wire.claim("token", secrets.token_hex(32)).encode()
+        """Of the job; it leaves the store for no connection."""
+        self.challenge = new_challenge()
+        """Of this rank, should it listen."""
 
     def leave(
         self, wire: StoreWire, rank: int, *, leads: bool, open_door: Callable[[], tuple[tuple[str, ...], int]]
@@ -61,7 +67,7 @@ class CardBox:
         """
         number = wire.add(self._host)
         first = self._fan_out is not None and number == 1
-        card = Card(rank, self._process, *(open_door() if leads or first else ((), 0)))
+        card = Card(rank, self._process, *(open_door() if leads or first else ((), 0)), self.challenge)
         if leads:
             wire.put("root", encode(card))
         if first:

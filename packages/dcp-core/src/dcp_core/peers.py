@@ -8,7 +8,6 @@ the phases exchange, too. Not here: phases.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import os
 import select
@@ -16,12 +15,16 @@ import socket
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
 
 from dcp_core.peer_cards import Card, CardBox
+from dcp_core.peer_handles import PeerHandles
+from dcp_core.peer_options import PeerOptions
 from dcp_core.process_identity import ProcessIdentity, own_identity, watch_process
-from dcp_core.rank_link import Frame, Link, listen, own_addresses
+from dcp_core.rank_doors import addresses_to_announce, open_doors
+from dcp_core.rank_guests import Guests
+from dcp_core.rank_link import Frame, Link
 from dcp_core.rank_mail import Key, Mail
+from dcp_core.rank_proof import Call, Listener
 from dcp_core.store_wire import KeyValueStore, StoreWire
 
 __all__ = ["DOWN", "UP", "PeerOptions", "Peers"]
@@ -29,49 +32,14 @@ __all__ = ["DOWN", "UP", "PeerOptions", "Peers"]
 UP, DOWN, _HELLO, _WELCOME, _READING = range(5)
 
 _CONNECT_SECONDS = 3.0  # for each address
+_GREET_SECONDS = 1.0  # a rank that is busy afterwards has said who it is
+_CALLS_AGAIN = 5
 _ENDED = "its process has ended"
 _GONE = "its process has ended, or its host is gone"
 _LOOPBACK = "127.0.0.1"
 _SLEEP_BELOW_SECONDS = 0.002  # `epoll` counts in milliseconds
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PeerOptions:
-    """How ranks watch and reach each other; the same on all ranks.
-
-    Attributes:
-        peer_timeout_seconds: After how long a host that does not answer counts as gone.
-        leaders_above: Up to so many ranks all stand below the coordinator; of more, leaders of hosts stand between.
-        fan_out: How many leaders of hosts stand below one.
-    """
-
-    peer_timeout_seconds: float = 120.0
-    leaders_above: int = 256
-    fan_out: int = 16
-
-
-@dataclass(slots=True)
-class _Held:
-    """What is to be closed, whoever lets go of it."""
-
-    poller: select.epoll = field(default_factory=select.epoll)
-    door: socket.socket | None = None
-    links: dict[int, Link] = field(default_factory=dict)
-    watched: dict[int, int] = field(default_factory=dict)
-
-    def close(self) -> None:
-        for link in self.links.values():
-            link.close()
-        for descriptor in self.watched:
-            os.close(descriptor)
-        if self.door is not None:
-            self.door.close()
-        self.links.clear()
-        self.watched.clear()
-        self.door = None
-        self.poller.close()
 
 
 class Peers:
@@ -109,21 +77,24 @@ class Peers:
         self._leads = rank == coordinator_rank
         self._process = process or own_identity()
         self._lock = threading.RLock()
-        self._held = _Held()
+        self._held = PeerHandles()
         self.close = weakref.finalize(self, self._held.close)
         """Closes everything."""
         self._met = False
         self._above: Link | None = None
         self._above_card: Card | None = None
         self._addresses: list[str] = []
-        self._again = False
+        self._called_again = 0
+        self._call: Call | None = None
+        self._guests = Guests()
         self._give_up_at = 0.0
         self._below: dict[int, Link] = {}
         self._lost: dict[int, str] = {}
         self._mail = Mail()
         wire = StoreWire(store, self._prefix, world_size)
         self._cards = CardBox(wire, self._process, self._options.fan_out if self.relays else None)
-        self._cards.leave(wire, rank, leads=self._leads, open_door=self._open_door)
+        self._listener = Listener(self._cards.secret, self._cards.challenge)
+        self._cards.leave(wire, rank, leads=self._leads, open_door=lambda: self._open_door(store))
         _alive.add(self)
 
     @property
@@ -166,8 +137,7 @@ class Peers:
                 self._above_card = above
                 self._addresses = self._in_order(above)
                 self._connect()
-            elif self._leads and not self.relays and len(seen) == self._world_size - 1:
-                self._shut_door()  # nobody will come
+            self._shut_doors_if_all_came()
 
     def look_around(self, store: KeyValueStore) -> None:
         """Watch the ranks of this host that have come; nothing once all have met."""
@@ -188,6 +158,7 @@ class Peers:
             if above is not None and above.rank is None and not above.reached and time.monotonic() > self._give_up_at:
                 above.broken = "it does not answer"
                 self._drop(above)
+            self._see_out()
 
     def begin(self, sequence: int) -> None:
         """An operation starts: keep what comes in for it."""
@@ -228,16 +199,15 @@ class Peers:
             if rank in self._below:
                 self._send(self._below[rank], frame)
 
-    def _open_door(self) -> tuple[tuple[str, ...], int]:
-        self._held.door = door = listen()
-        self._held.poller.register(door.fileno(), select.EPOLLIN)
-        return tuple(own_addresses()), door.getsockname()[1]
+    def _open_door(self, store: KeyValueStore) -> tuple[tuple[str, ...], int]:
+        doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network))
+        self._held.add_doors(doors)
+        return addresses, port
 
-    def _shut_door(self) -> None:
-        if self._held.door is not None:
-            self._held.poller.unregister(self._held.door.fileno())
-            self._held.door.close()
-            self._held.door = None
+    def _shut_doors_if_all_came(self) -> None:
+        came = {*self._held.watched.values(), *self._lost, *self._below}
+        if self._leads and not self.relays and self._met and len(came) == self._world_size - 1:
+            self._held.shut_doors()
 
     def _watch_host(self, wire: StoreWire) -> None:
         known = {self._rank, *self._held.watched.values(), *self._lost}
@@ -252,19 +222,22 @@ class Peers:
             self._lost[card.rank] = _ENDED
             return
         if descriptor is not None:
-            self._held.watched[descriptor] = card.rank
-            self._held.poller.register(descriptor, select.EPOLLIN)
+            self._held.add_process(descriptor, card.rank)
 
     def _in_order(self, card: Card) -> list[str]:
         near = card.process.host == self._process.host
         return sorted(card.addresses, key=lambda address: (address == _LOOPBACK) != near)
 
-    def _connect(self) -> None:
-        """Try the next address of the rank above."""
+    def _connect(self, *, refused: bool = False) -> None:
+        """Try the next address of the rank above.
+
+        Args:
+            refused: It has been reached before, and cannot be any more.
+        """
         self._above, card = None, self._above_card
         if card is None:
             return
-        if not self._addresses and self._again:
+        if not self._addresses and refused:
             self._lost.setdefault(card.rank, f"its connection was closed, and it cannot be reached again: {_GONE}")
             return
         if not self._addresses:
@@ -278,39 +251,46 @@ class Peers:
         try:
             made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         except OSError:
-            self._connect()
+            self._connect(refused=refused)
             return
         self._above = link = Link(made, self._options.peer_timeout_seconds)
         made.connect_ex((address, card.port))  # what goes wrong shows when something is sent
         self._give_up_at = time.monotonic() + _CONNECT_SECONDS
-        self._hold(link)
-        self._send(link, Frame(_HELLO, 0, 0, self._rank, self._cards.token))
-
-    def _hold(self, link: Link) -> None:
-        self._held.links[link.fileno()] = link
-        self._held.poller.register(link.fileno(), select.EPOLLIN)
+        self._held.add_link(link)
+        self._call = Call(self._cards.secret, card.challenge, self._rank)
+        self._send(link, Frame(_HELLO, 0, 0, self._rank, self._call.hello))
+        if link.sending:
+            writable = select.poll()
+            writable.register(link.fileno(), select.POLLOUT)
+            if writable.poll(_GREET_SECONDS * 1000):
+                link.flush()
+                self._settle(link)
 
     def _attend(self, descriptor: int, events: int) -> None:
-        if self._held.door is not None and descriptor == self._held.door.fileno():
-            self._accept(self._held.door)
+        if (door := self._held.doors.get(descriptor)) is not None:
+            self._accept(door)
         elif descriptor in self._held.watched:
-            self._held.poller.unregister(descriptor)
-            self._lost[self._held.watched.pop(descriptor)] = _ENDED
-            os.close(descriptor)
+            self._lost[self._held.drop_process(descriptor)] = _ENDED
         elif (link := self._held.links.get(descriptor)) is not None:
             if events & select.EPOLLOUT:
                 link.flush()
-            for frame in link.receive():
-                self._sort(link, frame)
-            self._settle(link)
+            self._receive(link)
 
     def _accept(self, door: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = door.accept()
-            except OSError:  # nobody more, or gone again, or no descriptor left
-                return
-            self._hold(Link(connection, self._options.peer_timeout_seconds))
+        for link in self._guests.accept(door, self._options.peer_timeout_seconds):
+            self._held.add_link(link)
+            self._receive(link)  # of a rank the proof is there already, most likely
+            self._see_out()
+
+    def _see_out(self) -> None:
+        for link in self._guests.unwelcome():
+            link.broken = "it has not proved that it belongs to this job"
+            self._drop(link)
+
+    def _receive(self, link: Link) -> None:
+        for frame in link.receive():
+            self._sort(link, frame)
+        self._settle(link)
 
     def _sort(self, link: Link, frame: Frame) -> None:
         if link.rank is None:
@@ -322,16 +302,22 @@ class Peers:
             self._mail.put(link.rank, frame)
 
     def _greet(self, link: Link, frame: Frame) -> None:
-        expected = _WELCOME if link is self._above else _HELLO
-        if frame.kind != expected or not hmac.compare_digest(frame.body, self._cards.token):
+        if link is self._above:
+            if frame.kind == _WELCOME and self._call is not None and self._call.is_answered_by(frame.body):
+                link.rank = frame.rank
+                self._send_waiting()
+            else:
+                link.broken = "it does not belong to this job"
+            return
+        welcome = self._listener.answer(frame.body, frame.rank) if frame.kind == _HELLO else None
+        if welcome is None:
             link.broken = "it does not belong to this job"
             return
         link.rank = frame.rank
-        if link is self._above:
-            self._send_waiting()
-            return
+        self._guests.forget(link)
         self._below[frame.rank] = link
-        self._send(link, Frame(_WELCOME, 0, 0, self._rank, self._cards.token))
+        self._shut_doors_if_all_came()
+        self._send(link, Frame(_WELCOME, 0, 0, self._rank, welcome))
         for key in self._mail.reading:
             self._send(link, Frame(_READING, *key, self._rank, b""))
 
@@ -352,19 +338,19 @@ class Peers:
             self._held.poller.modify(link.fileno(), select.EPOLLIN | (select.EPOLLOUT if link.sending else 0))
 
     def _drop(self, link: Link) -> None:
-        if self._held.links.pop(link.fileno(), None) is None:
+        if not self._held.drop_link(link):
             return
-        self._held.poller.unregister(link.fileno())
-        link.close()
+        self._guests.forget(link)
         if link.rank is not None:
             self._lost.setdefault(link.rank, f"{link.broken}: {_GONE}")
             self._below.pop(link.rank, None)
             self._above = None if link is self._above else self._above
         elif link is self._above and self._above_card is not None:
-            if link.reached and not self._again:  # it may have ended before it answered: who lives can be reached again
-                self._again = True
+            # It may have ended before it answered, or had too many strangers: who lives can be reached again.
+            if link.reached and self._called_again < _CALLS_AGAIN:
+                self._called_again += 1
                 self._addresses = self._in_order(self._above_card)
-            self._connect()
+            self._connect(refused=self._called_again > 0 and not link.reached)
 
 
 _alive: weakref.WeakSet[Peers] = weakref.WeakSet()

@@ -160,18 +160,15 @@ def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def listen() -> socket.socket:
-    """A listening socket on a free port of all addresses of this host."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return _listening(socket.AF_INET6)
-    return _listening(socket.AF_INET)
+def listen(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """A listening socket on one address of this host. Raises OSError if it cannot be had.
 
-
-def _listening(family: socket.AddressFamily) -> socket.socket:
-    made = socket.create_server(
-        ("", 0), family=family, backlog=4096, dualstack_ipv6=family == socket.AF_INET6, reuse_port=False
-    )
+    Args:
+        address: IPv4 or IPv6; nothing comes in by another one.
+        port: 0 takes a free one.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    made = socket.create_server((address, port), family=family, backlog=4096, reuse_port=False)
     made.setblocking(False)
     return made
 

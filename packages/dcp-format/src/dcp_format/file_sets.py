@@ -15,11 +15,12 @@ from pathlib import Path
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
 from dcp_format.safetensors_header import Header, read_header
+from dcp_format.temporary_files import begins_as_written
 from dcp_io import LocalStore, Store
 
 __all__ = [
     "FILES", "GENERATION", "SAVE_ID", "SUFFIX",
-    "Stamp", "chosen_set", "fresh_name", "headers_of", "is_writers_name", "one_save",
+    "Stamp", "chosen_set", "fresh_name", "headers_of", "is_writers_file", "is_writers_name", "one_save",
     "save_id_of",
 ]  # fmt: skip
 
@@ -78,6 +79,19 @@ def save_id_of(folder: Path, name: str) -> str | None:
         return headers_of(LocalStore(folder), [name])[name].metadata.get(SAVE_ID)
     except DcpError:
         return None
+
+
+def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
+    """Whether a file's name and contents say that a writer of whole models made it, or a stamp that we did.
+
+    Args:
+        store: The folder.
+        name: Of the file.
+        size: Its bytes, as listed.
+    """
+    if is_writers_name(name):
+        return begins_as_written(store, name, size)
+    return save_id_of(Path(store.path), name) is not None
 
 
 def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:

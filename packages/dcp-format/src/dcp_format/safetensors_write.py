@@ -18,7 +18,7 @@ import torch
 
 from dcp_core.objects import load_object
 from dcp_format.content import Content, TensorEntry, refuse_objects
-from dcp_format.file_sets import SUFFIX, Stamp, fresh_name, is_writers_name
+from dcp_format.file_sets import SUFFIX, Stamp, fresh_name, is_writers_file, is_writers_name
 from dcp_format.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
 from dcp_format.safetensors_header import build_header
 from dcp_format.safetensors_index import ALIASES, INDEX_NAME, earlier_files
@@ -35,6 +35,8 @@ __all__ = [
     "write_safetensors",
     "write_tensor_file",
 ]
+
+_log = logging.getLogger(__name__)
 
 OBJECTS_NAME = "objects.pt"
 """In a folder: values that are no tensors, as one `torch.save` file. Those of a single file have its name before."""
@@ -208,9 +210,13 @@ def _write_folder(
 
 
 def remove_earlier(store: LocalStore, names: Iterable[str]) -> None:
-    """Remove files of a set that does not count any more."""
-    for name in sorted(names):
-        store.delete(name)
+    """Remove files of a set that does not count any more; those that no save made stay, whatever an index says."""
+    sizes = {entry.name: entry.bytes for entry in store.list()}
+    for name in sorted({*names} & sizes.keys()):
+        if is_writers_file(store, name, sizes[name]):
+            store.delete(name)
+        else:
+            _log.warning("%r in %s stays: it is not a file that a save of tensors made", name, store.url)
     store.sync_folder()
 
 

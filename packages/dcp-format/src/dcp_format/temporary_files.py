@@ -13,13 +13,16 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
+from dcp_core.errors import DcpError
 from dcp_io import TEMPORARY_SUFFIX, LocalStore, ProcessIdentity, is_gone, this_process
 
-__all__ = ["sweep", "temporary_name"]
+__all__ = ["begins_as_written", "sweep", "temporary_name"]
 
 _NAME = re.compile(r"\.(.+)\.w([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]+)-[0-9a-f]{8}" + re.escape(TEMPORARY_SUFFIX))
 # Of processes that cannot be looked for from here: another host, or this one before it was started again.
 _FORGOTTEN_SECONDS = 24 * 3600.0
+_HEAD_BYTES = 4096
+_MAX_HEADER_BYTES = 100_000_000  # of safetensors, by the format
 
 
 def temporary_name(name: str) -> str:
@@ -33,7 +36,7 @@ def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
     """Remove what killed processes were writing.
 
     A file goes if its process is certainly gone; if that cannot be known from here, when nobody has written to it for a
-    day. Names that `temporary_name` does not give stay.
+    day. Names that `temporary_name` does not give stay, and files that begin as nothing that is written so.
 
     Args:
         store: The folder.
@@ -47,10 +50,28 @@ def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
         if found[2] == _where(here):
             dead = is_gone(replace(here, pid=int(found[3], 16), start_ticks=int(found[4], 16)))
         else:
-            dead = time.time() - entry.mtime > _FORGOTTEN_SECONDS
-        if dead:
+            dead = abs(time.time() - entry.mtime) > _FORGOTTEN_SECONDS
+        if dead and begins_as_written(store, entry.name, entry.bytes):
             with contextlib.suppress(OSError):  # another user's, which harms nothing
                 store.delete(entry.name)
+
+
+def begins_as_written(store: LocalStore, name: str, size: int) -> bool:
+    """Whether a file begins as an archive or as safetensors do, or holds nothing there, as a crash leaves it.
+
+    Args:
+        store: The folder.
+        name: Of the file.
+        size: Its bytes, as listed.
+    """
+    head = memoryview(bytearray(min(size, _HEAD_BYTES)))
+    try:
+        store.read_into(name, 0, head)
+    except (OSError, DcpError):  # gone, a link that leads out, or another user's
+        return False
+    data = bytes(head)
+    is_safetensors = int.from_bytes(data[:8], "little") <= _MAX_HEADER_BYTES and data[8:9] in (b"{", b"")
+    return not any(data) or data.startswith(b"PK\x03\x04"[:size]) or is_safetensors
 
 
 def _where(process: ProcessIdentity) -> str:

@@ -10,23 +10,19 @@ import click
 from dcp_inspect.contents import existing_folder, is_uri
 from dcp_inspect.errors import CheckpointInUseError
 from dcp_io import (
-    DATA_SUFFIX,
     REMOVING,
     STALE_AFTER_SECONDS,
-    TEMPORARY_SUFFIX,
     LocalStore,
     SaveInProgressError,
+    checkpoint_files,
     live_readers,
     remove_checkpoint,
     running_saves,
 )
-from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError, index_of, needed_bytes
+from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError, index_of
 from dcp_manifest.discover import is_index_name
 
 __all__ = ["Removal", "plan_removal", "refuse_uri", "remove"]
-
-# Notes, signs and markers that packages of this family leave beside a checkpoint.
-_OURS = ".dcp-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,7 @@ class Removal:
     files: tuple[str, ...]
     bytes: int
     others: tuple[str, ...]
-    """Files that stay, because no save has made them."""
+    """Files that stay: their names or contents are not those of a save's."""
     force: bool
     """Whether nobody who uses it is in the way."""
 
@@ -68,22 +64,21 @@ def plan_removal(path: Path, *, force: bool = False) -> Removal:
     store = LocalStore(existing_folder(path))
     if not force:
         _refuse_users(store, path)
-    sizes = {entry.name: entry.bytes for entry in store.list()}
-    indexes = tuple(sorted(name for name in sizes if is_index_name(name)))
+    names = {entry.name for entry in store.list()}
+    indexes = tuple(sorted(name for name in names if is_index_name(name)))
     if not indexes:
         raise CheckpointNotFoundError(f"there is no checkpoint in {path}: it has no {METADATA_NAME}")
     try:
-        named = set(needed_bytes(index_of(path)))
+        named: tuple[str, ...] = index_of(path).files
     except DcpError:
         if not force:
             raise
-        named = set()
-    below = {name for name in named - sizes.keys() if (path / name).is_file()}
-    files = {name for name in sizes if name.endswith((DATA_SUFFIX, TEMPORARY_SUFFIX)) or name.startswith(_OURS)}
-    files = {*files, *(named & sizes.keys()), *below} - {*indexes}
-    total = sum((path / name).lstat().st_size for name in (*indexes, *files))
-    others = tuple(sorted(sizes.keys() - files - {*indexes}))
-    return Removal(path, indexes, tuple(sorted(files)), total, others, force)
+        named = ()
+    ours = checkpoint_files(store, named)
+    below = {name for name in named if (path / name).is_file()}
+    files = tuple(sorted(ours.keys() - {*indexes}))
+    others = tuple(sorted((names | below) - ours.keys()))
+    return Removal(path, indexes, files, sum(ours.values()), others, force)
 
 
 def remove(removal: Removal) -> None:
@@ -105,7 +100,7 @@ def remove(removal: Removal) -> None:
         except DcpError:
             store.delete(REMOVING)
             raise
-    remove_checkpoint(store, also=frozenset({*removal.files, REMOVING}))
+    remove_checkpoint(store, also=frozenset({REMOVING}))
 
 
 def _refuse_users(store: LocalStore, path: Path) -> None:

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from dcp_io.latest import check_checkpoint, latest_valid
     from dcp_io.local import LocalStore
     from dcp_io.opening import open_store, scheme_of
+    from dcp_io.own_files import is_own_file, temporary_of
     from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
     from dcp_io.ranges import align_to_blocks, merge_ranges, split_range
     from dcp_io.read_engine import read_items
     from dcp_io.reading_signs import READING_PREFIX, REMOVING, ReadingSign, is_dead_sign, live_readers
-    from dcp_io.removal import clear_dead_saves, remove_checkpoint
+    from dcp_io.removal import checkpoint_files, clear_dead_saves, remove_checkpoint
     from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
     from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
     from dcp_io.upload_sink import UploadSink
@@ -82,6 +83,7 @@ __all__ = [
     "check_layout",
     "check_name",
     "check_verify",
+    "checkpoint_files",
     "clear_dead_saves",
     "combine",
     "coverage_problems",
@@ -89,6 +91,7 @@ __all__ = [
     "find_checkpoints",
     "is_dead_sign",
     "is_gone",
+    "is_own_file",
     "is_zip",
     "latest_valid",
     "live_readers",
@@ -103,6 +106,7 @@ __all__ = [
     "running_saves",
     "scheme_of",
     "split_range",
+    "temporary_of",
     "tensor_frame",
     "this_process",
     "verify_checkpoint",
@@ -175,7 +179,12 @@ _HOMES = {
         "is_dead_sign",
         "live_readers",
     ),
+    "own_files": (
+        "is_own_file",
+        "temporary_of",
+    ),
     "removal": (
+        "checkpoint_files",
         "clear_dead_saves",
         "remove_checkpoint",
     ),

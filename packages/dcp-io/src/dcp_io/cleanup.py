@@ -1,17 +1,30 @@
-"""What a save may remove, and in which order: files that it replaced, and leftovers of dead saves. Nothing else."""
+"""What a save may remove, and in which order: files that it replaced, and leftovers of dead saves. Nothing else.
+
+A marker or an index may name anything: what is named goes only if its own name and contents say that a save made it
+(see `own_files`), and is reported otherwise.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from dcp_io.current import Current, rank_index_name
-from dcp_io.markers import FoundMarker, Marker, belongs_to, is_marker_temporary
-from dcp_io.store import TEMPORARY_SUFFIX, Entry, Store
+from dcp_io.markers import FoundMarker, Marker, is_marker_temporary
+from dcp_io.own_files import is_own_file, own_name
+from dcp_io.store import Entry, Store
 from dcp_manifest.discover import METADATA_NAME, is_index_name
-from dcp_manifest.errors import DcpError
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.manifest import read_index
 
-__all__ = ["remove_dead_saves", "remove_leftovers", "remove_orphans", "remove_replaced", "replaced_names"]
+__all__ = [
+    "remove_dead_saves",
+    "remove_leftovers",
+    "remove_orphans",
+    "remove_own",
+    "remove_replaced",
+    "replaced_names",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +49,7 @@ def replaced_names(save_id: str, rank: int | None, current: Current, entries: It
 
 
 def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], world_size: int) -> bool:
-    """Remove what a published save replaced; whether all of it is gone.
+    """Remove what a published save replaced; whether all of it is gone that was a save's.
 
     Args:
         store: The checkpoint's folder.
@@ -44,14 +57,19 @@ def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], worl
         keep: Data files that the current index names: they stay whatever the marker says.
         world_size: Of the save, if it had no coordinator.
     """
-    names = [name for name in marker.replaced if name not in keep and not _is_own(name, marker, world_size=world_size)]
-    return _delete(store, names)
+    named = [name for name in marker.replaced if name not in keep and not _is_own(name, marker, world_size=world_size)]
+    if not named:
+        return True
+    sizes = {entry.name: entry.bytes for entry in store.list()}
+    present = {name: sizes[name] for name in named if name in sizes and not _is_index_of(store, name, marker.save_id)}
+    return _delete_made(store, present, f"marker {marker.name}")
 
 
 def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:
     """Remove every file of a save that was not published; whether all of them are gone."""
-    names = [entry.name for entry in entries if belongs_to(entry.name, save_id) and entry.name not in keep]
-    return _delete(store, sorted(names, key=lambda name: (not is_index_name(name), name)))
+    sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
+    order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
+    return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")
 
 
 def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Current, entries: list[Entry]) -> None:
@@ -69,24 +87,54 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
         marker = found.marker
         if marker.save_id == current.save_id:
             done = remove_replaced(store, marker, keep=keep, world_size=world_size)
-            temporary = [entry for entry in entries if entry.name.endswith(TEMPORARY_SUFFIX)]
+            temporary = [entry for entry in entries if (own := own_name(entry.name)) is not None and own.temporary]
             done = remove_leftovers(store, marker.save_id, temporary) and done
         else:
             done = remove_leftovers(store, marker.save_id, entries, keep=keep)
         if done:
             store.sync_folder()  # or a loss of power may bring files back, and not the marker that says whose they are
-            _delete(store, [marker.name])
+            _delete_made(store, {marker.name: found.entry.bytes}, "its name")
 
 
 def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
     """Remove temporary files of markers whose save was killed before it had a marker, once they are old."""
-    old = (entry for entry in entries if now - entry.mtime > stale_after_seconds)
-    _delete(store, [entry.name for entry in old if is_marker_temporary(entry.name)])
+    old = (entry for entry in entries if abs(now - entry.mtime) > stale_after_seconds)
+    _delete_made(store, {entry.name: entry.bytes for entry in old if is_marker_temporary(entry.name)}, "its name")
+
+
+def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
+    """Remove files whose names and contents say that saves made them, in their order; the names of those that stay.
+
+    Args:
+        store: The checkpoint's folder.
+        sizes: Names → bytes, as listed.
+
+    Raises:
+        OSError: The storage failed.
+    """
+    left = []
+    for name, size in sizes.items():
+        try:
+            own = is_own_file(store, name, size)
+        except CheckpointNotFoundError:
+            continue
+        if own:
+            store.delete(name)
+        else:
+            left.append(name)
+    return left
+
+
+def _is_of(name: str, save_id: str) -> bool:
+    """Whether a file's name is one that this save gave, its marker's excepted."""
+    own = own_name(name)
+    return own is not None and own.save_id == save_id and (own.temporary or own.kind != "note")
 
 
 def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
     """Whether a name that the marker lists has become part of the checkpoint that the marker's save made."""
-    if belongs_to(name, marker.save_id):
+    own = own_name(name)
+    if own is not None and own.save_id == marker.save_id:
         return True
     if name == METADATA_NAME:
         return marker.rank is None
@@ -94,16 +142,39 @@ def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
     return parts is not None and parts.save_id is None and marker.rank is not None and parts.rank < world_size
 
 
-def _delete(store: Store, names: Iterable[str]) -> bool:
-    """Delete the objects in order; whether that worked for all. What fails is logged: the next save tries again."""
-    failed = [name for name in names if not _delete_one(store, name)]
+def _is_index_of(store: Store, name: str, save_id: str) -> bool:
+    """Whether a file whose name does not say it is an index of this save."""
+    own = own_name(name)
+    if own is None or own.kind != "index" or own.save_id is not None:
+        return False
+    try:
+        info = read_index(store.read(name), file=name).info
+    except DcpError:  # damaged, or gone
+        return False
+    return info is not None and info.save_id == save_id
+
+
+def _delete_made(store: Store, sizes: Mapping[str, int], named_by: str) -> bool:
+    """Delete the objects in order, those that no save made excepted; whether that worked.
+
+    What fails is logged: the next save tries again.
+    """
+    failed = [name for name, size in sizes.items() if not _delete_one(store, name, size, named_by)]
     return not failed
 
 
-def _delete_one(store: Store, name: str) -> bool:
+def _delete_one(store: Store, name: str, size: int, named_by: str) -> bool:
     try:
-        store.delete(name)
+        left = remove_own(store, {name: size})
     except (OSError, DcpError) as error:
         _log.warning("could not remove %r from %s, the next save will try again: %s", name, store.url, error)
         return False
+    if left:
+        _log.warning(
+            "%r in %s stays, though %s names it: its name or its contents are not those of a save's file; remove it if "
+            "you do not need it",
+            name,
+            store.url,
+            named_by,
+        )
     return True

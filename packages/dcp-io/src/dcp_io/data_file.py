@@ -11,6 +11,7 @@ import numpy.typing as npt
 from dcp_io.block_writes import write_blocks
 from dcp_io.crc import RunningCrc, crc32
 from dcp_io.encoded import encode_payload
+from dcp_io.own_files import MARK_BYTES, data_mark
 from dcp_io.store import Buffer, Sink
 from dcp_io.zip_payload import Frame, tensor_frame
 from dcp_manifest.dtypes import ITEM_BYTES
@@ -42,22 +43,24 @@ A bare tuple of numbers: the garbage collector, whose passes are what many small
 class DataFile:
     """Appends items to a sink, each at the place its alignment asks for.
 
-    Payloads begin at a multiple of 64 bytes in the file (small raw ones: of their element size); the gaps are zero.
+    The file begins with the mark of its save. Payloads begin at a multiple of 64 bytes in the file (small raw ones: of
+    their element size); the gaps are zero.
 
     Args:
         sink: A new object; this takes over closing it.
+        save_id: Of the save that makes it.
         layout: `torch` frames RAW payloads as archives, `raw` does not.
         sync: Whether the file must be durable once it is closed.
         max_piece_bytes: Memory that the pieces of a payload may take.
     """
 
-    def __init__(self, sink: Sink, *, layout: str, sync: bool, max_piece_bytes: int) -> None:
+    def __init__(self, sink: Sink, *, save_id: str, layout: str, sync: bool, max_piece_bytes: int) -> None:
         self._sink = sink
         self._framed = layout == "torch"
         self._sync = sync
         self._max_piece_bytes = max_piece_bytes
-        self._pieces: list[Buffer] = []
-        self._position = 0
+        self._pieces: list[Buffer] = [data_mark(save_id)]
+        self._position = MARK_BYTES
         self._written = 0
         self._sync_started = 0
         self.running_crcs: list[npt.NDArray[np.uint32]] = []

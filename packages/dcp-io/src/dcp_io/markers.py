@@ -12,9 +12,10 @@ import time
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from dcp_io.own_files import temporary_of
 from dcp_io.process_identity import ProcessIdentity, is_gone
-from dcp_io.store import TEMPORARY_SUFFIX, Entry, Store
-from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_io.store import Entry, Store
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 
 __all__ = [
     "FoundMarker",
@@ -33,13 +34,16 @@ Phase = Literal["starting", "saving", "ended"]
 only cleanup is left to do."""
 
 _PREFIX = ".dcp-save-"
-_NAME = re.compile(r"\.dcp-save-([A-Za-z0-9_-]+)(?:\.r(\d+))?")
+_NAME = re.compile(r"\.dcp-save-([A-Za-z0-9_-]{1,64})(?:\.r([0-9]{1,9}))?")
 _SAVE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 # Markers appear under their names complete; one that does not is what a host that lost its power left, and no host is
 # up again sooner. Where a shared file system shows a name before its bytes, they follow within this time.
 _TORN_SECONDS = 10.0
+# Above what lists the files of the largest jobs; more is not read.
+_MAX_BYTES = 64 << 20
+_LAST_NS = 2**62  # what can be shown as a date
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +90,13 @@ class Marker:
         try:
             values = json.loads(data)
             process = ProcessIdentity.from_dict(values["process"])
-            phase, started_ns = values["phase"], int(values["started_ns"])
+            phase, started_ns = values["phase"], min(max(0, int(values["started_ns"])), _LAST_NS)
             replaced = tuple(str(file) for file in values["replaced"])
         except (json.JSONDecodeError, UnicodeDecodeError):
             return cls(save_id, rank, None, "saving", torn=True)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return cls(save_id, rank, None, "saving")
-        if phase not in get_args(Phase):
+        if not isinstance(phase, str) or phase not in get_args(Phase):
             return cls(save_id, rank, None, "saving")
         return cls(save_id, rank, process, phase, started_ns, replaced)
 
@@ -107,11 +111,14 @@ class FoundMarker:
     def is_dead(self, *, now: float, stale_after_seconds: float) -> bool:
         """Whether its save is certainly over, or has not renewed it for too long.
 
+        A time that far in the future is as good a sign of that as one so long ago: a live save would have replaced it
+        by the present one, whatever has happened to the clock.
+
         Args:
             now: On the storage's clock.
             stale_after_seconds: How long a save may be silent where its process cannot be checked.
         """
-        age_seconds = now - self.entry.mtime
+        age_seconds = abs(now - self.entry.mtime)
         if self.marker.phase == "ended" or age_seconds > stale_after_seconds:
             return True
         if self.marker.torn and age_seconds > _TORN_SECONDS:
@@ -121,7 +128,7 @@ class FoundMarker:
     def describe(self, now: float) -> str:
         """Who it is, for messages."""
         process = self.marker.process
-        who = f"process {process.pid} on {process.host}" if process else "an unknown process"
+        who = f"process {process.pid} on {process.host!r}" if process else "an unknown process"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.marker.started_ns / 1e9))
         seen = max(0.0, now - self.entry.mtime)
         return f"save {self.marker.save_id} of {who}, started {started} UTC, last seen {seen:.0f} s ago"
@@ -151,7 +158,8 @@ def is_marker(name: str) -> bool:
 
 def is_marker_temporary(name: str) -> bool:
     """Whether a file is what a store made on the way to publishing a marker."""
-    return name.startswith(f".{_PREFIX}") and name.endswith(TEMPORARY_SUFFIX)
+    found = temporary_of(name)
+    return found is not None and is_marker(found[0])
 
 
 def find_markers(store: Store, entries: list[Entry]) -> list[FoundMarker]:
@@ -161,8 +169,12 @@ def find_markers(store: Store, entries: list[Entry]) -> list[FoundMarker]:
         if not _NAME.fullmatch(entry.name):
             continue
         try:
-            data = store.read(entry.name)
+            data = store.read(entry.name) if entry.bytes <= _MAX_BYTES else b"null"
         except CheckpointNotFoundError:
             continue
+        except DcpError as error:
+            if isinstance(error, OSError):
+                raise
+            data = b"null"  # a link, or no file: it says nothing but its name
         found.append(FoundMarker(Marker.from_bytes(entry.name, data), entry))
     return found

@@ -28,6 +28,7 @@ REMOVING = ".dcp-removing"
 """Says that a checkpoint is about to go."""
 _MAX_RENEWAL_SECONDS = 60.0
 _MIN_RENEWAL_SECONDS = 0.1
+_MAX_BYTES = 1 << 16
 
 
 class ReadingSign:
@@ -74,14 +75,20 @@ def live_readers(store: Store, *, stale_after_seconds: float) -> list[str]:
 def is_dead_sign(store: Store, entry: Entry, *, stale_after_seconds: float) -> bool:
     """Whether a reader's sign is a dead one's, or gone.
 
-    A process that can be looked at from here is alive as long as it runs, however old its sign is.
+    A process that can be looked at from here is alive as long as it runs, however old its sign is. Of others a time far
+    in the future says as little as one long ago.
     """
+    data = b""
     try:
-        data = store.read(entry.name)
+        if entry.bytes <= _MAX_BYTES:
+            data = store.read(entry.name)
     except CheckpointNotFoundError:
         return True
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    except DcpError as error:
+        if isinstance(error, OSError):
+            raise
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         process = ProcessIdentity.from_dict(json.loads(data))
         if can_be_checked(process):
             return is_gone(process)
-    return time.time() - entry.mtime > stale_after_seconds
+    return abs(time.time() - entry.mtime) > stale_after_seconds

@@ -10,6 +10,7 @@ import numpy as np
 
 from dcp_io.crc import RunningCrc, crc32
 from dcp_io.data_file import ALIGNMENT_BYTES
+from dcp_io.own_files import MARK_BYTES, data_mark, own_name
 from dcp_io.store import Source, Store
 from dcp_io.zip_check import is_zip, verify_zip
 from dcp_io.zip_payload import tensor_frame
@@ -129,7 +130,7 @@ class _FileCheck:
 
     def run(self, items: Sequence[IndexedItem]) -> None:
         """Check every item, the gaps and the end."""
-        position = 0
+        position = self._mark_bytes(items)
         last: StoredItem | None = None
         for one in sorted(items, key=lambda one: (one.item.offset, one.item.length)):
             start, stop = one.item.offset, one.item.offset + one.item.length
@@ -145,6 +146,14 @@ class _FileCheck:
             position, last = max(position, stop), one.item
         if self._exact and self.window.size > position:
             self._report(f"{self.window.size - position} bytes follow the last item", None, position)
+
+    def _mark_bytes(self, items: Sequence[IndexedItem]) -> int:
+        """Length of the mark with which the file begins; 0 if it has none, as files of earlier writers."""
+        own = own_name(self._name)
+        if not self._exact or own is None or own.save_id is None or self.window.size < MARK_BYTES:
+            return 0
+        first = min(one.item.offset for one in items)
+        return MARK_BYTES if first >= MARK_BYTES and self.window.view(0, MARK_BYTES) == data_mark(own.save_id) else 0
 
     def _report(self, message: str, key: str | None, offset: int) -> None:
         self.problems.append(Problem(message, self._name, key, offset))

@@ -82,7 +82,11 @@ def write_items(
         name=f"{prefix}{{}}.{save_id}{DATA_SUFFIX}",
         single_file=single_file,
         open_file=functools.partial(
-            DataFile, layout=layout, sync=sync, max_piece_bytes=max(1, max_inflight_bytes // len(buckets))
+            DataFile,
+            save_id=save_id,
+            layout=layout,
+            sync=sync,
+            max_piece_bytes=max(1, max_inflight_bytes // len(buckets)),
         ),
     )
     try:

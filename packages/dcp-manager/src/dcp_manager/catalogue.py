@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from dcp_io import (
     READING_PREFIX,
     REMOVING,
-    TEMPORARY_SUFFIX,
     Entry,
     ReadingSign,
     Store,
@@ -28,9 +27,11 @@ from dcp_io import (
     clear_dead_saves,
     is_dead_sign,
     is_gone,
+    is_own_file,
     live_readers,
     remove_checkpoint,
     running_saves,
+    temporary_of,
     this_process,
 )
 from dcp_manager.records import CheckpointRecord, Note
@@ -236,7 +237,8 @@ class Catalogue:
         for entry in folder.entries:
             if not entry.name.startswith(READING_PREFIX):
                 continue
-            if is_dead_sign(folder.store, entry, stale_after_seconds=self._stale_after_seconds):
+            is_dead = is_dead_sign(folder.store, entry, stale_after_seconds=self._stale_after_seconds)
+            if is_dead and is_own_file(folder.store, entry.name, entry.bytes):
                 folder.store.delete(entry.name)
         self._settle_next_note(folder)
         self._remove_temporaries(folder.store, folder.entries, (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX))
@@ -253,10 +255,10 @@ class Catalogue:
 
     def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
         """Remove what a store made on the way to publishing objects of ours, if whoever did so must be dead."""
-        begins = tuple(f".{name}" for name in names)
         for entry in entries:
-            is_temporary = entry.name.startswith(begins) and entry.name.endswith(TEMPORARY_SUFFIX)
-            if is_temporary and time.time() - entry.mtime > _PUBLISHING_SECONDS:
+            becomes = temporary_of(entry.name)
+            is_ours = becomes is not None and becomes[0].startswith(names)
+            if is_ours and abs(time.time() - entry.mtime) > _PUBLISHING_SECONDS:
                 store.delete(entry.name)
 
     def _is_being_saved(self, folder: Folder) -> bool:
@@ -266,15 +268,14 @@ class Catalogue:
         note = _read_note(folder.store, NEXT_NOTE if NEXT_NOTE in folder.names else NOTE)
         if note is None or note.process is None or note.process == this_process() or is_gone(note.process):
             return False
-        return time.time() - note.created_seconds < self._stale_after_seconds
+        return abs(time.time() - note.created_seconds) < self._stale_after_seconds
 
     def _has_readers(self, store: Store) -> bool:
         """Whether a sign of a reader lies there that is not known to be a dead one's."""
         return bool(live_readers(store, stale_after_seconds=self._stale_after_seconds))
 
     def _remove(self, folder: Folder) -> bool:
-        signs = {name for name in folder.names if name.startswith(READING_PREFIX)}
-        left = remove_checkpoint(folder.store, also=frozenset({*signs, NOTE, NEXT_NOTE, QUARANTINE, REMOVING}))
+        left = remove_checkpoint(folder.store, also=frozenset({NOTE, NEXT_NOTE, QUARANTINE, REMOVING}))
         if left:
             _log.warning("%s stays, since it holds files that no save has made: %s", folder.store.url, ", ".join(left))
         return not left
