@@ -25,7 +25,7 @@ def catalogue(tmp_path: Path) -> Catalogue:
 def checkpoint(root: Path, step: int, **files: str) -> Path:
     folder = root / f"step-{step}"
     folder.mkdir(parents=True)
-    for name, content in {".metadata": "index", "__0_0.a.distcp": "data", **files}.items():
+    for name, content in {".metadata": "index", "__0_0.a.distcp": "", **files}.items():
         (folder / name).write_text(content)
     return folder
 
@@ -166,9 +166,9 @@ def test_damage_is_told(catalogue: Catalogue, tmp_path: Path) -> None:
 def test_readers_keep_what_they_read(
     catalogue: Catalogue, tmp_path: Path, sign_of: ProcessIdentity | None, age_seconds: float, removed: bool
 ) -> None:
-    folder = checkpoint(tmp_path, 1, **{".dcp-reading-111111111111": "?" if sign_of is None else sign(sign_of)})
+    folder = checkpoint(tmp_path, 1, **{".dcp-reading-1": "?" if sign_of is None else sign(sign_of)})
     then = time.time() - age_seconds
-    os.utime(folder / ".dcp-reading-111111111111", (then, then))
+    os.utime(folder / ".dcp-reading-1", (then, then))
     assert catalogue.remove(1) == removed
     assert folder.exists() != removed
     assert not (folder / ".dcp-removing").exists()
@@ -220,8 +220,8 @@ def test_latest_is_a_name(catalogue: Catalogue, tmp_path: Path) -> None:
 def test_signs_of_the_dead_go_from_checkpoints_that_stay(catalogue: Catalogue, tmp_path: Path) -> None:
     marker = {"save_id": "a", "rank": None, "phase": "saving", "started_ns": 1, "replaced": []}
     files = {
-        ".dcp-reading-111111111111": sign(dead()),
-        ".dcp-reading-222222222222": sign(this_process()),
+        ".dcp-reading-1": sign(dead()),
+        ".dcp-reading-2": sign(this_process()),
         ".dcp-save-b": json.dumps({**marker, "save_id": "b", "process": elsewhere().to_dict()}),
     }
     folder = checkpoint(tmp_path, 1, **files)
@@ -229,7 +229,7 @@ def test_signs_of_the_dead_go_from_checkpoints_that_stay(catalogue: Catalogue, t
     (folder / ".dcp-save-c").write_text(json.dumps({**marker, "save_id": "c", "process": dead().to_dict()}))
     (folder / "__0_0.c.distcp").write_bytes(b"")
     assert catalogue.sweep() == []
-    kept = {".metadata", "__0_0.a.distcp", ".dcp-reading-222222222222", ".dcp-save-b"}
+    kept = {".metadata", "__0_0.a.distcp", ".dcp-reading-2", ".dcp-save-b"}
     assert {path.name for path in folder.iterdir()} == kept
 
 

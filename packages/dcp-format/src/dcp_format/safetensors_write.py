@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -96,7 +96,7 @@ class Marker:
             return cls(save_id, rank, None, "saving", torn=True)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return cls(save_id, rank, None, "saving")
-        if not isinstance(phase, str) or phase not in get_args(Phase):
+        if phase not in get_args(Phase):
             return cls(save_id, rank, None, "saving")
         return cls(save_id, rank, process, phase, started_ns, replaced)
 

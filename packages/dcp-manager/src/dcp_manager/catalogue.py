@@ -258,7 +258,7 @@ class Catalogue:
         for entry in entries:
             becomes = temporary_of(entry.name)
             is_ours = becomes is not None and becomes[0].startswith(names)
-            if is_ours and abs(time.time() - entry.mtime) > _PUBLISHING_SECONDS:
+            if is_ours and time.time() - entry.mtime > _PUBLISHING_SECONDS:
                 store.delete(entry.name)
 
     def _is_being_saved(self, folder: Folder) -> bool:
