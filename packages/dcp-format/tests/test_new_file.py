@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from pathlib import Path
@@ -56,7 +57,7 @@ def left_behind(folder: Path, name: str, owner: ProcessIdentity, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(temporary_files, "this_process", lambda: owner)
         path = folder / temporary_files.temporary_name(name)
-    path.write_text("half of a file")
+    path.write_bytes(b"\x40" + bytes(7) + b'{"half')
     return path
 
 
@@ -78,6 +79,8 @@ def test_files_of_killed_conversions_are_swept_and_no_others(
         folder / f".{file}.0123abcd.tmp",
     ]
     kept[-1].write_text("not a name of ours")
+    kept.append(left_behind(folder, file, dead, monkeypatch))
+    kept[-1].write_text("not what we write")
     convert(tmp_path / "a.pt", tmp_path / name)
     assert not any(path.exists() for path in swept)
     assert all(path.exists() for path in kept)
@@ -124,3 +127,17 @@ def test_a_temporary_name_is_of_this_process(tmp_path: Path) -> None:
             other.write([b"34"])
         (tmp_path / "x").unlink()
     assert (tmp_path / "x").read_bytes() == b"12"
+
+
+def test_an_index_that_names_a_users_files_makes_no_save_remove_them(tmp_path: Path) -> None:
+    mine = {"lora.safetensors": b"mine", "model-part-1.safetensors": b"mine", "train.py": b"mine"}
+    for name, data in mine.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "model-00002-of-00002.safetensors").write_text("a text of mine")
+    named = [*mine, "model-00002-of-00002.safetensors"]
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {n: n for n in named}}))
+    for _ in range(2):
+        save({"w": torch.ones(5)}, storage_writer=HuggingFaceStorageWriter(str(tmp_path)), no_dist=True)
+    assert all((tmp_path / name).read_bytes() == data for name, data in mine.items())
+    assert (tmp_path / "model-00002-of-00002.safetensors").read_text() == "a text of mine"
+    assert len([*tmp_path.glob("*.safetensors")]) == 4  # the older of the two saves has gone
