@@ -110,7 +110,7 @@ def test_an_index_that_names_a_users_files_removes_none(store, helpers):
 
 
 @pytest.mark.parametrize("layout", ["torch", "raw"])
-@pytest.mark.parametrize("tear", ["whole", "half", "head", "empty", "zeros", "first page lost"])
+@pytest.mark.parametrize("tear", ["whole", "half", "head", "empty", "zeros", "first page lost", "first sector lost"])
 def test_what_a_crash_leaves_is_recognised(store, helpers, layout, tear):
     requests = [helpers.raw_request("k", b"\xff" * 10_000), helpers.raw_request("s", b"\x01")]
     (name,) = {item.file for item in write_items(store, requests, prefix="__3_", save_id="dead", layout=layout)}
@@ -122,6 +122,7 @@ def test_what_a_crash_leaves_is_recognised(store, helpers, layout, tear):
         "empty": b"",
         "zeros": bytes(len(data)),
         "first page lost": bytes(4096) + data[4096:],
+        "first sector lost": bytes(512) + data[512:],
     }[tear]
     store.publish(name, torn)
     assert is_own_file(store, name, len(torn))

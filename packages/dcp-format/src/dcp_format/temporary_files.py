@@ -21,7 +21,7 @@ __all__ = ["begins_as_written", "sweep", "temporary_name"]
 _NAME = re.compile(r"\.(.+)\.w([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]+)-[0-9a-f]{8}" + re.escape(TEMPORARY_SUFFIX))
 # Of processes that cannot be looked for from here: another host, or this one before it was started again.
 _FORGOTTEN_SECONDS = 24 * 3600.0
-_HEAD_BYTES = 4096
+_HEAD_BYTES = 512  # a sector: a loss of power takes all of it or nothing
 _MAX_HEADER_BYTES = 100_000_000  # of safetensors, by the format
 
 

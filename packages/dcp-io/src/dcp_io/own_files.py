@@ -26,8 +26,8 @@ _MARKER = re.compile(rf"\.dcp-save-({_ID})(?:\.r[0-9]{{1,9}})?")
 _NOTE = re.compile(r"\.dcp-(?:reading-[0-9a-f]{1,32}|removing|note\.json|note-next\.json|quarantined\.json)")
 _TEMPORARY = re.compile(rf"\.(.+)\.((?:{_ID})?)\.[0-9a-f]{{1,32}}" + re.escape(TEMPORARY_SUFFIX))
 _ARCHIVE, _ZSTD, _PICKLE, _JSON = b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\x80", b"{"
-# Of a file that a crash left, the first pages may never have reached the disk.
-_HEAD_BYTES = 4096
+# Of a file that a loss of power left, the first sector, or more, may never have reached the disk.
+_HEAD_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
