@@ -30,7 +30,7 @@ from dcp_manifest import (
 )
 
 HERE = Path(__file__).parent
-VERSION = "format-1.0"
+VERSION = "format-1.0-marked"
 Box = tuple[int, ...]
 SAVE_ID = "00112233aabbccdd"
 

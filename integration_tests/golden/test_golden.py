@@ -37,7 +37,7 @@ def shown(data):
 
 
 def test_there_is_something_to_read():
-    assert len(FOLDERS) == 4
+    assert len(FOLDERS) == 8
     assert len(STOCK) >= 3
 
 
