@@ -102,7 +102,7 @@ def test_tools_look_at_checkpoints_without_torch(s3: S3Server) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", TOOL, root], capture_output=True, text=True, check=False, timeout=120
     )
-    assert ran.stdout.split("\n")[:3] == ["step-1 step-2", "True", "[]"], ran.stderr
+    assert ran.stdout.split("\n")[:3] == ["step-2 step-1", "True", "[]"], ran.stderr
 
 
 def test_what_is_not_installed_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from dcp_io import LocalStore, check_checkpoint, latest_valid
+import dcp_manifest
+from dcp_io import LocalStore, check_checkpoint, find_checkpoints, latest_valid
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 VALUES = [{"a": bytes(100_000)}, {"b": b"1" * 500}]
@@ -82,3 +83,37 @@ def test_only_folders_of_the_file_system_have_a_path(root):
 
     with pytest.raises(TypeError, match="memory://x"):
         _ = type(found)(Other(), 0.0).path
+
+
+@pytest.fixture
+def copied(tmp_path, helpers):
+    """Two steps and one without, copied in such an order that the oldest has the youngest files."""
+    names = ["step-100", "step-500", "odd"]
+    for number, name in enumerate(names):
+        helpers.save_all(LocalStore(tmp_path / name), VALUES)
+        os.utime(tmp_path / name / ".metadata", (5000 - number, 5000 - number))
+    return tmp_path
+
+
+def test_stores_and_paths_agree_on_the_order(copied):
+    expected = ["step-500", "step-100", "odd"]
+    for found in (
+        find_checkpoints(copied),
+        find_checkpoints(f"file://{copied}"),
+        dcp_manifest.find_checkpoints(copied),
+    ):
+        assert [one.path.name for one in found] == expected
+        assert [one.step for one in found] == [500, 100, None]
+    for latest in (latest_valid, dcp_manifest.latest_valid):
+        assert latest(copied).path.name == "step-500"
+    (copied / "step-500" / ".dcp-quarantined.json").write_text("{}")
+    for latest in (latest_valid, dcp_manifest.latest_valid):
+        assert latest(copied).path.name == "step-100"
+
+
+def test_links_to_data_files_within_a_checkpoint_are_whole(copied):
+    data = data_file(copied / "step-500")
+    data.rename(data.with_name("moved.bin"))
+    data.symlink_to("moved.bin")
+    check_checkpoint(LocalStore(copied / "step-500"))
+    assert latest_valid(copied).path.name == "step-500"

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import StoreBackend, crc32, verify_checkpoint
+from dcp_io import LocalStore, StoreBackend, crc32, verify_checkpoint
+from dcp_manifest import manifest
 from dcp_manifest.columns import ManifestInfo
+from dcp_manifest.index_choice import is_index_name
 from dcp_manifest.items import Framing, StoredItem
 from dcp_manifest.manifest import encode
 
@@ -165,3 +167,21 @@ def test_archives_of_others(store, helpers):
     damage(store, "x", len(data) + len(data) // 2)
     (problem,) = verify_checkpoint(store).problems
     assert (problem.key, problem.offset) == ("two", len(data))
+
+
+@pytest.mark.parametrize("rank_local_id", [None, "0123456789abcdef"])
+def test_each_index_is_read_and_decoded_once(store, helpers, monkeypatch, rank_local_id):
+    helpers.save_all(store, [{"a": bytes(1000)}, {"b": bytes(500)}], rank_local_id=rank_local_id)
+    names = [entry.name for entry in store.list() if is_index_name(entry.name)]
+    read, decoded, totals, seen = [], [], [], []
+    real_read, real_decode = LocalStore.read, manifest._decode
+    monkeypatch.setattr(LocalStore, "read", lambda self, name: (read.append(name), real_read(self, name))[1])
+    monkeypatch.setattr(
+        manifest, "_decode", lambda view, footer, file: (decoded.append(file), real_decode(view, footer, file))[1]
+    )
+    report = verify_checkpoint(store, on_read=seen.append, on_total=totals.append)
+    assert report.ok
+    assert sorted(read) == sorted(decoded) == sorted(names)
+    assert len(totals) == 1
+    assert totals[0] >= 1500
+    assert seen

@@ -80,7 +80,14 @@ from dcp_format import (
 from dcp_fs import FileSystemReader, FileSystemWriter
 from dcp_fsspec import FsspecReader, FsspecWriter
 from dcp_inspect import run as run_command
-from dcp_io import SaveInProgressError, StorageError, latest_valid, open_store, verify_checkpoint
+from dcp_io import (
+    SaveInProgressError,
+    StorageError,
+    find_checkpoints,
+    latest_valid,
+    open_store,
+    verify_checkpoint,
+)
 from dcp_manager import (
     CheckpointManager,
     EverySeconds,
@@ -93,7 +100,6 @@ from dcp_manager import (
     OnRequest,
     OnSignal,
 )
-from dcp_manifest import find_checkpoints
 from dcp_object import ObjectStoreReader, ObjectStoreWriter
 from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
 

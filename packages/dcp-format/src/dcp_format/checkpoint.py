@@ -29,8 +29,8 @@ from dcp_manifest import (
     Writable,
     WriteRequest,
     encode,
-    find_checkpoints,
 )
+from dcp_manifest.index_choice import is_index_name
 from dcp_manifest.requests import PiecewiseData
 
 __all__ = ["is_checkpoint", "open_checkpoint", "write_checkpoint"]
@@ -42,7 +42,7 @@ Tick = Callable[[int], None]
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Whether a folder has an index of a checkpoint in it."""
     place = Path(path)
-    return place.is_dir() and any(entry.path == place for entry in find_checkpoints(place))
+    return place.is_dir() and any(map(is_index_name, os.listdir(place)))
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Content:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -51,16 +52,36 @@ def age(seconds: float) -> str:
     return f"{max(0, int(seconds))} s"
 
 
+class Bar:
+    """A progress bar of bytes, or nothing where none is shown.
+
+    Args:
+        update: Changes the bar's `total`, or moves it on by `advance`; None shows nothing.
+    """
+
+    def __init__(self, update: Callable[..., None] | None = None) -> None:
+        self._update = update
+
+    def __call__(self, count: int) -> None:
+        """Advance the bar by so many bytes."""
+        if self._update is not None:
+            self._update(advance=count)
+
+    def expect(self, total_bytes: int) -> None:
+        """Set the bytes at which the bar is full."""
+        if self._update is not None:
+            self._update(total=total_bytes)
+
+
 @contextlib.contextmanager
-def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr if that is a terminal; gives a function that is told of bytes that are done."""
+def progress(what: str, total_bytes: int) -> Iterator[Bar]:
+    """A progress bar on stderr if that is a terminal."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield Bar()
         return
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total_bytes)
-        yield lambda count: bar.advance(task, count)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        yield Bar(partial(shown.update, shown.add_task(what, total=total_bytes)))

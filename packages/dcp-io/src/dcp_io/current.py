@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dcp_io.store import Entry, Store
 from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.discover import choose_index, is_index_name
+from dcp_manifest.discover import current_index, is_index_name
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -22,7 +22,6 @@ from dcp_manifest.manifest import read_index
 __all__ = ["Current", "RankIndexName", "rank_index_name", "read_current"]
 
 _RANK_INDEX = re.compile(r"__([0-9]{1,9})(?:\.([A-Za-z0-9_-]+))?\.metadata")
-_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +72,16 @@ def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
     Raises:
         OSError: The storage failed; nothing is known then.
     """
-    for _ in range(_TRIES):
-        listed = store.list() if entries is None else entries
-        candidates = {entry.name: entry.mtime for entry in listed if is_index_name(entry.name)}
-        if not candidates:
-            return Current()
-        try:
-            index = choose_index(candidates, store.read)
-            return Current(index, None, index.info.generation if index.info is not None else 0)
-        except CheckpointNotFoundError as error:
-            # No set is complete, unless a file went away between listing and reading.
-            entries = store.list()
-            if {entry.name for entry in entries if is_index_name(entry.name)} == candidates.keys():
-                return Current(lack=str(error))
-        except (CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError) as error:
-            return Current(None, error, _highest_generation(store, candidates))
-    return Current()
+    try:
+        index = current_index(store, entries)
+    except CheckpointNotFoundError as error:
+        return Current(lack=str(error))
+    except (CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError) as error:
+        names = (entry.name for entry in store.list() if is_index_name(entry.name))
+        return Current(None, error, _highest_generation(store, names))
+    if index is None:
+        return Current()
+    return Current(index, None, index.info.generation if index.info is not None else 0)
 
 
 def _highest_generation(store: Store, names: Iterable[str]) -> int:

@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 
 from dcp_io.current import read_current
-from dcp_io.folders import FoundCheckpoint, check_files, find_checkpoints
-from dcp_io.opening import open_store
+from dcp_io.folders import find_checkpoints
 from dcp_io.store import Entry, Store
 from dcp_io.verify import verify_checkpoint
-from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
+from dcp_manifest.discover import FoundCheckpoint, check_files, first_valid
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["check_checkpoint", "latest_valid"]
 
@@ -49,10 +49,11 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
             )
 
 
-def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) -> FoundCheckpoint | None:
-    """The newest checkpoint in a folder or below it that `check_checkpoint` passes; newest by when it was published.
+def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) -> FoundCheckpoint[Store] | None:
+    """The newest checkpoint in a folder or below it that `check_checkpoint` passes, in the order of `find_checkpoints`.
 
-    What a crash leaves beside checkpoints, or instead of one, is passed over.
+    The highest step of a run is its newest checkpoint, whatever the times of files: a copy changes those. What a crash
+    leaves beside checkpoints, or instead of one, is passed over, and so is what was put aside as damaged.
 
     Args:
         root: A store, a folder, or a URI that an installed storage handles. May be missing.
@@ -67,12 +68,4 @@ def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) ->
 
     Ranks: one; not collective.
     """
-    store = root if isinstance(root, Store) else open_store(root)
-    found = sorted(find_checkpoints(store), key=lambda one: (one.modified_seconds, one.store.url), reverse=True)
-    for checkpoint in found:
-        try:
-            check_checkpoint(checkpoint.store, deep=deep)
-        except (DcpError, OSError):
-            continue
-        return checkpoint
-    return None
+    return first_valid(find_checkpoints(root), lambda found: check_checkpoint(found.store, deep=deep))

@@ -55,6 +55,9 @@ class LocalStore(Store):
         """The folder's absolute path."""
         return self._path
 
+    def __fspath__(self) -> str:
+        return self._path
+
     def make(self) -> None:
         """Make the folder and its parents; each new one is durable in its parent."""
         _make_folder(self._path)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dcp_io.process_identity import ProcessIdentity, can_be_checked, is_gone, this_process
 from dcp_io.renewal import Renewal
 from dcp_io.store import Entry, Store
+from dcp_manifest.beside import REMOVING
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["READING_PREFIX", "REMOVING", "ReadingSign", "is_dead_sign", "live_readers"]
 
 READING_PREFIX = ".dcp-reading-"
-REMOVING = ".dcp-removing"
-"""Says that a checkpoint is about to go."""
 _MAX_RENEWAL_SECONDS = 60.0
 _MIN_RENEWAL_SECONDS = 0.1
 _MAX_BYTES = 1 << 16

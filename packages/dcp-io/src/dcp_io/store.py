@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dcp_manifest.errors import UnsafeCheckpointError
+from dcp_manifest.folder import Entry
 
 __all__ = ["TEMPORARY_SUFFIX", "Entry", "Sink", "Source", "Store", "check_name"]
 
@@ -19,16 +19,6 @@ Buffer = bytes | bytearray | memoryview
 
 TEMPORARY_SUFFIX = ".tmp"
 """End of the names of temporary objects that `Store.publish` may make."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One object of a store's folder."""
-
-    name: str
-    bytes: int
-    mtime: float
-    """When it was last written, seconds on the storage's clock."""
 
 
 class Sink(ABC):

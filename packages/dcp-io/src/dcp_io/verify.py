@@ -6,20 +6,19 @@ import contextlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dcp_io.coverage import coverage_problems
-from dcp_io.current import rank_index_name, read_current
+from dcp_io.current import rank_index_name
 from dcp_io.local import LocalStore
 from dcp_io.store import Store
 from dcp_io.verify_file import FileReport, IndexedItem, Problem, verify_file
 from dcp_io.workers import StopSignal, run_together
 from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.discover import is_index_name
+from dcp_manifest.discover import choose_index, is_index_name, needed_bytes
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.manifest import read_index
-from dcp_manifest.verify import verify
+from dcp_manifest.verify import Examined, examine
 
 __all__ = ["Problem", "VerifyReport", "verify_checkpoint"]
 
@@ -44,7 +43,11 @@ class VerifyReport:
 
 
 def verify_checkpoint(
-    checkpoint: Store | str | os.PathLike[str], *, threads: int = 1, on_read: Callable[[int], None] | None = None
+    checkpoint: Store | str | os.PathLike[str],
+    *,
+    threads: int = 1,
+    on_read: Callable[[int], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Read everything that the newest checkpoint in a folder consists of, and report every damage.
 
@@ -55,6 +58,7 @@ def verify_checkpoint(
         checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.
         threads: Files that are read at the same time, at least 1.
         on_read: Told of bytes of data files as they are read; by one thread at a time.
+        on_total: Called once before that with the bytes of data files that the index needs.
 
     Raises:
         OSError: The storage failed.
@@ -64,16 +68,22 @@ def verify_checkpoint(
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
     store = checkpoint if isinstance(checkpoint, Store) else LocalStore(checkpoint)
-    problems = list(_index_problems(store))
-    current = read_current(store)
-    if current.index is None:
+    times, examined = _examine_indexes(store)
+    problems = [
+        Problem(one.message, file=name, offset=one.offset) for name, found in examined.items() for one in found.problems
+    ]
+    try:
+        index = choose_index(times, examined.__getitem__, decode=_decoded)
+    except DcpError as error:
         if not problems:
-            message = str(current.damage) if current.damage else f"there is no checkpoint in {store.url}"
-            problems.append(Problem(message, file=getattr(current.damage, "file", None)))
+            missing = isinstance(error, CheckpointNotFoundError)
+            message = f"there is no checkpoint in {store.url}" if missing else str(error)
+            problems.append(Problem(message, file=getattr(error, "file", None)))
         return VerifyReport(tuple(problems), 0, 0)
-    index = current.index
+    if on_total is not None:
+        on_total(sum(needed_bytes(index).values()))
     problems += [Problem(message, key=name) for name, message in coverage_problems(index)]
-    files = _items_by_file([index] if index.info is None else _rank_indexes(store, index.info.save_id) or [index])
+    files = _items_by_file([index] if index.info is None else _rank_indexes(examined, index.info.save_id) or [index])
     reports = _verify_files(store, files, threads, exact=index.info is not None, on_read=on_read)
     for report in reports:
         problems += report.problems
@@ -117,28 +127,31 @@ def _verify_files(
     return [found[name] for name in sorted(found)]
 
 
-def _index_problems(store: Store) -> Iterator[Problem]:
+def _examine_indexes(store: Store) -> tuple[dict[str, float], dict[str, Examined]]:
+    """The times of the index files in a folder, and each of them read and decoded once; both by name."""
+    times: dict[str, float] = {}
+    examined: dict[str, Examined] = {}
     for entry in sorted(store.list(), key=lambda entry: entry.name):
-        if not is_index_name(entry.name):
-            continue
-        try:
-            data = store.read(entry.name)
-        except CheckpointNotFoundError:
-            continue
-        for problem in verify(data, file=entry.name):
-            yield Problem(problem.message, file=entry.name, offset=problem.offset)
+        if is_index_name(entry.name):
+            with contextlib.suppress(CheckpointNotFoundError):
+                examined[entry.name] = examine(store.read(entry.name), file=entry.name)
+                times[entry.name] = entry.mtime
+    return times, examined
 
 
-def _rank_indexes(store: Store, save_id: str) -> list[CheckpointIndex]:
+def _decoded(one: Examined, *, file: str) -> CheckpointIndex:
+    del file
+    return one.decoded()
+
+
+def _rank_indexes(examined: Mapping[str, Examined], save_id: str) -> list[CheckpointIndex]:
     """The indexes of the ranks of a save without a coordinator: merged, they lack the replicas that ranks wrote."""
     found: dict[int, CheckpointIndex] = {}
-    for entry in store.list():
-        if rank_index_name(entry.name) is None:
-            continue
-        with contextlib.suppress(DcpError):
-            index = read_index(store.read(entry.name), file=entry.name)
-            if index.info is not None and index.info.save_id == save_id and index.info.rank is not None:
-                found[index.info.rank] = index
+    for name, one in examined.items():
+        if rank_index_name(name) is not None and isinstance(one.index, CheckpointIndex):
+            info = one.index.info
+            if info is not None and info.save_id == save_id and info.rank is not None:
+                found[info.rank] = one.index
     return list(found.values())
 
 

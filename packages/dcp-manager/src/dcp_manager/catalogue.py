@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,20 +34,23 @@ from dcp_io import (
     this_process,
 )
 from dcp_manager.records import CheckpointRecord, Note
+from dcp_manifest.beside import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
 from dcp_manifest.discover import is_index_name
 from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.newest import step_of
 
 __all__ = ["Catalogue", "Folder"]
 
 _log = logging.getLogger(__name__)
 
 LATEST = "latest"
-NOTE, NEXT_NOTE, QUARANTINE = ".dcp-note.json", ".dcp-note-next.json", ".dcp-quarantined.json"
+NEXT_NOTE = ".dcp-note-next.json"
 # Publishing a few bytes is over, or its process dead, after so long.
 _PUBLISHING_SECONDS = 5.0
+# Between checkpoints made one after the other by hosts whose clocks differ.
+_TICK_SECONDS = 0.001
 # Of the markers of running saves, which are dcp_io's.
 _SAVING = ".dcp-save-"
-_FOLDER = re.compile(r"step-(\d{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ class Folder:
     def names(self) -> frozenset[str]:
         """Of all objects in it."""
         return frozenset(entry.name for entry in self.entries)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is a checkpoint that is not known to be damaged."""
+        return self.is_checkpoint and put_aside_reason(self.names) is None
 
     @property
     def is_checkpoint(self) -> bool:
@@ -94,13 +101,21 @@ class Catalogue:
 
     def folders(self) -> list[Folder]:
         """The folders of checkpoints, by ascending step, whatever state they are in."""
-        found = ((name, _FOLDER.fullmatch(name)) for name in self._root.folders())
-        steps = sorted(int(match[1]) for name, match in found if match and name == self.folder_name(int(match[1])))
-        return [self._folder(step) for step in steps]
+        return [self._folder(step) for step in self._steps()]
+
+    def _steps(self) -> list[int]:
+        """The steps that have a folder, ascending. Other names, such as `step-02`, are not this manager's."""
+        found = ((name, step_of(name)) for name in self._root.folders())
+        return sorted(step for name, step in found if step is not None and name == self.folder_name(step))
 
     def _folder(self, step: int) -> Folder:
         store = self._root.child(self.folder_name(step))
         return Folder(step, store, tuple(store.list()))
+
+    def highest(self) -> CheckpointRecord | None:
+        """The checkpoint of the highest step that is not known to be damaged: the one that `restore` tries first."""
+        folders = map(self._folder, reversed(self._steps()))
+        return next((self._record(folder) for folder in folders if folder.is_good), None)
 
     def has_checkpoint(self, step: int) -> bool:
         """Whether there is one of a step, damaged or not, that is not about to go."""
@@ -119,7 +134,7 @@ class Catalogue:
         created = max((entry.mtime for entry in folder.entries if is_index_name(entry.name)), default=0.0)
         reason = None
         if QUARANTINE in folder.names:
-            reason = _reason(_read(folder.store, QUARANTINE))
+            reason = quarantine_reason(_read(folder.store, QUARANTINE) or b"")
         if note is None:
             return CheckpointRecord(folder.step, created, quarantined=reason)
         return CheckpointRecord(folder.step, note.created_seconds, note.metrics, reason)
@@ -144,17 +159,23 @@ class Catalogue:
         folder = self._folder(step)
         check_checkpoint(folder.store, entries=folder.entries)
 
-    def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
+    def prepare(self, step: int, metrics: Mapping[str, float], *, after: CheckpointRecord | None = None) -> None:
         """Note that this process is about to save a step. A damaged checkpoint of that step goes first.
 
         A good one keeps its note until `published` says that it has been replaced.
+
+        Args:
+            step: To be saved.
+            metrics: Of the save.
+            after: A checkpoint that there is: the note's time is later, whatever this host's clock says.
         """
         folder = self._folder(step)
         if QUARANTINE in folder.names or REMOVING in folder.names:
             self._remove(folder)
             folder = self._folder(step)
         folder.store.make()
-        note = Note.now(step, time.time(), metrics, _index_digest(folder))
+        seconds = time.time() if after is None else max(time.time(), after.created_seconds + _TICK_SECONDS)
+        note = Note.now(step, seconds, metrics, _index_digest(folder))
         self._write_note(folder, NEXT_NOTE if folder.is_checkpoint else NOTE, note.to_bytes())
 
     def _write_note(self, folder: Folder, name: str, data: bytes) -> None:
@@ -299,10 +320,3 @@ def _read(store: Store, name: str) -> bytes | None:
 def _read_note(store: Store, name: str) -> Note | None:
     data = _read(store, name)
     return None if data is None else Note.from_bytes(data)
-
-
-def _reason(data: bytes | None) -> str:
-    try:
-        return str(json.loads(data or b"")["reason"])
-    except (ValueError, KeyError, TypeError):
-        return "unknown"

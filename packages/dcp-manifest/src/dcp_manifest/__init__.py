@@ -7,12 +7,14 @@ from dcp_manifest.consistency import check_index
 from dcp_manifest.discover import (
     DATA_SUFFIX,
     METADATA_NAME,
-    CheckpointEntry,
+    FoundCheckpoint,
     choose_index,
+    file_sizes,
     find_checkpoints,
     index_of,
     latest_valid,
     needed_bytes,
+    noted_step_of,
 )
 from dcp_manifest.dtypes import ITEM_BYTES, TYPED_STORAGES
 from dcp_manifest.errors import (
@@ -28,6 +30,7 @@ from dcp_manifest.literal_keys import LiteralKey
 from dcp_manifest.manifest import decode, encode, read_index
 from dcp_manifest.manifest_file import ManifestFile
 from dcp_manifest.merge import merge_rank_indexes
+from dcp_manifest.newest import step_of
 from dcp_manifest.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
 from dcp_manifest.stock_read import read_stock
 from dcp_manifest.stock_write import is_stock_readable, stock_head
@@ -40,11 +43,11 @@ __all__ = [
     "ITEM_BYTES",
     "METADATA_NAME",
     "TYPED_STORAGES",
-    "CheckpointEntry",
     "CheckpointIndex",
     "CheckpointNotFoundError",
     "CorruptCheckpointError",
     "DcpError",
+    "FoundCheckpoint",
     "Framing",
     "InvalidIndexError",
     "ItemColumns",
@@ -71,14 +74,17 @@ __all__ = [
     "choose_index",
     "decode",
     "encode",
+    "file_sizes",
     "find_checkpoints",
     "index_of",
     "is_stock_readable",
     "latest_valid",
     "merge_rank_indexes",
     "needed_bytes",
+    "noted_step_of",
     "read_index",
     "read_stock",
+    "step_of",
     "stock_head",
     "stub_head",
     "verify",

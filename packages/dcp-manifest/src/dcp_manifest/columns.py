@@ -124,7 +124,8 @@ class ManifestInfo:
     rank: int | None = None
     """The rank that wrote a rank-local index (`use_collectives=False`); None for a whole checkpoint."""
     created_ns: int = 0
-    """Wall-clock time of the save's start, nanoseconds since the epoch. For display only."""
+    """Wall-clock time of the save's start, nanoseconds since the epoch; 0 if unknown. Orders what no step, and within a
+    folder no generation, orders."""
     user: tuple[tuple[str, str], ...] = ()
     """Free metadata of the user."""
 

@@ -1,145 +1,283 @@
-"""Checkpoints in folders of the local file system: find them, and tell the newest one that is whole.
+"""Finding checkpoints: those below a folder, newest first; the newest that is whole; the index that counts in a folder.
 
-Which index of a folder counts is decided in `index_choice`; other storages use that.
+One piece of code for paths and for every store: it asks the `Folder` contract alone. Which of several index files
+counts is decided in `index_choice`, which checkpoint is newer in `newest`.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 
+from dcp_manifest.beside import NOTE, noted_step, put_aside_reason
 from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError, UnsafeCheckpointError
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
+from dcp_manifest.folder import DATA_SUFFIX, Entry, Folder, LocalFolder
 from dcp_manifest.index_choice import METADATA_NAME, choose_index, is_index_name
+from dcp_manifest.newest import Place, newest_first
 
 __all__ = [
     "DATA_SUFFIX",
     "METADATA_NAME",
-    "CheckpointEntry",
+    "FoundCheckpoint",
+    "check_files",
     "choose_index",
+    "current_index",
+    "file_sizes",
     "find_checkpoints",
+    "first_valid",
     "index_of",
     "is_index_name",
     "latest_valid",
     "needed_bytes",
+    "noted_step_of",
 ]
 
-DATA_SUFFIX = ".distcp"
-"""What the names of data files end with."""
-Folder = str | os.PathLike[str]
+F = TypeVar("F", bound=Folder)
+Path_ = str | os.PathLike[str]
+# An index may be replaced between being listed and being read, and again.
+_TRIES = 5
+# A note holds a step, a few metrics and a process; what is larger is none.
+_NOTE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointEntry:
+class FoundCheckpoint(Generic[F]):
     """A folder that has an index; whether it can be read is another question."""
 
-    path: Path
+    store: F
+    """The folder: a store of `dcp_io`, or a `LocalFolder`."""
     modified_seconds: float
-    """Of the youngest index file, seconds since the epoch."""
+    """Of the youngest index, seconds since the epoch on the storage's clock. A copy may change it."""
+    place: Place = field(default_factory=Place)
+    """Below the folder that was searched, with its step."""
+    put_aside: str | None = None
+    """Why no reader should choose it, although it has an index; None if one may."""
+
+    @property
+    def step(self) -> int | None:
+        """The step that its folder's name gives, or a folder's above it, or the note beside it."""
+        return self.place.step
+
+    @property
+    def path(self) -> Path:
+        """The folder. Raises TypeError if it is none of the file system; its `store.url` says where it is."""
+        if not isinstance(self.store, os.PathLike):
+            raise TypeError(f"{self.store.url} is no folder of the file system: use .store, or .store.url as an id")
+        return Path(self.store)
 
 
-def find_checkpoints(root: Folder) -> list[CheckpointEntry]:
-    """The checkpoints in `root` and the folders below it, newest first; nothing is read.
+@overload
+def find_checkpoints(root: Path_) -> list[FoundCheckpoint[LocalFolder]]: ...
+@overload
+def find_checkpoints(root: F) -> list[FoundCheckpoint[F]]: ...
+def find_checkpoints(root: Path_ | F) -> list[FoundCheckpoint[LocalFolder]] | list[FoundCheckpoint[F]]:
+    """Return the checkpoints in a folder and in those below it, newest first; see `newest.newest_first`.
+
+    Indexes are read only where steps do not decide: of several runs, of equal steps, and where there is no step.
 
     Args:
-        root: May be missing. Symbolic links below it are not followed.
+        root: A path or a store; may be missing. Symbolic links below it are not followed. A folder below it that may
+            not be listed is passed over.
+
+    Raises:
+        OSError: The storage failed, or `root` may not be listed.
     """
-    found = []
-    for folder, _, names in os.walk(root):
-        times = [time for name in names if is_index_name(name) for time in _modified(os.path.join(folder, name))]
+    if isinstance(root, str) or not isinstance(root, Folder):
+        return _newest_first([*_walk(LocalFolder(root))])
+    return _newest_first([*_walk(root)])
+
+
+def _walk(root: F) -> Iterator[FoundCheckpoint[F]]:
+    """The checkpoints below a folder, in the order of their names."""
+    waiting: list[tuple[tuple[str, ...], F]] = [((), root)]
+    while waiting:
+        parts, folder = waiting.pop()
+        try:
+            entries, below = folder.list(), folder.folders()
+        except PermissionError:
+            if not parts:
+                raise
+            continue
+        times = [entry.mtime for entry in entries if is_index_name(entry.name)]
         if times:
-            found.append(CheckpointEntry(Path(folder), max(times)))
-    return sorted(found, key=lambda entry: (entry.modified_seconds, str(entry.path)), reverse=True)
+            yield FoundCheckpoint(folder, max(times), _place(folder, parts, entries), put_aside_reason(_names(entries)))
+        waiting += [((*parts, name), cast(F, folder.child(name))) for name in reversed(below)]
 
 
-def latest_valid(root: Folder) -> CheckpointEntry | None:
-    """The newest checkpoint in `root` or below whose index is sound and whose data files are there.
+def _names(entries: Sequence[Entry]) -> set[str]:
+    return {entry.name for entry in entries}
 
-    The data files must have the length that the index needs; their contents are not read.
+
+def _place(folder: Folder, parts: tuple[str, ...], entries: Sequence[Entry]) -> Place:
+    # Of a checkpoint in the folder that is searched, the folder's own name counts.
+    where = Place.of(parts or (os.path.basename(os.path.abspath(folder.url)),))
+    if where.step is None:
+        where = Place.of(where.parts, _noted_step(folder, entries))
+    return where if parts else Place(step=where.step)
+
+
+def noted_step_of(found: FoundCheckpoint[Any]) -> int | None:
+    """Return the step in the manager's note beside a checkpoint; None if there is none that can be read."""
+    return _noted_step(found.store, found.store.list())
+
+
+def _noted_step(folder: Folder, entries: Sequence[Entry]) -> int | None:
+    if not any(entry.name == NOTE and entry.bytes <= _NOTE_BYTES for entry in entries):
+        return None
+    try:
+        return noted_step(folder.read(NOTE))
+    except (DcpError, OSError):  # gone meanwhile, or not to be read: a checkpoint without a note is still one
+        return None
+
+
+def _newest_first(found: list[FoundCheckpoint[F]]) -> list[FoundCheckpoint[F]]:
+    known: dict[str, tuple[int, float, str]] = {}
+
+    def made(one: FoundCheckpoint[F]) -> tuple[int, float, str]:
+        url = one.store.url
+        if url not in known:
+            known[url] = (_created_ns(one.store) or int(one.modified_seconds * 1e9), one.modified_seconds, url)
+        return known[url]
+
+    return newest_first(found, lambda one: one.place, made)
+
+
+def _created_ns(folder: Folder) -> int:
+    """When a checkpoint's save began, from its index; 0 if the index does not say."""
+    try:
+        info = index_of(folder).info
+    except (DcpError, OSError):
+        return 0
+    return 0 if info is None else info.created_ns
+
+
+def latest_valid(root: Path_) -> FoundCheckpoint[LocalFolder] | None:
+    """Return the newest checkpoint in a folder of the file system, or below, that is whole; see `find_checkpoints`.
+
+    Its index must be sound and its data files as long as the index needs; their contents are not read. One that was put
+    aside as damaged, or is being removed, is passed over.
 
     Returns:
         None if there is none.
+
+    Raises:
+        OSError: `root` cannot be listed.
     """
-    for entry in find_checkpoints(root):
+    return first_valid(find_checkpoints(root), lambda one: check_files(one.store, index_of(one.store)))
+
+
+def first_valid(
+    found: Sequence[FoundCheckpoint[F]], check: Callable[[FoundCheckpoint[F]], None]
+) -> FoundCheckpoint[F] | None:
+    """Return the first checkpoint that is not put aside and that `check` does not raise DcpError or OSError for."""
+    for one in found:
+        if one.put_aside is not None:
+            continue
         try:
-            check_files(entry.path, index_of(entry.path))
+            check(one)
         except (DcpError, OSError):
             continue
-        return entry
+        return one
     return None
 
 
-def index_of(folder: Folder) -> CheckpointIndex:
-    """The newest complete index in a folder; see `choose_index`.
+def index_of(folder: Path_ | Folder) -> CheckpointIndex:
+    """Return the newest complete index in a folder; see `choose_index`.
 
     Raises:
         CheckpointNotFoundError: There is none; names the folder.
         CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: It cannot be read.
     """
-    base = Path(folder)
-    entries = dict(_index_files(base))
-    if not entries:
-        raise CheckpointNotFoundError(f"there is no checkpoint in {base}: it has no {METADATA_NAME}; check the path")
+    place = _opened(folder)
     try:
-        return choose_index(entries, lambda name: _read_file(base / name))
+        index = current_index(place)
     except CheckpointNotFoundError as error:
-        raise CheckpointNotFoundError(f"there is no checkpoint in {base}: {error}") from error
+        raise CheckpointNotFoundError(f"there is no checkpoint in {place.url}: {error}") from error
+    if index is None:
+        raise CheckpointNotFoundError(
+            f"there is no checkpoint in {place.url}: it has no {METADATA_NAME}; check the path"
+        )
+    return index
 
 
-def _read_file(path: Path) -> bytes:
-    """All bytes of a file. Opening a pipe in another way would wait for whoever writes into it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket
-            raise _no_file(path) from error
-        raise
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _no_file(path)
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    except MemoryError as error:  # a file with holes may be of any size
-        raise CorruptCheckpointError(
-            "the index is larger than the memory: damaged or hostile", file=str(path)
-        ) from error
-    finally:
-        os.close(descriptor)
+def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> CheckpointIndex | None:
+    """Return the newest complete index in a folder; None if it has no file that is one.
 
-
-def _no_file(path: Path) -> UnsafeCheckpointError:
-    return UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
-
-
-def check_files(folder: Folder, index: CheckpointIndex) -> None:
-    """Make sure that the data files of a checkpoint are there and long enough.
+    Args:
+        folder: The checkpoint's folder.
+        entries: Its listing, if there is a fresh one.
 
     Raises:
-        CheckpointNotFoundError: One is missing.
-        CorruptCheckpointError: One is too short.
+        CheckpointNotFoundError: There are indexes, and none is complete; says which ranks' are missing.
+        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest cannot be read.
+        OSError: The storage failed.
     """
-    for name, wanted in needed_bytes(index).items():
-        path = os.path.join(folder, name)
+    for _ in range(_TRIES):
+        times = _index_times(folder.list() if entries is None else entries)
+        if not times:
+            return None
         try:
-            status = os.stat(path)
-        except FileNotFoundError as error:
-            raise CheckpointNotFoundError(f"the data file {path} is missing; restore it from a copy") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptCheckpointError("there is something else in the place of a data file", file=path)
-        if status.st_size < wanted:
+            return choose_index(times, folder.read)
+        except CheckpointNotFoundError:
+            # No set is complete, unless a file went away between listing and reading.
+            entries = folder.list()
+            if _index_times(entries).keys() == times.keys():
+                raise
+    return None
+
+
+def _index_times(entries: Sequence[Entry]) -> dict[str, float]:
+    return {entry.name: entry.mtime for entry in entries if is_index_name(entry.name)}
+
+
+def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
+    """Make sure that the data files of a checkpoint are there and long enough; their contents are not read.
+
+    Raises:
+        CheckpointNotFoundError: One is missing; names it.
+        CorruptCheckpointError: One is too short; names it.
+    """
+    place = _opened(folder)
+    needed = needed_bytes(index)
+    for name, size in file_sizes(place, needed).items():
+        if size is None:
+            raise CheckpointNotFoundError(f"the data file {name} in {place.url} is missing; restore it from a copy")
+        if size < needed[name]:
             raise CorruptCheckpointError(
-                f"the data file has {status.st_size} bytes and the index needs {wanted}", file=path
+                f"the data file in {place.url} has {size} bytes and the index needs {needed[name]}", file=name
             )
 
 
+def file_sizes(folder: Folder, needed: Mapping[str, int]) -> dict[str, int | None]:
+    """Return the bytes of data files by their names; None for one that is missing.
+
+    Args:
+        folder: The checkpoint's folder.
+        needed: What `needed_bytes` gives of its index.
+
+    Raises:
+        CorruptCheckpointError, UnsafeCheckpointError: There is something else in the place of a file.
+        OSError: The storage failed.
+    """
+    sizes: dict[str, int | None] = {entry.name: entry.bytes for entry in folder.list()}
+    for name, wanted in needed.items():
+        listed = sizes.get(name)
+        if listed is None or listed < wanted:  # it is in a folder below, or a link, listed with its own length
+            try:
+                sizes[name] = folder.size(name)
+            except CheckpointNotFoundError:
+                sizes[name] = None
+    return {name: sizes[name] for name in needed}
+
+
 def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
-    """For each data file of a checkpoint, where its last item ends."""
+    """Return, for each data file of a checkpoint, where its last item ends."""
     ends = np.zeros(len(index.files), np.uint64)
     for items in (index.chunk_items, index.object_items):
         if items is not None:
@@ -147,20 +285,5 @@ def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
     return dict(zip(index.files, ends.tolist(), strict=True))
 
 
-def _index_files(folder: Path) -> Iterator[tuple[str, float]]:
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in names:
-        if is_index_name(name):
-            for time in _modified(folder / name):
-                yield name, time
-
-
-def _modified(path: Folder) -> Iterator[float]:
-    """The file's modification time; nothing if it has gone, or is no file."""
-    try:
-        yield os.stat(path).st_mtime
-    except OSError:
-        return
+def _opened(folder: Path_ | Folder) -> Folder:
+    return folder if isinstance(folder, Folder) and not isinstance(folder, str) else LocalFolder(folder)

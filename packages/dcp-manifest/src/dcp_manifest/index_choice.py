@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from dcp_manifest.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
@@ -20,7 +21,8 @@ __all__ = ["METADATA_NAME", "choose_index", "is_index_name"]
 METADATA_NAME = ".metadata"
 """Name of the index of a whole checkpoint; its existence makes the checkpoint exist."""
 _RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
-Read = Callable[[str], bytes]
+T = TypeVar("T")
+Load = Callable[[str], CheckpointIndex]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class _Candidate:
     mtime: float
     generation: int | None
     """None if it does not say: stock wrote it, or it is damaged."""
+    created_ns: int
+    """When its save began; 0 if it does not say."""
     load: Callable[[], CheckpointIndex]
     """Raises what is wrong with it."""
 
@@ -39,22 +43,29 @@ def is_index_name(name: str) -> bool:
     return name == METADATA_NAME or _RANK_INDEX.fullmatch(name) is not None
 
 
-def choose_index(entries: Mapping[str, float], read: Read) -> CheckpointIndex:
+def choose_index(
+    entries: Mapping[str, float], read: Callable[[str], T], *, decode: Callable[..., CheckpointIndex] = read_index
+) -> CheckpointIndex:
     """The newest complete index of a folder.
 
-    The higher generation is the newer; where one does not say, the younger file. A damaged index is not passed over
-    for an older one.
+    The higher generation is the newer, of equal ones the one whose save began later; where one does not say, the
+    younger file. A damaged index is not passed over for an older one.
 
     Args:
         entries: Name → modification time of the folder's files; others than indexes are ignored.
-        read: Gives the bytes of one of them.
+        read: Gives the bytes of one of them, or whatever `decode` takes.
+        decode: Gives the index in them, or raises what is wrong with it, as `read_index` does.
 
     Raises:
         CheckpointNotFoundError: No index is complete; names the ranks whose indexes are missing.
         CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest index cannot be read.
     """
+
+    def load(name: str) -> CheckpointIndex:
+        return decode(read(name), file=name)
+
     missing: list[str] = []
-    candidates = [*_whole(entries, read), *_rank_sets(entries, read, missing)]
+    candidates = [*_whole(entries, load), *_rank_sets(entries, load, missing)]
     if not candidates:
         detail = f": {'; '.join(missing)}" if missing else ""
         raise CheckpointNotFoundError(f"there is no complete index among {len(entries)} files{detail}")
@@ -68,12 +79,14 @@ def choose_index(entries: Mapping[str, float], read: Read) -> CheckpointIndex:
 def _is_newer(one: _Candidate, other: _Candidate) -> bool:
     if one.generation is not None and other.generation is not None and one.generation != other.generation:
         return one.generation > other.generation
+    if one.created_ns and other.created_ns and one.created_ns != other.created_ns:
+        return one.created_ns > other.created_ns
     return one.mtime > other.mtime
 
 
-def _whole(entries: Mapping[str, float], read: Read) -> Iterator[_Candidate]:
+def _whole(entries: Mapping[str, float], load: Load) -> Iterator[_Candidate]:
     if METADATA_NAME in entries:
-        yield _candidate(entries[METADATA_NAME], lambda: read_index(read(METADATA_NAME), file=METADATA_NAME))
+        yield _candidate(entries[METADATA_NAME], lambda: load(METADATA_NAME))
 
 
 def _candidate(mtime: float, load: Callable[[], CheckpointIndex]) -> _Candidate:
@@ -83,8 +96,10 @@ def _candidate(mtime: float, load: Callable[[], CheckpointIndex]) -> _Candidate:
     except CheckpointNotFoundError:
         raise
     except DcpError as error:
-        return _Candidate(mtime, None, _raiser(error))
-    return _Candidate(mtime, None if index.info is None else index.info.generation, lambda: index)
+        return _Candidate(mtime, None, 0, _raiser(error))
+    info = index.info
+    generation, created_ns = (None, 0) if info is None else (info.generation, info.created_ns)
+    return _Candidate(mtime, generation, created_ns, lambda: index)
 
 
 def _raiser(error: DcpError) -> Callable[[], CheckpointIndex]:
@@ -94,7 +109,7 @@ def _raiser(error: DcpError) -> Callable[[], CheckpointIndex]:
     return load
 
 
-def _rank_sets(entries: Mapping[str, float], read: Read, missing: list[str]) -> Iterator[_Candidate]:
+def _rank_sets(entries: Mapping[str, float], load: Load, missing: list[str]) -> Iterator[_Candidate]:
     """Complete sets of rank-local indexes; what incomplete ones lack goes into `missing`."""
     named: dict[str, dict[int, str]] = {}
     plain: dict[int, str] = {}
@@ -105,18 +120,18 @@ def _rank_sets(entries: Mapping[str, float], read: Read, missing: list[str]) -> 
             ranks[int(found["rank"])] = name
     complete = set()
     for save_id, files in named.items():
-        for candidate in _named_set(save_id, files, entries, read, missing):
+        for candidate in _named_set(save_id, files, entries, load, missing):
             complete.add(save_id)
             yield candidate
-    yield from _plain_set(plain, entries, read, complete, missing)
+    yield from _plain_set(plain, entries, load, complete, missing)
 
 
 def _named_set(
-    save_id: str, files: dict[int, str], entries: Mapping[str, float], read: Read, missing: list[str]
+    save_id: str, files: dict[int, str], entries: Mapping[str, float], load: Load, missing: list[str]
 ) -> Iterator[_Candidate]:
     mtime = max(entries[name] for name in files.values())
     first = min(files)
-    probe = _candidate(mtime, lambda: _rank_index(files[first], save_id, first, read))
+    probe = _candidate(mtime, lambda: _rank_index(files[first], save_id, first, load))
     if probe.generation is None:
         yield probe
         return
@@ -124,10 +139,10 @@ def _named_set(
     if _is_complete(files, info.world_size, f"save {save_id}", missing):
         names = [files[rank] for rank in range(info.world_size)]
 
-        def load() -> CheckpointIndex:
-            return _merged([_rank_index(name, save_id, rank, read) for rank, name in enumerate(names)])
+        def merged() -> CheckpointIndex:
+            return _merged([_rank_index(name, save_id, rank, load) for rank, name in enumerate(names)])
 
-        yield _Candidate(mtime, probe.generation, load)
+        yield replace(probe, load=merged)
 
 
 def _is_complete(files: Mapping[int, str], world_size: int, what: str, missing: list[str]) -> bool:
@@ -138,9 +153,9 @@ def _is_complete(files: Mapping[int, str], world_size: int, what: str, missing: 
     return not lacking
 
 
-def _rank_index(name: str, save_id: str | None, rank: int, read: Read) -> CheckpointIndex:
+def _rank_index(name: str, save_id: str | None, rank: int, load: Load) -> CheckpointIndex:
     """The index of one rank, proven to be that of `rank` in save `save_id`."""
-    index = read_index(read(name), file=name)
+    index = load(name)
     info = index.info
     if info is not None and (info.rank != rank or (save_id is not None and info.save_id != save_id)):
         raise CorruptCheckpointError(
@@ -159,14 +174,14 @@ def _info(index: CheckpointIndex) -> ManifestInfo:
 
 
 def _plain_set(
-    files: dict[int, str], entries: Mapping[str, float], read: Read, complete: set[str], missing: list[str]
+    files: dict[int, str], entries: Mapping[str, float], load: Load, complete: set[str], missing: list[str]
 ) -> Iterator[_Candidate]:
     """The set of `__<rank>.metadata`, unless it is a copy of a set with a save id in its names."""
     if not files:
         return
     mtime = max(entries[name] for name in files.values())
     first = min(files)
-    probe = _candidate(mtime, lambda: _rank_index(files[first], None, first, read))
+    probe = _candidate(mtime, lambda: _rank_index(files[first], None, first, load))
     try:
         info = probe.load().info
     except DcpError:
@@ -182,13 +197,13 @@ def _plain_set(
     ids = []
     indexes = []
     for rank, name in enumerate(names):
-        index = _rank_index(name, None, rank, read)
+        index = _rank_index(name, None, rank, load)
         indexes.append(index)
         ids.append(None if index.info is None else index.info.save_id)
     if len(set(ids)) > 1:
         missing.append("the indexes __<rank>.metadata are of different saves")
         return
-    yield _Candidate(mtime, probe.generation, lambda: _merged(indexes))
+    yield replace(probe, load=lambda: _merged(indexes))
 
 
 def _merged(indexes: list[CheckpointIndex]) -> CheckpointIndex:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_manifest.blob import BLOCK_BYTES, BLOCK_CRCS, WholeBlob, first_blocks, index_crc32
+from dcp_manifest.columns import CheckpointIndex
 from dcp_manifest.errors import DcpError
 from dcp_manifest.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
-from dcp_manifest.manifest import Buffer, decode, read_index
+from dcp_manifest.manifest import Buffer, read_index
 from dcp_manifest.stub import is_stub
 
-__all__ = ["Problem", "verify"]
+__all__ = ["Examined", "Problem", "examine", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,20 @@ class Problem:
     """In the file, bytes; None if it is not at one place."""
 
 
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """An index that was decoded, or why it cannot be, and everything that is wrong with its bytes."""
+
+    index: CheckpointIndex | DcpError
+    problems: tuple[Problem, ...] = ()
+
+    def decoded(self) -> CheckpointIndex:
+        """Return the index, or raise why it cannot be read."""
+        if isinstance(self.index, DcpError):
+            raise self.index
+        return self.index
+
+
 def verify(data: Buffer, *, file: str) -> list[Problem]:
     """What is wrong with an index, the parts that reading does not need included; empty if nothing is.
 
@@ -34,15 +49,23 @@ def verify(data: Buffer, *, file: str) -> list[Problem]:
         data: The whole file, ours or stock's.
         file: Its name, for messages.
     """
+    return [*examine(data, file=file).problems]
+
+
+def examine(data: Buffer, *, file: str) -> Examined:
+    """Decode an index once, and find everything that is wrong with its bytes; arguments as for `verify`."""
     view = memoryview(data)
+    footer: Footer | None = None
+    index: CheckpointIndex | DcpError
     try:
         footer = read_footer(view[-FOOTER_BYTES:], size=len(view), file=file)
-        if footer is None:
-            read_index(view, file=file)
-            return []
+        index = read_index(view, file=file)
     except DcpError as error:
-        return [_problem(error, file)]
-    return [*_head_problems(view, footer, file), *_manifest_problems(view, footer, file)]
+        index = error
+    problems = [_problem(index, file)] if isinstance(index, DcpError) else []
+    if footer is not None:
+        problems = [*_head_problems(view, footer, file), *problems, *_manifest_problems(view, footer, file)]
+    return Examined(index, tuple(problems))
 
 
 def _problem(error: DcpError, file: str) -> Problem:
@@ -59,10 +82,6 @@ def _head_problems(view: memoryview, footer: Footer, file: str) -> Iterator[Prob
 
 def _manifest_problems(view: memoryview, footer: Footer, file: str) -> Iterator[Problem]:
     manifest = view[footer.manifest_offset : footer.manifest_offset + footer.manifest_bytes]
-    try:
-        decode(view, file=file)
-    except DcpError as error:
-        yield _problem(error, file)
     try:
         blob = WholeBlob(manifest, file=file)
     except DcpError as error:

@@ -11,13 +11,15 @@ def folder(make_index, stock):
     """Index files as {name: (mtime, bytes)}, made by short descriptions."""
 
     class Folder(dict):
-        def whole(self, save_id, generation, mtime=0.0, *, damaged=False):
-            data = encode(index(None, save_id, generation, 2))
+        def whole(self, save_id, generation, mtime=0.0, *, damaged=False, created_ns=0):
+            data = encode(index(None, save_id, generation, 2, created_ns))
             self[".metadata"] = mtime, (data[:-100] if damaged else data)
             return self
 
-        def rank(self, rank, save_id, generation, world_size=2, mtime=0.0, *, plain=True, named=True, of=None):
-            data = encode(index(rank if of is None else of, save_id, generation, world_size))
+        def rank(
+            self, rank, save_id, generation, world_size=2, mtime=0.0, *, plain=True, named=True, of=None, created_ns=0
+        ):
+            data = encode(index(rank if of is None else of, save_id, generation, world_size, created_ns))
             if plain:
                 self[f"__{rank}.metadata"] = mtime, data
             if named:
@@ -37,14 +39,14 @@ def folder(make_index, stock):
 
             return choose_index({name: mtime for name, (mtime, _) in self.items()}, read)
 
-    def index(rank, save_id, generation, world_size):
+    def index(rank, save_id, generation, world_size, created_ns):
         name = "w" if rank is None else f"w{rank}"
         return make_index(
             [(name, 0, 0, 0, (1,), [((0,), (1,))])],
             chunk_rows=[(0, 0, 0, 4, 0, 0, 0, 1)],
             dtypes=("float32",),
             files=(f"{save_id}.distcp",),
-            info=ManifestInfo(save_id, world_size, "t", generation, rank),
+            info=ManifestInfo(save_id, world_size, "t", generation, rank, created_ns),
         )
 
     return Folder()
@@ -53,6 +55,16 @@ def folder(make_index, stock):
 def test_the_whole_one(folder):
     assert folder.whole("a", 1).choose().info.save_id == "a"
     assert folder.read == [".metadata"]
+
+
+@pytest.mark.parametrize("mtime", [0.0, 9.0])
+def test_of_one_generation_the_one_whose_save_began_later_counts(folder, mtime):
+    folder.whole("a", 2, 5.0, created_ns=7)
+    for rank in (0, 1):
+        folder.rank(rank, "b", 2, mtime=mtime, created_ns=8)
+    assert folder.choose().info.save_id == "b"
+    folder.whole("a", 2, 5.0, created_ns=9)
+    assert folder.choose().info.save_id == "a"
 
 
 def test_a_complete_set_is_merged(folder):

@@ -11,7 +11,7 @@ from dcp_inspect.contents import is_uri, open_index, open_store
 from dcp_inspect.exit_codes import DIFFERENT
 from dcp_inspect.output import console, count_bytes, json_option, print_json, progress
 from dcp_io import VerifyReport, verify_checkpoint
-from dcp_manifest import CheckpointNotFoundError, DcpError, UnsupportedFormatError, needed_bytes
+from dcp_manifest import CheckpointNotFoundError, DcpError, UnsupportedFormatError
 
 __all__ = ["command"]
 
@@ -27,20 +27,26 @@ def command(path: str, threads: int | None, as_json: bool) -> int:
     """
     if not is_uri(path):
         _must_be_a_folder(path)
-    try:
-        total = sum(needed_bytes(open_index(path)).values())
-    except CheckpointNotFoundError:
-        raise
-    except DcpError:  # damaged: the report says how
-        total = 0
-    with progress(f"verifying {path}", total) as tick:
+    with progress(f"verifying {path}", 0) as bar:
         threads = threads or len(os.sched_getaffinity(0))
-        report = verify_checkpoint(open_store(path), threads=threads, on_read=tick)
+        report = verify_checkpoint(open_store(path), threads=threads, on_read=bar, on_total=bar.expect)
+    if not report.ok and not report.items:
+        _raise_if_missing(path)
     if as_json:
         print_json(_as_json(path, report))
     else:
         _print(path, report)
     return 0 if report.ok else DIFFERENT
+
+
+def _raise_if_missing(path: str) -> None:
+    """Raise CheckpointNotFoundError if there is no checkpoint; says what there is instead. One may be damaged."""
+    try:
+        open_index(path)
+    except CheckpointNotFoundError:
+        raise
+    except DcpError:
+        return
 
 
 def _must_be_a_folder(path: str) -> None:

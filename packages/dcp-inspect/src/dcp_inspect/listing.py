@@ -1,0 +1,94 @@
+"""What can be said of each checkpoint below a place without reading its data: for `dcp ls` and `dcp prune`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dcp_inspect.contents import existing_folder, is_uri, open_store
+from dcp_manifest import (
+    CheckpointIndex,
+    DcpError,
+    FoundCheckpoint,
+    file_sizes,
+    find_checkpoints,
+    index_of,
+    needed_bytes,
+)
+
+__all__ = ["Listed", "find", "look_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of the list."""
+
+    path: str
+    step: int | None
+    """From the folder's name, or the note beside it."""
+    bytes: int
+    values: int | None
+    world_size: int | None
+    modified_seconds: float
+    valid: bool
+    """Its index is sound, and its files are there and long enough; `dcp verify` looks into them."""
+    problem: str | None
+    writer: str | None
+    created_ns: int = 0
+    """When the save began, by the index; 0 if it does not say."""
+
+
+def find(path: str) -> list[FoundCheckpoint[Any]]:
+    """Return the checkpoints in a folder or URI and below, newest first.
+
+    Raises:
+        CheckpointNotFoundError: There is no such folder.
+    """
+    # Folders need none of the stores' engines.
+    return find_checkpoints(open_store(path)) if is_uri(path) else find_checkpoints(existing_folder(path))
+
+
+def look_at(found: FoundCheckpoint[Any]) -> Listed:
+    """What can be said of a checkpoint without reading its data."""
+    store = found.store
+    path, step, modified = store.url.rstrip("/") or "/", found.step, found.modified_seconds
+    try:
+        index = index_of(store)
+        needed = needed_bytes(index)
+        sizes = file_sizes(store, needed)
+    except (DcpError, OSError) as error:
+        text = " ".join(str(error).split())
+        return Listed(path, step, 0, None, None, modified, False, text, None)
+    problem = found.put_aside or _first_problem(needed, sizes)
+    info = index.info
+    return Listed(
+        path=path,
+        step=step,
+        bytes=sum(size or 0 for size in sizes.values()),
+        values=len(index.tensor_names) + len(index.object_names) + len(index.alias_names),
+        world_size=info.world_size if info else _world_size(index),
+        modified_seconds=modified,
+        valid=problem is None,
+        problem=problem,
+        writer=info.writer if info else "torch.distributed.checkpoint",
+        created_ns=info.created_ns if info else 0,
+    )
+
+
+def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -> str | None:
+    """What is wrong with the data files, if anything."""
+    for name, wanted in needed.items():
+        size = sizes[name]
+        if size is None:
+            return f"{name} is missing"
+        if size < wanted:
+            return f"{name} has {size} of {wanted} bytes"
+    return None
+
+
+def _world_size(index: CheckpointIndex) -> int | None:
+    """Of what stock wrote: as many ranks as its file names tell."""
+    ranks = {int(found[1]) for name in index.files if (found := re.match(r"__(\d+)_", name))}
+    return max(ranks) + 1 if ranks else None

@@ -1,0 +1,148 @@
+"""A folder as discovery sees it: files that are listed and read, and folders below it. Nothing is written here.
+
+`Folder` is the contract, which every `dcp_io.Store` meets; `LocalFolder` is the one for paths of this machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
+from dcp_manifest.index_choice import is_index_name
+
+__all__ = ["DATA_SUFFIX", "Entry", "Folder", "LocalFolder"]
+
+DATA_SUFFIX = ".distcp"
+"""What the names of data files end with."""
+# Of notes, signs and markers of this family's packages.
+_OURS = ".dcp-"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file or object of a folder."""
+
+    name: str
+    bytes: int
+    mtime: float
+    """When it was last written, seconds on the storage's clock."""
+
+
+@runtime_checkable
+class Folder(Protocol):
+    """What finding checkpoints needs of a place; see `dcp_io.Store` for what each method guarantees."""
+
+    @property
+    def url(self) -> str:
+        """The folder, as messages name it."""
+
+    def list(self) -> list[Entry]:
+        """The files directly in the folder; none if there is no folder."""
+
+    def folders(self) -> Sequence[str]:
+        """The names of the folders directly in this one."""
+
+    def child(self, name: str) -> Folder:
+        """The folder of that name in this one."""
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a file. Raises CheckpointNotFoundError if it is missing."""
+
+    def size(self, name: str) -> int:
+        """Bytes of a file. Raises CheckpointNotFoundError if it is missing."""
+
+
+class LocalFolder:
+    """A folder of the local file system, for reading. Links to folders below it are not followed.
+
+    Args:
+        path: May be missing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+
+    def __fspath__(self) -> str:
+        return self._path
+
+    def __repr__(self) -> str:
+        return f"LocalFolder({self._path!r})"
+
+    @property
+    def url(self) -> str:
+        """The folder's path, as it was given."""
+        return self._path
+
+    def list(self) -> list[Entry]:
+        """The files that saves and keepers make, by their names; other files are not looked at."""
+        found = []
+        for item in self._scan():
+            if item.name.endswith(DATA_SUFFIX) or item.name.startswith(_OURS) or is_index_name(item.name):
+                try:
+                    status = item.stat()
+                except OSError:  # removed while we look, or a link that leads nowhere
+                    continue
+                found.append(Entry(item.name, status.st_size, status.st_mtime_ns / 1e9))
+        return found
+
+    def folders(self) -> tuple[str, ...]:
+        """The folders directly in this one, sorted; links are left out."""
+        return tuple(sorted(item.name for item in self._scan() if item.is_dir(follow_symlinks=False)))
+
+    def _scan(self) -> Sequence[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._path) as found:
+                return [*found]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def child(self, name: str) -> LocalFolder:
+        """The folder of that name."""
+        return LocalFolder(os.path.join(self._path, name))
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a file; a pipe is not waited for, and a device not read for ever."""
+        path = Path(self._path, name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise _missing(path) from error
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a socket
+                raise _no_file(path) from error
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise _no_file(path)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return file.read()
+        except MemoryError as error:  # a file with holes may be of any size
+            message = "the index is larger than the memory: damaged or hostile"
+            raise CorruptCheckpointError(message, file=str(path)) from error
+        finally:
+            os.close(descriptor)
+
+    def size(self, name: str) -> int:
+        """Bytes of a file; links are followed."""
+        path = Path(self._path, name)
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise _missing(path) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptCheckpointError("there is something else in the place of a data file", file=str(path))
+        return status.st_size
+
+
+def _missing(path: Path) -> CheckpointNotFoundError:
+    return CheckpointNotFoundError(f"the file {path} is missing; restore it from a copy")
+
+
+def _no_file(path: Path) -> UnsafeCheckpointError:
+    return UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
