@@ -21,7 +21,7 @@ import pytest
 
 from dcp_inspect.cli import COMMANDS, run
 from dcp_io import LocalStore, ProcessIdentity, StoreBackend, this_process
-from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, Payload, WriteRequest, encode
+from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, Payload, WriteRequest, encode, index_of
 
 
 def write(path: Path, *, rows: int = 4000, layout: Any = "torch") -> Path:
@@ -206,8 +206,7 @@ def gone() -> ProcessIdentity:
 
 @pytest.mark.parametrize("name", [".dcp-reading-1", ".dcp-save-0123456789abcdef"])
 def test_rm_and_prune_leave_what_is_used_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    path, newer = write(tmp_path / "c"), write(tmp_path / "d")
-    os.utime(path / ".metadata", (1, 1))
+    path, newer = write(tmp_path / "step-1"), write(tmp_path / "step-2")
     marker = {"save_id": "0123456789abcdef", "rank": None, "phase": "saving", "started_ns": 1, "replaced": []}
 
     def used_by(process: ProcessIdentity) -> None:
@@ -261,6 +260,83 @@ def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert [Path(each).name for each in json.loads(out)["kept"]] == ["step-4", "step-3"]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["step-3", "step-4", "step-5"]
+
+
+def made(path: Path, created_ns: int) -> Path:
+    """A checkpoint whose save began then, whatever the times of its files."""
+    write(path)
+    index = index_of(path)
+    assert index.info is not None
+    index.info = replace(index.info, created_ns=created_ns)
+    (path / ".metadata").write_bytes(encode(index))
+    return path
+
+
+PRUNED: dict[str, tuple[dict[str, int], int, set[str], set[str]]] = {
+    # what there is and when it was made; how many to keep; what goes; what goes with --force besides
+    "by step": ({"step-1": 1, "step-2": 2, "step-10": 3}, 1, {"step-1", "step-2"}, set()),
+    "leading zeros": ({"step-1": 1, "step-002": 2}, 1, {"step-1"}, set()),
+    "two runs in a folder": ({"a-step-9": 1, "a-step-10": 2, "b-step-1": 3, "step-5": 9}, 1, {"a-step-9"}, set()),
+    "two folders": ({"a/step-9": 1, "a/step-10": 2, "b/step-1": 3}, 1, {"a/step-9"}, set()),
+    "without a step": ({"step-1": 1, "step-2": 2, "odd": 9, "older": 0}, 1, {"step-1"}, set()),
+    "only without a step": ({"a": 1, "b": 2, "seed-1": 3, "seed-2": 4}, 1, set(), set()),
+    "other numbers": ({"2024-01-30": 1, "2024-01-31": 2, "rank_0": 3, "rank_1": 4}, 1, set(), set()),
+    "went back": ({"step-1": 1, "step-9": 2, "step-2": 3, "step-3": 4}, 1, {"step-1"}, {"step-2", "step-3"}),
+    "stock notes no time": ({"step-1": 0, "step-9": 0, "step-2": 0}, 1, {"step-1", "step-2"}, set()),
+    "the same step twice": ({"step-7": 2, "step-07": 1}, 1, {"step-07"}, set()),
+    "parts of a step": (
+        {"checkpoint-1/model": 1, "checkpoint-1/optim": 1, "checkpoint-2/model": 2, "checkpoint-2/optim": 2},
+        1,
+        {"checkpoint-1/model", "checkpoint-1/optim"},
+        set(),
+    ),
+    "a part of the newest is missing": (
+        {"checkpoint-1/model": 1, "checkpoint-1/optim": 1, "checkpoint-2/model": 2},
+        1,
+        set(),
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PRUNED)
+def test_prune_goes_by_steps_within_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    there, keep, removed, forced = PRUNED[case]
+    for number, (name, created_ns) in enumerate(there.items()):
+        path = made(tmp_path / name, created_ns)
+        os.utime(path / ".metadata", (9000 - number, 9000 - number))  # the first is the youngest file
+    for options, gone in (((), removed), (("--force",), removed | forced)):
+        _, out, _ = dcp(capsys, "prune", tmp_path, "--keep", keep, *options, "--dry-run", "--json")
+        said = json.loads(out)
+        assert {os.path.relpath(each, tmp_path) for each in said["checkpoints"]} == gone
+        assert set(said["doubtful"]) == (set() if options else {str(tmp_path / name) for name in forced})
+    assert dcp(capsys, "prune", tmp_path, "--keep", keep, "--yes")[0] == 0
+    left = {os.path.relpath(each.parent, tmp_path) for each in tmp_path.rglob(".metadata")}
+    assert left == set(there) - removed
+
+
+def test_prune_leaves_what_its_note_calls_newer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (1, 2):
+        write(tmp_path / f"step-{step}")
+    (tmp_path / "step-1" / ".dcp-note.json").write_text('{"step": 700}')
+    code, out, _ = dcp(capsys, "prune", tmp_path, "--keep", 1, "--yes")
+    assert code == 0
+    assert "its folder says step 1 and the note in it step 700; --force removes it" in out
+    assert (tmp_path / "step-1").exists()
+    dcp(capsys, "prune", tmp_path, "--keep", 1, "--yes", "--force")
+    assert not (tmp_path / "step-1").exists()
+
+
+def test_what_was_put_aside_as_damaged_is_not_kept_for_a_good_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (1, 2):
+        write(tmp_path / f"step-{step}")
+    (tmp_path / "step-2" / ".dcp-quarantined.json").write_text('{"reason": "a bit flipped"}')
+    _, out, _ = dcp(capsys, "ls", tmp_path)
+    assert "put aside as damaged" in out
+    assert dcp(capsys, "prune", tmp_path, "--keep", 1, "--yes")[0] == 0
+    assert {each.name for each in tmp_path.iterdir()} == {"step-1", "step-2"}
 
 
 def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:

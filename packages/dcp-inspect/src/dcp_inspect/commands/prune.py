@@ -1,35 +1,41 @@
-"""`dcp prune`: all but the newest checkpoints under a folder."""
+"""`dcp prune`: all but the newest checkpoints of each run under a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from dcp_inspect.commands.list_checkpoints import look_at
-from dcp_inspect.contents import existing_folder
+from dcp_inspect.listing import find, look_at
 from dcp_inspect.output import count_bytes, json_option, print_json
-from dcp_inspect.removal import plan_removal, refuse_uri, remove
-from dcp_manifest import find_checkpoints
+from dcp_inspect.pruning import Pruning, choose
+from dcp_inspect.removal import Removal, plan_removal, refuse_uri, remove
+from dcp_manifest import noted_step_of
 
 __all__ = ["command"]
 
 
 @click.command("prune")
 @click.argument("path", type=click.Path())
-@click.option("--keep", type=click.IntRange(1), required=True, help="How many of the newest valid ones stay.")
+@click.option("--keep", type=click.IntRange(1), required=True, help="How many of the newest valid ones of a run stay.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option(
+    "--force", is_flag=True, help="Also those that may be newer than one that stays, though their step is lower."
+)
 @json_option
-def command(path: str, keep: int, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Remove the checkpoints in and below PATH that are older than the KEEP newest valid ones.
+def command(path: str, keep: int, yes: bool, dry_run: bool, force: bool, as_json: bool) -> int:
+    """Remove the checkpoints in and below PATH whose step is below those of the KEEP newest valid ones of their run.
 
-    Damaged ones are not counted, and stay: `dcp rm --force` removes them.
+    A run is the checkpoints in one folder whose names differ in the step only (step-100, step-200). Those without a
+    step stay, whatever their age, and so do damaged ones, which are not counted: `dcp rm` removes them.
+
+    One that was saved after one that stays, or whose note names a higher step, stays unless --force is given.
     """
     refuse_uri(path)
-    listed = [look_at(entry) for entry in find_checkpoints(existing_folder(path))]
-    valid = [one for one in listed if one.valid]
-    removals = [plan_removal(Path(one.path)) for one in valid[keep:]]
+    pruning = choose([(found, look_at(found)) for found in find(path)], keep, force=force, noted_step=noted_step_of)
+    removals = [plan_removal(Path(one.path)) for one in pruning.removed]
     size = sum(removal.bytes for removal in removals)
     if removals and not (yes or dry_run):
         for removal in removals:
@@ -38,14 +44,36 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, as_json: bool) -> in
     for removal in [] if dry_run else removals:
         remove(removal)
     if as_json:
-        names = [str(removal.path) for removal in removals]
-        kept = [one.path for one in valid[:keep]]
-        print_json({"path": path, "removed": not dry_run, "checkpoints": names, "bytes": size, "kept": kept})
+        print_json(_as_json(path, pruning, removals, removed=not dry_run))
     else:
         for removal in removals:
             click.echo(f"{'would remove' if dry_run else 'removed'} {removal.path}  {count_bytes(removal.bytes)}")
-        damaged = len(listed) - len(valid)
-        stay = "is not valid stays" if damaged == 1 else "are not valid stay"
-        left = f"; {damaged} that {stay}, see `dcp ls`" if damaged else ""
-        click.echo(f"{len(removals)} of {len(valid)} valid checkpoints, {count_bytes(size)}{left}")
+        for line in _summary(pruning, size):
+            click.echo(line)
     return 0
+
+
+def _as_json(path: str, pruning: Pruning, removals: list[Removal], *, removed: bool) -> dict[str, object]:
+    return {
+        "path": path,
+        "removed": removed,
+        "checkpoints": [str(removal.path) for removal in removals],
+        "bytes": sum(removal.bytes for removal in removals),
+        "kept": [one.path for one in pruning.kept],
+        "invalid": [one.path for one in pruning.invalid],
+        "doubtful": {one.path: reason for one, reason in pruning.doubtful},
+        "without_step": [one.path for one in pruning.without_step],
+    }
+
+
+def _summary(pruning: Pruning, size: int) -> Iterator[str]:
+    for one, reason in pruning.doubtful:
+        yield f"stays {one.path}: {reason}; --force removes it"
+    removed = len(pruning.removed)
+    valid = removed + len(pruning.kept) + len(pruning.doubtful)
+    damaged, unnumbered = len(pruning.invalid), len(pruning.without_step)
+    stay = "is not valid stays" if damaged == 1 else "are not valid stay"
+    left = f"; {damaged} that {stay}, see `dcp ls`" if damaged else ""
+    yield f"{removed} of {valid} valid checkpoints, {count_bytes(size)}{left}"
+    if unnumbered:
+        yield f"{unnumbered} without a step {'stays' if unnumbered == 1 else 'stay'}: `dcp rm` removes one"

@@ -1,0 +1,114 @@
+"""Which checkpoints `dcp prune` removes: the choice alone, from what `dcp ls` knows. Nothing is removed here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcp_inspect.listing import Listed
+from dcp_manifest import FoundCheckpoint
+
+__all__ = ["Pruning", "choose"]
+
+Parts = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What becomes of the checkpoints below a folder; each is in one of the lists."""
+
+    removed: list[Listed] = field(default_factory=list)
+    kept: list[Listed] = field(default_factory=list)
+    """The newest steps of each run, valid and complete."""
+    invalid: list[Listed] = field(default_factory=list)
+    """Stay: they cannot be loaded, or a part of their step is missing or cannot be."""
+    doubtful: list[tuple[Listed, str]] = field(default_factory=list)
+    """Stay unless forced, each for a reason: it may be newer than one that is kept."""
+    without_step: list[Listed] = field(default_factory=list)
+    """Stay: times alone do not make a checkpoint old."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """The checkpoints in one folder that has a step: the folder's own, or the parts in folders below it."""
+
+    step: int
+    members: list[tuple[FoundCheckpoint[Any], Listed]] = field(default_factory=list)
+
+    @property
+    def listed(self) -> list[Listed]:
+        return [one for _, one in self.members]
+
+    @property
+    def parts(self) -> frozenset[Parts]:
+        """Where its checkpoints are in the folder; of a folder that is one itself, what is below is no part of it."""
+        found = frozenset(found.place.parts[len(found.place.folder) :] for found, _ in self.members)
+        return frozenset({()}) if () in found else found
+
+    @property
+    def created_ns(self) -> int:
+        return max(one.created_ns for one in self.listed)
+
+
+def choose(
+    checkpoints: Sequence[tuple[FoundCheckpoint[Any], Listed]],
+    keep: int,
+    *,
+    force: bool,
+    noted_step: Callable[[FoundCheckpoint[Any]], int | None],
+) -> Pruning:
+    """Choose what to remove: of each run what is below its newest valid steps.
+
+    A run is what has one name but for the numbers of steps: `step-500` and `step-600` in a folder, not `ema-step-500`.
+
+    Args:
+        checkpoints: As they were found, newest first.
+        keep: How many steps of each run stay.
+        force: Remove the doubtful ones as well.
+        noted_step: Gives the step in the note beside a checkpoint; called for those that would be removed.
+    """
+    pruning = Pruning()
+    runs: dict[Parts, dict[Parts, _Step]] = defaultdict(dict)
+    for found, listed in checkpoints:
+        place = found.place
+        if place.step is None or not place.parts:
+            pruning.without_step.append(listed)
+        else:
+            runs[place.series].setdefault(place.folder, _Step(place.step)).members.append((found, listed))
+    for steps in runs.values():
+        _choose_of_run(pruning, [*steps.values()], keep, force, noted_step)
+    return pruning
+
+
+def _choose_of_run(
+    pruning: Pruning,
+    steps: list[_Step],
+    keep: int,
+    force: bool,
+    noted_step: Callable[[FoundCheckpoint[Any]], int | None],
+) -> None:
+    valid = [step for step in steps if all(one.valid for one in step.listed)]
+    complete = [step for number, step in enumerate(valid) if all(step.parts >= older.parts for older in valid[number:])]
+    kept, older = complete[:keep], complete[keep:]
+    pruning.invalid.extend(one for step in steps if step not in complete for one in step.listed)
+    pruning.kept.extend(one for step in kept for one in step.listed)
+    for step in older:
+        reason = None if force else _doubt(step, kept, noted_step)
+        if reason is None:
+            pruning.removed.extend(step.listed)
+        else:
+            pruning.doubtful.extend((one, reason) for one in step.listed)
+
+
+def _doubt(step: _Step, kept: Sequence[_Step], noted_step: Callable[[FoundCheckpoint[Any]], int | None]) -> str | None:
+    """Why a step may be newer than one that is kept, although its number is lower; None if nothing says so."""
+    for other in kept:
+        if 0 < other.created_ns < step.created_ns:
+            return f"it was saved after step {other.step}, which stays: training may have gone back"
+    for found, _ in step.members:
+        noted = noted_step(found)
+        if noted is not None and any(noted > other.step for other in kept):
+            return f"its folder says step {step.step} and the note in it step {noted}"
+    return None
