@@ -58,7 +58,7 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert restored(tmp_path) == 100
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, "7", None])
+@pytest.mark.parametrize("step", [-1, 1.5, "7", None, True])
 def test_steps_are_whole_numbers(tmp_path: Path, step: Any) -> None:
     with CheckpointManager(tmp_path) as manager, pytest.raises(ValueError, match="step is"):
         manager.save(step, state())

@@ -7,13 +7,14 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dcp_io import LocalStore, ProcessIdentity, this_process
 from dcp_manager.catalogue import Catalogue
-from dcp_manager.records import Note
+from dcp_manager.records import Note, by_creation
 from dcp_manifest import CheckpointIndex, CheckpointNotFoundError, ManifestInfo, StoredItems, encode
 
 
@@ -135,7 +136,38 @@ def test_a_note_from_before_notes_said_what_they_replace_counts(catalogue: Catal
     assert losses(catalogue) == [0.5]
 
 
-@pytest.mark.parametrize("note", ["", "[]", "{}", '{"step": 1}'])
+@pytest.mark.parametrize("clock", [0.0, 5e9], ids=["behind", "ahead"])
+def test_the_order_of_saves_does_not_depend_on_clocks(
+    catalogue: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: float
+) -> None:
+    clocks = {1: 2e9, 2: clock, 3: 2e9, 4: 2e9}  # of the hosts that save
+    for step, now in clocks.items():
+        monkeypatch.setattr("dcp_manager.catalogue.time", SimpleNamespace(time=lambda now=now: now))
+        catalogue.prepare(step, {}, after=catalogue.highest())
+        (tmp_path / f"step-{step}" / ".metadata").write_text("index")
+    assert [record.step for record in by_creation(reversed(catalogue.records()))] == [1, 2, 3, 4]
+
+
+def test_the_highest_is_the_one_that_is_not_known_to_be_damaged(catalogue: Catalogue, tmp_path: Path) -> None:
+    assert catalogue.highest() is None
+    for step in (9, 10, 11, 12):
+        checkpoint(tmp_path, step)
+    catalogue.quarantine(12, "a bit flipped")
+    (tmp_path / "step-11" / ".dcp-removing").write_text("{}")
+    (tmp_path / "step-13").mkdir()
+    found = catalogue.highest()
+    assert found is not None
+    assert found.step == 10
+
+
+def test_steps_have_any_number_of_digits(catalogue: Catalogue, tmp_path: Path) -> None:
+    checkpoint(tmp_path, 10**20)
+    assert [record.step for record in catalogue.records()] == [10**20]
+
+
+@pytest.mark.parametrize(
+    "note", ["", "[]", "{}", '{"step": 1}', '{"step": 1, "created": NaN, "metrics": {}, "process": null}']
+)
 def test_a_note_that_cannot_be_read_is_none(catalogue: Catalogue, tmp_path: Path, note: str) -> None:
     folder = checkpoint(tmp_path, 1, **{".dcp-note.json": note})
     os.utime(folder / ".metadata", (1000, 1000))

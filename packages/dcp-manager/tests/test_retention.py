@@ -42,6 +42,15 @@ def test_the_published_one_stays_whatever_the_clocks_say(catalogue: Catalogue, t
     assert Retention(catalogue, KeepLast(1)).apply((), published=60) == []
 
 
+@pytest.mark.parametrize("policy", [KeepLast(1), KeepEvery(1000)], ids=repr)
+def test_higher_ones_stay_if_nobody_left_them_behind(catalogue: Catalogue, tmp_path: Path, policy: KeepPolicy) -> None:
+    for step, created in ((50, 1.0), (100, 2.0), (200, 3.0), (60, 4.0)):
+        checkpoint(tmp_path, step, created)
+    catalogue.quarantine(200, "a bit flipped")
+    assert Retention(catalogue, policy).apply((), published=60, spares_higher=True) == [50, 200]
+    assert [folder.step for folder in catalogue.folders()] == [60, 100]
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Of the store, by name."""

@@ -3,8 +3,9 @@
 Saving and loading are `dcp_core`'s, storages are found by URI, background saves are a passed-in saver's.
 """
 
-from dcp_manager.errors import UnfinishedSaveError
+from dcp_manager.errors import StepWentBackError, UnfinishedSaveError
 from dcp_manager.keeping import KeepAll, KeepAny, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
+from dcp_manager.lower_steps import LowerSteps
 from dcp_manager.manager import CheckpointManager
 from dcp_manager.records import CheckpointRecord
 from dcp_manager.restoring import Restored
@@ -23,6 +24,7 @@ __all__ = [
     "KeepFor",
     "KeepLast",
     "KeepPolicy",
+    "LowerSteps",
     "Moment",
     "OnRequest",
     "OnSignal",
@@ -30,5 +32,6 @@ __all__ = [
     "SaveAny",
     "SavePolicy",
     "Saver",
+    "StepWentBackError",
     "UnfinishedSaveError",
 ]

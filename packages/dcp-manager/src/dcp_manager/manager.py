@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from dcp_core import (
-    LoadPlanner,
-    LoadReport,
-    Metadata,
-    PeerOptions,
-    StorageReader,
-    StorageWriter,
-    load,
-    save,
-)
+from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS
 from dcp_io import STALE_AFTER_SECONDS, open_store
 from dcp_manager.background import BackgroundSaves
@@ -32,6 +23,7 @@ from dcp_manager.catalogue import Catalogue
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.failures import Tolerance
 from dcp_manager.keeping import KeepAll, KeepPolicy
+from dcp_manager.lower_steps import LowerSteps, StepGuard
 from dcp_manager.places import Places
 from dcp_manager.records import CheckpointRecord
 from dcp_manager.restoring import Restored, restore_newest, restore_step
@@ -76,6 +68,8 @@ class CheckpointManager:
         tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises;
             those in the background count when they have ended.
         stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
+        lower_steps: What a save of a lower step than the root holds does: `warn` logs what that means, and the keeping
+            policy spares the higher steps unless `restore(step=…)` chose to go back; `raise` refuses; `allow` saves.
 
     Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
     has been published, never the good one that was made last, and never while somebody reads them; what a killed
@@ -100,6 +94,7 @@ class CheckpointManager:
         close_seconds: float = 600.0,
         tolerated_failures: int = 0,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
+        lower_steps: LowerSteps = "warn",
     ) -> None:
         self._root = os.fspath(root).rstrip("/") or "/"
         self._save_policy = save_policy or EverySteps(1)
@@ -111,7 +106,8 @@ class CheckpointManager:
         self._saver = saver
         self._background = BackgroundSaves()
         retention = Retention(self._catalogue, keep_policy or KeepAll())
-        self._upkeep = Upkeep(self._root, self._catalogue, retention, self._background, self._ranks)
+        self._guard = StepGuard(self._root, lower_steps)
+        self._upkeep = Upkeep(self._root, self._catalogue, retention, self._guard, self._background, self._ranks)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
         self._preemption_seconds = preemption_seconds
         self._close_seconds = close_seconds
@@ -149,7 +145,8 @@ class CheckpointManager:
 
         Ranks: one; not collective.
         """
-        return max((record.step for record in self.checkpoints() if record.quarantined is None), default=None)
+        highest = self._catalogue.highest()
+        return None if highest is None else highest.step
 
     def request_save(self) -> None:
         """Have the next `maybe_save` save, if the policy has `OnRequest`. Any rank, any thread."""
@@ -225,6 +222,7 @@ class CheckpointManager:
             A future, done when the checkpoint exists, if there is a saver; else None: it exists.
 
         Raises:
+            StepWentBackError: See `lower_steps`; in a job of several ranks a CheckpointException says so.
             CheckpointException, OSError, …: What `dcp_core.save` raises; or what an earlier save in the background
                 failed with, on all ranks: before this one begins, or after it if it is the last one.
 
@@ -255,7 +253,7 @@ class CheckpointManager:
             raise unfinished
 
     def _save(self, step: int, state: State, metrics: Mapping[str, float] | None) -> Future[Metadata] | None:
-        if not isinstance(step, int) or step < 0:
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise ValueError(f"step is {step!r}; it must be a whole number of at least 0")
         found = dict(metrics or {})
         self._last_save = time.monotonic()
@@ -305,8 +303,7 @@ class CheckpointManager:
         """Load the newest checkpoint that can be loaded, or one step, on whatever world size.
 
         It takes the highest step (not the one made last); damaged ones are put aside, and the one before is taken.
-        Before training on from an earlier step, remove the later ones (`dcp rm run/step-50`) or use another root:
-        otherwise the next `restore` takes one of them.
+        Before training on from an earlier step, remove the later ones: see `lower_steps`.
 
         Args:
             state: The template, filled in place; see `dcp_core.load`.
@@ -336,7 +333,9 @@ class CheckpointManager:
             )
 
         if step is not None:
-            return restore_step(self._catalogue, self._ranks, load_step, step)
+            restored = restore_step(self._catalogue, self._ranks, load_step, step)
+            self._guard.restored(step)
+            return restored
         return restore_newest(self._catalogue, self._ranks, load_step)
 
     def wait(self, seconds: float | None = None) -> None:

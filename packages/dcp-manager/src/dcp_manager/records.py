@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,12 +64,15 @@ class Note:
         try:
             values: dict[str, Any] = json.loads(data)
             process = values["process"]
+            created = float(values["created"])
+            if not math.isfinite(created):
+                return None
             return cls(
                 int(values["step"]),
-                float(values["created"]),
+                created,
                 {str(name): float(value) for name, value in values["metrics"].items()},
                 None if process is None else ProcessIdentity.from_dict(process),
                 str(values.get("replaces", "")),
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None

@@ -43,13 +43,14 @@ class Retention:
             self._catalogue.sweep(running=running)
             self._swept = True
 
-    def apply(self, running: Collection[int], *, published: int) -> list[int]:
+    def apply(self, running: Collection[int], *, published: int, spares_higher: bool = False) -> list[int]:
         """Remove the checkpoints that need not stay; their steps.
 
         Args:
             running: Steps that this process is saving.
             published: The step that was just published. It stays, whatever clocks and numbers of steps say: training
                 that went back to an earlier step makes checkpoints below those of the time before.
+            spares_higher: Whether good ones of higher steps stay as well: nobody has said that they are left behind.
         """
         if keeps_all(self._policy):
             return []
@@ -59,6 +60,7 @@ class Retention:
         now = time.time()
         keep = {*self._policy.keep(good, now), *running, published}
         keep |= {record.step for record in good[-1:]}
+        keep |= {record.step for record in good if spares_higher and record.step > published}
         # A damaged one stays as long as a good one of its step would, for whoever wants to look at it.
         damaged = {record.step for record in records if record.quarantined is not None}
         keep |= damaged & self._policy.keep(records, now)

@@ -11,6 +11,7 @@ from typing import Any
 from dcp_core import DcpError
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.catalogue import Catalogue
+from dcp_manager.lower_steps import StepGuard
 from dcp_manager.retention import Retention, tell_removed
 from dcp_manager.together import Ranks
 
@@ -26,28 +27,38 @@ class Upkeep:
         root: Its name.
         catalogue: Of the root.
         retention: What goes after a save.
+        guard: Compares the steps that are saved with those there are.
         background: This rank's saves that have not ended.
         ranks: Who saves; the coordinator alone touches the storage.
     """
 
     def __init__(
-        self, root: str, catalogue: Catalogue, retention: Retention, background: BackgroundSaves, ranks: Ranks
+        self,
+        root: str,
+        catalogue: Catalogue,
+        retention: Retention,
+        guard: StepGuard,
+        background: BackgroundSaves,
+        ranks: Ranks,
     ) -> None:
         self._root = root
         self._catalogue = catalogue
         self._retention = retention
+        self._guard = guard
         self._background = background
         self._ranks = ranks
         self._lock = threading.RLock()
         self._preparing: set[int] = set()
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Make the folder of a step ready. Coordinator."""
+        """Make the folder of a step ready. Raises StepWentBackError, as the guard says. Coordinator."""
         with self._lock:
+            highest = self._catalogue.highest()
+            self._guard.check(step, None if highest is None else highest.step, self._background.steps)
             # Until the saver has it, an earlier save may end and look for what nobody is saving.
             self._preparing.add(step)
             self._retention.sweep({*self._background.steps, step})
-            self._catalogue.prepare(step, metrics)
+            self._catalogue.prepare(step, metrics, after=highest)
 
     def begun(self, number: int, step: int, future: Future[Any]) -> None:
         """A saver has a save: look after the root when it ends."""
@@ -69,7 +80,9 @@ class Upkeep:
                 running = self._preparing | {other for other in self._background.steps if other != step}
                 if saved:
                     self._catalogue.published(step)
-                    removed = self._retention.apply(running, published=step)
+                    removed = self._retention.apply(
+                        running, published=step, spares_higher=self._guard.spares_higher(step)
+                    )
                     tell_removed(self._root, removed)
                 else:
                     self._catalogue.failed(step)

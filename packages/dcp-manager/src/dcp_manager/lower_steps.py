@@ -1,0 +1,80 @@
+"""Saves of lower steps than the root holds: training that began again, or went back. Warned of, refused or allowed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Literal, get_args
+
+from dcp_manager.errors import StepWentBackError
+
+__all__ = ["LowerSteps", "StepGuard"]
+
+_log = logging.getLogger(__name__)
+
+LowerSteps = Literal["warn", "raise", "allow"]
+
+
+class StepGuard:
+    """Compares each step that is about to be saved with the highest one of the root.
+
+    Args:
+        root: Its name.
+        policy: `warn` logs a warning and has retention spare the higher steps; `raise` refuses the save; `allow` does
+            nothing.
+
+    Raises:
+        ValueError: There is no such policy.
+
+    Ranks: the coordinator's.
+    """
+
+    def __init__(self, root: str, policy: LowerSteps) -> None:
+        if policy not in get_args(LowerSteps):
+            raise ValueError(f"lower_steps is {policy!r}; choose 'warn', 'raise' or 'allow'")
+        self._root = root
+        self._policy = policy
+        self._went_back = False
+        self._restored: int | None = None
+
+    def restored(self, step: int) -> None:
+        """Remember the step that the caller chose to go on from: higher ones are left behind on purpose."""
+        self._restored = step
+
+    def check(self, step: int, highest: int | None, running: Collection[int] = ()) -> None:
+        """Compare a step with the highest checkpoint, before it is saved.
+
+        Args:
+            step: To be saved.
+            highest: The highest step with a good checkpoint.
+            running: Steps that this process is saving.
+
+        Raises:
+            StepWentBackError: It is lower, and the policy is `raise`.
+        """
+        top = max((*running, step if highest is None else highest))
+        self._went_back &= step <= top
+        replaces = step == highest and self._went_back
+        if self._policy == "allow" or not (step < top or replaces):
+            return
+        message = self._message(step, top)
+        if self._policy == "raise":
+            raise StepWentBackError(message)
+        self._went_back = True
+        _log.warning("%s", message)
+
+    def _message(self, step: int, top: int) -> str:
+        place = f"{self._root}/step-{top}"
+        if step == top:
+            return f"{place} is replaced by a training that went back to lower steps"
+        return (
+            f"step {step} is lower than step {top}, which is in {self._root}: the next restore() and latest() take "
+            f"step {top}, not step {step}. If training began again by mistake, stop it and restore first. If it went "
+            f"back on purpose, remove the higher steps (dcp rm {place}) or use another root; with lower_steps='allow' "
+            "nothing is said"
+        )
+
+    def spares_higher(self, step: int) -> bool:
+        """Whether retention leaves good checkpoints of higher steps alone after this one was published."""
+        on_purpose = self._restored is not None and self._restored <= step
+        return self._policy != "allow" and not on_purpose
