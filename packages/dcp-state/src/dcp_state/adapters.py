@@ -7,7 +7,7 @@ Adapters come from the hook `dcp_register_state_adapters`, those of this package
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -92,6 +92,15 @@ class OptimizerAdapter:
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise `UnsupportedOptimizerError` if the state of such optimizers cannot be named."""
         del optimizer
+
+    def inner(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
+        """The optimizers that hold all state in place of this one; None if it does so itself, or is left to be seen.
+
+        A wrapper that shows the groups and the state of the one that it holds, and a container whose `optimizers` hold
+        all that it trains, need no adapter.
+        """
+        del optimizer
+        return None
 
     def initial_state(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor

@@ -18,10 +18,11 @@ from dcp_core.collector import collector_paused
 from dcp_core.per_rank import PerRank
 from dcp_core.protocols import is_stateful
 from dcp_state.errors import StateMismatchError
+from dcp_state.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.model import model_state, restore_model
 from dcp_state.names import ModelNames, name_models
 from dcp_state.optimizer import optimizer_state, restore_saved
-from dcp_state.optimizer_names import Optimizers, as_optimizers, optimizer_names
+from dcp_state.optimizer_names import optimizer_names
 from dcp_state.options import StateDictOptions
 from dcp_state.report import StateReport
 from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer

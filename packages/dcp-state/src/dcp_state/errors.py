@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dcp_core.errors import DcpError
 
-__all__ = ["StateMismatchError", "UnknownParameterError", "UnsupportedOptimizerError"]
+__all__ = ["StateMismatchError", "UnknownParameterError", "UnsupportedOptimizerError", "nameless_state"]
 
 _SHOWN_PROBLEMS = 50
 
@@ -37,3 +38,12 @@ class UnknownParameterError(DcpError, LookupError, ValueError):
 
 class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):
     """The state of this kind of optimizer does not belong to single parameters."""
+
+
+def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedOptimizerError:
+    """The error for an optimizer whose state has keys that are no parameters."""
+    kind = type(optimizer)
+    return UnsupportedOptimizerError(
+        f"{kind.__module__}.{kind.__qualname__} has state that belongs to no parameter "
+        f"({', '.join(map(repr, keys[:5]))}) and so has no name; save `optimizer.state_dict()` as it is"
+    )

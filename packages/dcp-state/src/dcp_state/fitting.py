@@ -10,8 +10,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dcp_core.report import suggest
+from dcp_state.copying import copy_value
 from dcp_state.errors import StateMismatchError
-from dcp_state.initial import InitialStates, copy_value
+from dcp_state.initial import InitialStates
+from dcp_state.inner_optimizers import holds_its_own_state
 from dcp_state.optimizer_names import OptimizerNames
 from dcp_state.options import StateDictOptions
 from dcp_state.placing import place
@@ -33,6 +35,8 @@ class FittedState:
     groups: list[dict[str, Any]] = field(default_factory=list)
     parameters: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     """Group and parameter of each index."""
+    dtypes: dict[Any, dict[str, torch.dtype]] = field(default_factory=dict)
+    """Index → name → dtype that state is to have, where torch would give it its parameter's."""
     problems: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     report: StateReport = field(default_factory=StateReport)
@@ -47,18 +51,48 @@ class FittedState:
             named = rename({STATE: self.state, GROUPS: self.groups}, model_names.raw_key)
             self.optimizer.load_state_dict(owner.pack_optimizer_state(root, self.optimizer, named, self.options))
             return
+        groups, state = self.optimizer.param_groups, self.optimizer.state
         # A dict per parameter, as torch writes into them.
-        self.optimizer.load_state_dict({STATE: dict(self.state), GROUPS: self.groups})
+        state_for_torch = {index: _without_others(values) for index, values in self.state.items()}
+        self.optimizer.load_state_dict({STATE: state_for_torch, GROUPS: self.groups})
         for index, values in self.state.items():
-            number, parameter = self.parameters[index]
-            held = self.optimizer.state[parameter]
-            for name, value in values.items():
-                if not isinstance(value, torch.Tensor):
-                    held[name] = value
-                elif value.dtype != held[name].dtype:
-                    own = self.initial.of(number, parameter).get(name)
-                    if isinstance(own, torch.Tensor) and own.dtype == value.dtype:
-                        held[name] = value.to(held[name].device)
+            self._restore_values(self.optimizer.state[self.parameters[index][1]], values, self.dtypes.get(index, {}))
+        _keep_objects(self.optimizer, groups, state)
+
+    def _restore_values(
+        self, held: dict[str, Any], values: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]
+    ) -> None:
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                held[name] = value
+            elif name in dtypes and isinstance(held.get(name), torch.Tensor) and held[name].dtype != value.dtype:
+                held[name] = value.to(held[name].device)
+
+
+def _without_others(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What torch can load: tensors, numbers and containers that can be made of a generator."""
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, torch.Tensor | int | float | bool | dict) or type(value) in (list, tuple) or value is None
+    }
+
+
+def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Any) -> None:
+    """Put what was loaded into the objects that the optimizer had: wrappers and joined optimizers hold them, too."""
+    if not holds_its_own_state(optimizer):
+        return
+    loaded, loaded_state = optimizer.param_groups, optimizer.state
+    if loaded is not groups and len(loaded) == len(groups):
+        for group, values in zip(groups, loaded, strict=True):
+            if group is not values:
+                group.clear()
+                group.update(values)
+        optimizer.param_groups = groups
+    if loaded_state is not state and type(loaded_state) is type(state):
+        state.clear()
+        state.update(loaded_state)
+        optimizer.state = state
 
 
 def fit(
@@ -91,7 +125,7 @@ def fit(
         fitted.groups.append(
             {
                 **{name: value for name, value in group.items() if name != PARAMS},
-                **{name: _like(value, group.get(name)) for name, value in hyperparameters.items()},
+                **{name: _like(name, value, group.get(name)) for name, value in hyperparameters.items()},
                 PARAMS: list(range(start, start + len(members))) if names.owner is None else fqns,
             }
         )
@@ -123,9 +157,11 @@ def _fit_parameter(
             )
         except StateMismatchError as error:
             fitted.problems += error.problems
+        if not owned and key in fitted.state and fitted.initial.is_untouched(number, parameter, fitted.state[key]):
+            del fitted.state[key]  # the optimizer makes it by itself
         fitted.report.restored.append(f"{STATE}.{fqn}")
-    elif parameter.requires_grad and fitted.initial.of(number, parameter):
-        if strict:
+    elif parameter.requires_grad and (begins_with := fitted.initial.like(number, parameter)) != {}:
+        if strict and begins_with is not None:
             fitted.problems.append(
                 f"{fqn!r} is trainable, but has no saved state{suggest(fqn, saved.state)}; use strict=False to let it "
                 "begin anew"
@@ -134,20 +170,31 @@ def _fit_parameter(
 
 
 def _take(fitted: FittedState, fqn: str, name: str, value: Any, *, adopt: bool) -> Any:
-    number, parameter = fitted.parameters[-1]
+    index = len(fitted.parameters) - 1
+    number, parameter = fitted.parameters[index]
     if not isinstance(value, torch.Tensor):
         return value if adopt else copy_value(value)
     if not hasattr(value, "shape"):
         return value
     like: Any = parameter
     if value.shape != parameter.shape and value.dim():
-        like = fitted.initial.of(number, parameter).get(name)
+        like = (fitted.initial.like(number, parameter) or {}).get(name)
         if isinstance(like, torch.Tensor) and like.shape != value.shape:
             raise StateMismatchError(
                 fqn, [f"{fqn!r} has the shape {tuple(value.shape)}, this optimizer needs {tuple(like.shape)}"]
             )
+    if value.dtype != parameter.dtype and _keeps_dtype(fitted.initial.like(number, parameter), name, value.dtype):
+        fitted.dtypes.setdefault(index, {})[name] = value.dtype
     placed = place(fqn, value, like) if value.dim() or isinstance(value, DTensor) else value
     return placed if adopt and placed is value else placed.detach().clone()
+
+
+def _keeps_dtype(like: Mapping[str, Any] | None, name: str, dtype: torch.dtype) -> bool:
+    """Whether state has a dtype of its own, or nothing is known of it."""
+    if like is None:
+        return True
+    own = like.get(name)
+    return isinstance(own, torch.Tensor) and own.dtype == dtype
 
 
 def _hyperparameters(
@@ -196,12 +243,16 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _like(value: Any, current: Any) -> Any:
-    """A saved hyperparameter as the optimizer has it now: a tensor stays one (schedulers and graphs hold it)."""
+def _like(name: str, value: Any, current: Any) -> Any:
+    """A saved hyperparameter as the optimizer has it now: a tensor stays one (schedulers and graphs hold it).
+
+    Only a learning rate becomes a number again: others may be what the optimizer itself computes with as tensors.
+    """
     if isinstance(current, torch.Tensor) and isinstance(value, int | float):
         return torch.full_like(current, value)
     if isinstance(value, torch.Tensor):
         if isinstance(current, torch.Tensor):
             return value.detach().to(current.device, current.dtype).clone()
-        return value.item() if isinstance(current, int | float) and value.numel() == 1 else value.detach().clone()
+        to_number = name == "lr" and isinstance(current, int | float) and value.numel() == 1
+        return value.item() if to_number else value.detach().clone()
     return value

@@ -3,27 +3,40 @@
 A template to load into needs it, and a checkpoint that holds it resumes like an optimizer without state. Stock takes a
 real step with lr=0 instead, which leaves step counters at 1 and fires hooks.
 
-How: a stand-in of the optimizer, without hooks, gets a parameter and a gradient of zeros of the same kind. One step
-tells which values there are; stopped where the update would begin, another tells what they are before it.
+How: a stand-in of the optimizer takes a step with a parameter and a gradient of zeros of the same kind, and records
+what each name of state is first given. A second one with other values tells whether that depends on the parameter's
+value, as a copy of the weights does: then each parameter is tried with its own.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from dcp_state.adapters import OptimizerAdapter
+from dcp_state.copying import copy_value, same_value
+from dcp_state.errors import UnsupportedOptimizerError, nameless_state
+from dcp_state.stand_in import make_stand_in, step_stand_in
 
-__all__ = ["InitialStates", "copy_value"]
+__all__ = ["InitialStates"]
+
+_OTHER_VALUE = 0.375  # exact in every floating dtype of at least four bits
+_WEIGHT_DECAY = "weight_decay"
 
 
-class _StopHereError(Exception):
-    """Raised where the update would begin."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of the parameters of one kind."""
+
+    state: dict[str, Any]
+    by_value: bool
+    """Whether the values of `state` depend on those of the parameter."""
+    by_gradient: bool
+    """Whether some of them are made of the first gradient, so that there are none before."""
 
 
 class InitialStates:
@@ -32,84 +45,129 @@ class InitialStates:
     def __init__(self, optimizer: torch.optim.Optimizer, adapter: OptimizerAdapter | None) -> None:
         self._optimizer = optimizer
         self._adapter = adapter
-        self._known: dict[Hashable, dict[str, Any]] = {}
+        self._known: dict[Hashable, _Known] = {}
 
     def of(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any]:
-        """State by name, in tensors of its own; empty if the optimizer keeps none for such a parameter."""
-        group = self._optimizer.param_groups[group_index]
-        if self._adapter is not None:
-            told = self._adapter.initial_state(self._optimizer, group, parameter)
-            if told is not None:
-                return told
+        """State by name, in tensors of its own; empty if the optimizer keeps none for such a parameter.
+
+        Raises:
+            UnsupportedOptimizerError: It cannot be found out without the optimizer itself, which was not touched.
+        """
+        named = self._of_adapter(group_index, parameter)
+        if named is not None:
+            return named
+        known = self._of_kind(group_index, parameter)
+        if known.by_value:
+            group = _without_decay(self._optimizer.param_groups[group_index])
+            return self._try(group, parameter, lambda trial: trial.copy_(parameter.detach()))
+        return {name: copy_value(value) for name, value in known.state.items()}
+
+    def like(self, group_index: int, parameter: torch.Tensor) -> Mapping[str, Any] | None:
+        """State of the same names, shapes and dtypes, not to be changed; None where it cannot be found out."""
+        named = self._of_adapter(group_index, parameter)
+        if named is not None:
+            return named
+        try:
+            return self._of_kind(group_index, parameter).state
+        except UnsupportedOptimizerError:
+            return None
+
+    def is_untouched(self, group_index: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> bool:
+        """Whether state stands for none: values that are made of the first gradient have not been made yet."""
+        if self._of_adapter(group_index, parameter) is not None or not self.like(group_index, parameter):
+            return False
+        by_gradient = self._of_kind(group_index, parameter).by_gradient
+        return by_gradient and same_value(self.of(group_index, parameter), dict(values))
+
+    def _of_adapter(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any] | None:
+        if self._adapter is None:
+            return None
+        return self._adapter.initial_state(self._optimizer, self._optimizer.param_groups[group_index], parameter)
+
+    def _of_kind(self, group_index: int, parameter: torch.Tensor) -> _Known:
         kind = (group_index, _kind(parameter))
         if kind not in self._known:
-            self._known[kind] = self._try(group, parameter)
-        return {name: copy_value(value) for name, value in self._known[kind].items()}
+            self._known[kind] = self._find(self._optimizer.param_groups[group_index], parameter)
+        return self._known[kind]
 
-    def _try(self, group: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+    def _find(self, group: Mapping[str, Any], parameter: torch.Tensor) -> _Known:
         if not (parameter.is_floating_point() or parameter.is_complex()):
-            return {}
-        after = _step(self._optimizer, group, parameter, stop=False)
-        if hasattr(self._optimizer, "_init_group"):
-            before = _step(self._optimizer, group, parameter, stop=True)
-        else:
-            before = {"step": _zero(after["step"])} if "step" in after else {}
-        return {name: before.get(name, value) for name, value in after.items()}
+            return _Known({}, by_value=False, by_gradient=False)
+        undecayed = _without_decay(group)
+        of_zeros = self._try(group, parameter)
+        of_others = self._try(undecayed, parameter, lambda trial: trial.fill_(_OTHER_VALUE)) if of_zeros else {}
+        of_gradient = self._try(undecayed, parameter, gradient=_OTHER_VALUE) if of_zeros else {}
+        return _Known(
+            of_zeros, by_value=not same_value(of_zeros, of_others), by_gradient=not same_value(of_zeros, of_gradient)
+        )
+
+    def _try(
+        self,
+        group: Mapping[str, Any],
+        parameter: torch.Tensor,
+        fill: Callable[[torch.Tensor], Any] = torch.Tensor.zero_,
+        *,
+        gradient: float = 0.0,
+    ) -> dict[str, Any]:
+        """The first values of state of a trial parameter."""
+        first_error: Exception | None = None
+        missing: list[str] = []
+        for sparse, closure in ((False, None), (False, _closure), (True, None)):
+            with torch.inference_mode(mode=False):
+                trial = _trial(parameter, fill, gradient, sparse=sparse)
+                try:
+                    stand_in, missing = make_stand_in(self._optimizer, group, trial)
+                    step_stand_in(stand_in, closure)
+                except Exception as error:  # noqa: BLE001 - foreign code on a stand-in; raised below
+                    first_error = first_error or error
+                else:
+                    return self._initial(stand_in, trial)
+        raise self._refusal(first_error, missing) from first_error
+
+    def _initial(self, stand_in: torch.optim.Optimizer, trial: torch.Tensor) -> dict[str, Any]:
+        others = [key for key in stand_in.state if key is not trial]
+        if others:
+            raise nameless_state(self._optimizer, others)
+        recorded: Any = stand_in.state.get(trial)
+        return {} if recorded is None else {name: copy_value(value) for name, value in recorded.initial().items()}
+
+    def _refusal(self, error: Exception | None, missing: list[str]) -> UnsupportedOptimizerError:
+        kind = type(self._optimizer)
+        lacks = f"; it could not be given {', '.join(missing)}" if missing else ""
+        return UnsupportedOptimizerError(
+            f"{kind.__module__}.{kind.__qualname__} has no state for some parameter, and the state that it would begin "
+            f"with cannot be found out on a copy ({type(error).__name__}: {error}){lacks}: take a step before, or "
+            "register an OptimizerAdapter with `initial_state` (hook dcp_register_state_adapters); nothing was changed"
+        )
 
 
-def _step(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor, *, stop: bool
-) -> dict[str, Any]:
-    """The state that a stand-in has after one step, or before its update."""
-    kind = type(optimizer)
-    stand_in = kind.__new__(kind)
-    values = {
-        name: value.copy() if isinstance(value, dict | list) else value for name, value in vars(optimizer).items()
-    }
-    for name in ("step", "zero_grad"):  # what schedulers and profilers put over the methods of the class
-        values.pop(name, None)
-    vars(stand_in).update({name: type(value)() if "_hooks" in name else value for name, value in values.items()})
+def _closure() -> torch.Tensor:
+    return torch.zeros(())
+
+
+def _trial(parameter: torch.Tensor, fill: Callable[[torch.Tensor], Any], value: float, *, sparse: bool) -> torch.Tensor:
+    """A parameter of the same kind with a gradient of one value."""
     with torch.no_grad():
-        trial = torch.zeros_like(parameter.detach()).requires_grad_()
-        trial.grad = torch.zeros_like(parameter.detach())
-    stand_in.state = defaultdict(dict)
-    stand_in.param_groups = [{**{name: copy_value(value) for name, value in group.items() if name != "params"}}]
-    stand_in.param_groups[0]["params"] = [trial]
-    if stop:
-        vars(stand_in)["_init_group"] = _stopping(kind, stand_in)
-    # The decorated method would run hooks that are registered for all optimizers.
-    function: Any = kind.step
-    while getattr(function, "hooked", False):
-        function = function.__wrapped__
-    with contextlib.suppress(_StopHereError), torch.random.fork_rng(devices=[]):
-        function(stand_in)
-    return dict(stand_in.state.get(trial, {}))
+        trial = torch.zeros_like(parameter.detach())
+        fill(trial)
+        gradient = torch.full_like(parameter.detach(), value)
+    trial.requires_grad_()
+    trial.grad = _no_entries(gradient) if sparse and gradient.dim() else gradient
+    return trial
 
 
-def _stopping(kind: type[Any], stand_in: Any) -> Any:
-    def initialise(*args: Any, **kwargs: Any) -> None:
-        kind._init_group(stand_in, *args, **kwargs)  # noqa: SLF001 - where torch's optimizers make their state
-        raise _StopHereError
+def _no_entries(gradient: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient without entries, as that of an embedding."""
+    rows = torch.empty((1, 0), dtype=torch.int64, device=gradient.device)
+    return torch.sparse_coo_tensor(rows, gradient[:0], gradient.shape, check_invariants=True)
 
-    return initialise
+
+def _without_decay(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The group without weight decay, which would make the first momentum depend on the weights."""
+    return {**group, _WEIGHT_DECAY: 0.0} if isinstance(group.get(_WEIGHT_DECAY), float) else group
 
 
 def _kind(parameter: torch.Tensor) -> Hashable:
     """Equal for parameters whose states begin alike."""
     spec: Hashable = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
     return tuple(parameter.shape), parameter.dtype, parameter.device, parameter.stride(), spec
-
-
-def _zero(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
-
-
-def copy_value(value: Any) -> Any:
-    """A value of optimizer state that shares nothing with the given one."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {name: copy_value(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copy_value(each) for each in value)
-    return value

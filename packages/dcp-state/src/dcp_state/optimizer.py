@@ -5,6 +5,7 @@ Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures, meanin
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,13 @@ from torch import nn
 from dcp_core.collector import collector_paused
 from dcp_state.adapters import installed_adapters
 from dcp_state.broadcast import broadcast_tensors
-from dcp_state.errors import StateMismatchError
+from dcp_state.errors import StateMismatchError, nameless_state
 from dcp_state.fitting import FittedState, fit
 from dcp_state.initial import InitialStates
+from dcp_state.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.model import submodule_prefixes, take_submodules
 from dcp_state.names import ModelNames, name_model
-from dcp_state.optimizer_names import OptimizerNames, Optimizers, as_optimizers, optimizer_names
+from dcp_state.optimizer_names import OptimizerNames, optimizer_names
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import StateReport
 from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer, flatten_optimizer_state, read_saved, rename
@@ -148,6 +150,7 @@ def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole
     Where parameters are not `whole`, one without elements here may have its state elsewhere.
     """
     packed = optimizer.state_dict()
+    _check_nameable(optimizer, packed)
     state = {index: values for index, values in packed[STATE].items() if values}
     for number, (group, packed_group) in enumerate(zip(optimizer.param_groups, packed[GROUPS], strict=True)):
         for parameter, index in zip(group[PARAMS], packed_group[PARAMS], strict=True):
@@ -155,6 +158,23 @@ def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole
             if wanted and (made := initial.of(number, parameter)):
                 state[index] = made
     return {**packed, STATE: state}
+
+
+def _check_nameable(optimizer: torch.optim.Optimizer, packed: Mapping[str, Any]) -> None:
+    """Refuse state that belongs to no parameter, and warn of entries besides state and groups."""
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    indices = {index for group in packed[GROUPS] for index in group[PARAMS]}
+    nameless = [key for key in packed[STATE] if key not in indices]
+    if nameless:
+        raise nameless_state(optimizer, nameless)
+    others = [key for key in packed if key not in (STATE, GROUPS)]
+    if others:
+        warnings.warn(
+            f"{kind}.state_dict() has entries besides state and param_groups ({', '.join(map(repr, others[:5]))}), "
+            "which have no place in a state dict by names: save them as values of their own",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def restore_optimizers(

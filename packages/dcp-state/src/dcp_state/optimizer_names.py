@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,9 +12,7 @@ from dcp_state.adapters import ModuleAdapter
 from dcp_state.errors import UnknownParameterError
 from dcp_state.names import ModelNames
 
-__all__ = ["OptimizerNames", "as_optimizers", "optimizer_names"]
-
-Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
+__all__ = ["OptimizerNames", "optimizer_names"]
 
 
 @dataclass(slots=True)
@@ -70,8 +68,3 @@ def optimizer_names(parts: Sequence[tuple[nn.Module, ModelNames]]) -> OptimizerN
             if adapter.owns_optimizer_state:
                 joined.owner = (adapter, module, names)
     return joined
-
-
-def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
-    """One or several optimizers as a tuple."""
-    return (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else tuple(optimizers)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["RandomState"]
+__all__ = ["RandomState", "random_state_kept"]
 
 
 class RandomState:
@@ -41,3 +43,23 @@ class RandomState:
             numpy = importlib.import_module("numpy")  # no dependency: only where the saved run had it
             kind, keys, *rest = state_dict["numpy"]
             numpy.random.set_state((kind, numpy.array(keys, numpy.uint32), *rest))
+
+
+@contextlib.contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Generators of torch, Python and numpy are after the block as they were before.
+
+    Args:
+        device: Besides the CPU's, this device's generator is kept.
+    """
+    devices = [device] if device.type == "cuda" else []
+    python = random.getstate()
+    numpy = sys.modules.get("numpy")
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(of_numpy)

@@ -1,0 +1,125 @@
+"""Copies of plain data that share nothing mutable with the original, made without calling code of the original's class.
+
+An optimizer's stand-in is made of such copies: what it changes, the real optimizer cannot notice. Whatever cannot be
+proven harmless (modules, other optimizers, process groups, handles) is refused instead of shared.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["IsolatedCopies", "NotPlainDataError"]
+
+_IMMUTABLE = (
+    type(None), bool, int, float, complex, str, bytes, range, type, types.ModuleType, enum.Enum, type(Ellipsis),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
+_SEQUENCES = (list, set, frozenset, deque)
+
+
+class NotPlainDataError(Exception):
+    """A value that cannot be copied without its class's help."""
+
+
+class IsolatedCopies:
+    """Copies values; an object that is met twice becomes one copy.
+
+    Args:
+        known: Originals with the copies to use for them, such as an optimizer and its stand-in.
+    """
+
+    def __init__(self, known: list[tuple[Any, Any]]) -> None:
+        self._copies = {id(original): made for original, made in known}
+        self._kept = [original for original, _ in known]  # an id is one object's as long as that lives
+
+    def copy(self, value: Any) -> Any:
+        """A value's copy; the value itself if it is immutable.
+
+        Raises:
+            NotPlainDataError: It holds something that is neither plain data nor a function over plain data.
+        """
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if isinstance(value, _IMMUTABLE):
+            return value
+        made = self._make(value)
+        self._copies[id(value)] = made
+        self._kept.append(value)
+        return made
+
+    def _make(self, value: Any) -> Any:
+        if isinstance(value, nn.Module | torch.optim.Optimizer):
+            raise NotPlainDataError(type(value).__name__)
+        if type(value) in _SEQUENCES:
+            return type(value)(map(self.copy, value))
+        makers: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+            (torch.Tensor, _tensor),
+            (torch.Generator, torch.Generator.clone_state),
+            (dict, self._mapping),
+            (tuple, self._tuple),
+            ((types.FunctionType, types.MethodType, types.BuiltinFunctionType), self._callable),
+        )
+        make = next((make for kinds, make in makers if isinstance(value, kinds)), self._object)
+        return make(value)
+
+    def _mapping(self, value: dict[Any, Any]) -> Any:
+        pairs = ((self.copy(key), self.copy(each)) for key, each in value.items())
+        if type(value) is defaultdict:
+            return defaultdict(self.copy(value.default_factory), pairs)
+        if type(value) in (dict, OrderedDict):
+            return type(value)(pairs)
+        raise NotPlainDataError(type(value).__name__)
+
+    def _tuple(self, value: tuple[Any, ...]) -> Any:
+        if type(value) is tuple:
+            return tuple(map(self.copy, value))
+        if hasattr(type(value), "_fields"):
+            return tuple.__new__(type(value), map(self.copy, value))
+        raise NotPlainDataError(type(value).__name__)
+
+    def _callable(self, value: Any) -> Any:
+        """A function with copies of what its closure holds; a method of what is copied as one of the copy."""
+        if isinstance(value, types.MethodType):
+            return types.MethodType(value.__func__, self.copy(value.__self__))
+        if isinstance(value, types.BuiltinFunctionType):
+            if value.__self__ is None or isinstance(value.__self__, types.ModuleType):
+                return value
+            raise NotPlainDataError(value.__qualname__)
+        if value.__closure__ is None and not value.__defaults__ and not value.__kwdefaults__ and not vars(value):
+            return value
+        cells = tuple(types.CellType(self.copy(cell.cell_contents)) for cell in value.__closure__ or ())
+        made = types.FunctionType(
+            value.__code__, value.__globals__, value.__name__, self.copy(value.__defaults__), cells or None
+        )
+        made.__kwdefaults__ = self.copy(value.__kwdefaults__)
+        return made
+
+    def _object(self, value: Any) -> Any:
+        """An object of a class written in Python that keeps everything in its `__dict__`."""
+        kind = type(value)
+        try:
+            made = object.__new__(kind)
+            attributes, into = (object.__getattribute__(each, "__dict__") for each in (value, made))
+        except (TypeError, AttributeError):
+            raise NotPlainDataError(kind.__name__) from None
+        if any(_slots(kind)):
+            raise NotPlainDataError(kind.__name__)
+        self._copies[id(value)] = made
+        into.update({name: self.copy(each) for name, each in attributes.items()})
+        return made
+
+
+def _tensor(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for each in kind.__mro__:
+        yield from (name for name in vars(each).get("__slots__", ()) if name not in ("__dict__", "__weakref__"))

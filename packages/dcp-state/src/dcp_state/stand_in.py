@@ -1,0 +1,233 @@
+"""A stand-in of an optimizer that shares nothing with it, and what one step of the stand-in records.
+
+The stand-in is an object of the same class with copies of the plain data that the optimizer holds, and with one trial
+parameter. It gets no hooks, nothing that was put over its methods (schedulers and profilers do), and nothing that
+cannot be copied; a step that needs such a thing fails, and the optimizer itself has not been touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from dcp_state.copying import copy_value
+from dcp_state.errors import UnsupportedOptimizerError
+from dcp_state.inner_optimizers import holds_its_own_state
+from dcp_state.isolated_copy import IsolatedCopies, NotPlainDataError
+from dcp_state.random_state import random_state_kept
+
+__all__ = ["Recorded", "make_stand_in", "step_stand_in"]
+
+_HOOKS_LOCK = threading.Lock()
+
+
+class _StopHereError(Exception):
+    """Raised where the update would begin."""
+
+
+class Recorded(dict[str, Any]):
+    """The state of the trial parameter, with the first value that each name was given, as it was then."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.first: dict[str, Any] = {}
+        self.update(*args, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.first.setdefault(name, copy_value(value))
+        super().__setitem__(name, value)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """As of any dict, but recorded."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """As of any dict, but recorded."""
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __ior__(self, other: Any) -> Recorded:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def initial(self) -> dict[str, Any]:
+        """The values before the first update, by name."""
+        return {name: _before(name, self.first[name], value) for name, value in self.items()}
+
+
+def _before(name: str, first: Any, last: Any) -> Any:
+    """The value as it was made; as it is now where it became something of another kind."""
+    if not _alike(first, last):
+        return last
+    if name == "step" and _is_number(first) and float(first) == float(last) != 0:
+        return first - first  # made and counted at once
+    return first
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values can be stored in one place: same type, dtype, shape and structure."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+class _StandInState(defaultdict[Any, Any]):
+    """State by parameter, of which every entry records."""
+
+    def __init__(self) -> None:
+        super().__init__(Recorded)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        plain = isinstance(value, dict) and not isinstance(value, Recorded)
+        super().__setitem__(key, Recorded(value) if plain else value)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = {} if default is None else default
+        return self[key]
+
+
+def make_stand_in(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
+) -> tuple[torch.optim.Optimizer, list[str]]:
+    """Make a stand-in that trains one parameter.
+
+    Args:
+        optimizer: Not changed, and no code of its class is called.
+        group: The group whose hyperparameters count.
+        parameter: The trial parameter of the stand-in.
+
+    Returns:
+        The stand-in, and the names of attributes and hyperparameters that it could not get.
+
+    Raises:
+        UnsupportedOptimizerError: What the optimizer has as its groups and state may belong to something else.
+    """
+    kind = type(optimizer)
+    if not holds_its_own_state(optimizer):
+        raise UnsupportedOptimizerError(
+            f"{kind.__module__}.{kind.__qualname__} shows groups and state that are not its own"
+        )
+    stand_in: torch.optim.Optimizer = object.__new__(kind)
+    known = [(optimizer, stand_in)]
+    known += [(each, parameter) for every in optimizer.param_groups for each in every["params"]]
+    copies = IsolatedCopies(known)
+    missing: list[str] = []
+    attributes = vars(stand_in)
+    for name, value in vars(optimizer).items():
+        if name.endswith("_hooks"):
+            attributes[name] = OrderedDict()
+        elif name not in ("param_groups", "state") and not callable(getattr(kind, name, None)):
+            _copy_into(attributes, name, value, copies, missing)
+    _shadow_class_attributes(kind, attributes, copies)
+    own: dict[str, Any] = {}
+    for name, value in group.items():
+        if name != "params":
+            _copy_into(own, name, value, copies, missing)
+    for each in (own, attributes.get("defaults", {})):
+        if "differentiable" in each:  # a trial parameter is a leaf, and what state there is does not depend on it
+            each["differentiable"] = False
+    attributes["param_groups"] = [{**own, "params": [parameter]}]
+    attributes["state"] = _StandInState()
+    return stand_in, missing
+
+
+def _copy_into(into: dict[str, Any], name: str, value: Any, copies: IsolatedCopies, missing: list[str]) -> None:
+    try:
+        into[name] = copies.copy(value)
+    except NotPlainDataError:
+        missing.append(f"{name!r}, a {type(value).__name__}")
+
+
+def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: IsolatedCopies) -> None:
+    """Give the stand-in copies of what its classes hold and its step could change."""
+    for each in kind.__mro__[: kind.__mro__.index(torch.optim.Optimizer)]:
+        for name, value in vars(each).items():
+            changeable = isinstance(value, dict | list | set | deque | torch.Tensor) and not name.startswith("__")
+            if changeable and name not in attributes:
+                try:
+                    attributes[name] = copies.copy(value)
+                except NotPlainDataError:
+                    raise UnsupportedOptimizerError(
+                        f"the class attribute {name!r} of {each.__qualname__} holds what cannot be copied"
+                    ) from None
+
+
+def step_stand_in(stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
+    """Take one step, with no effect outside the stand-in: random numbers, hooks and modes stay as they are.
+
+    Where torch's own optimizers have made their state, the step ends before any update.
+    """
+    function = _step_of(type(stand_in))
+    if _owner(type(stand_in), "step") is _owner(type(stand_in), "_init_group"):
+        vars(stand_in)["_init_group"] = _stopping(stand_in)
+    trial = stand_in.param_groups[0]["params"][0]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(random_state_kept(trial.device))
+        stack.enter_context(_no_global_hooks())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.autocast(trial.device.type, enabled=False))
+        stack.enter_context(contextlib.suppress(_StopHereError))
+        function(stand_in) if closure is None else function(stand_in, closure)
+
+
+def _step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """The method of the class, without the decoration that runs hooks."""
+    function: Any = kind.step
+    while getattr(function, "hooked", False):
+        function = function.__wrapped__
+    return function  # type: ignore[no-any-return]
+
+
+def _owner(kind: type, name: str) -> type | None:
+    """The class of torch that defines a method; None if another one does."""
+    owner = next((each for each in kind.__mro__ if name in vars(each)), None)
+    return owner if owner is not None and owner.__module__.startswith("torch.optim.") else None
+
+
+def _stopping(stand_in: Any) -> Callable[..., Any]:
+    def initialise(*args: Any, **kwargs: Any) -> Any:
+        result = type(stand_in)._init_group(stand_in, *args, **kwargs)  # noqa: SLF001 - where torch makes state
+        if any(stand_in.state.values()):
+            raise _StopHereError
+        return result
+
+    return initialise
+
+
+@contextlib.contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """No hook that is registered for all optimizers, as a step may call that of a base class, which runs them."""
+    registries: list[Any] = [
+        torch_optimizer._global_optimizer_pre_hooks,  # noqa: SLF001 - there is no public way
+        torch_optimizer._global_optimizer_post_hooks,  # noqa: SLF001 - as above
+    ]
+    with _HOOKS_LOCK:
+        kept = [dict(each) for each in registries]
+        for each in registries:
+            each.clear()
+        try:
+            yield
+        finally:
+            for each, hooks in zip(registries, kept, strict=True):
+                each.update(hooks)
