@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
@@ -74,6 +75,22 @@ def test_a_stager_that_gives_futures_gives_a_response() -> None:
     assert isinstance(answer, AsyncSaveResponse)
     assert answer.staging_completion.result() is None
     assert list(answer.upload_completion.result().state_dict_metadata) == ["w"]
+
+
+def test_a_response_can_be_subclassed_and_changed() -> None:
+    """In the style of stock's clients: an `__init__` that sets both by itself, more attributes, another future."""
+
+    class Response(AsyncSaveResponse):
+        def __init__(self, upload: Future[Any]) -> None:
+            self.upload_completion = upload
+            self.staging_completion = Future()
+            self.note = "mine"
+
+    response = Response(Future())
+    response.upload_completion = Future()
+    response.upload_completion.set_result(None)  # type: ignore[arg-type]
+    assert response.upload_completion.result() is None
+    assert dataclasses.astuple(AsyncSaveResponse(1, 2)) == (1, 2)  # type: ignore[arg-type]
 
 
 def test_stagers_of_the_callers_own_are_used() -> None:

@@ -85,3 +85,20 @@ def test_names_that_only_rank_0_has_are_dropped_if_that_is_allowed() -> None:
     assert keys.unexpected_keys == ["extra"]
     assert "extra" in keys.report.dropped
     assert bool((net.weight == 1).all())
+
+
+def test_a_state_dict_of_submodules_is_taken() -> None:
+    """Submodules as keys, as in stock: with its warning, under any wrapper, at every place of a shared module."""
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager"), shared, shared)
+    inner = model[0]._orig_mod[0]
+    wanted = {name: torch.full_like(value, 7.0) for name, value in shared.state_dict().items()}
+    with pytest.warns(FutureWarning, match="modules as keys"):
+        keys = set_model_state_dict(model, {inner: wanted, shared: wanted})  # type: ignore[dict-item]
+    assert (keys.missing_keys, keys.unexpected_keys) == ([], [])
+    assert all(bool((parameter == 7.0).all()) for parameter in model.parameters())
+    with pytest.warns(FutureWarning):
+        keys = set_model_state_dict(model, {inner: wanted}, options=StateDictOptions(strict=False))  # type: ignore[dict-item]
+    assert keys.missing_keys == ["1.weight", "1.bias", "2.weight", "2.bias"]
+    with pytest.warns(FutureWarning), pytest.raises(StateMismatchError, match="a Linear that the model does not hold"):
+        set_model_state_dict(model, {nn.Linear(2, 2): wanted})  # type: ignore[dict-item]

@@ -47,9 +47,11 @@ class SaveFuture(Future[Metadata]):
         return super().exception()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class AsyncSaveResponse:
     """Two ends to wait for: values may change again, and the checkpoint exists.
+
+    As in stock it can be changed, and subclassed with an `__init__` that sets both itself.
 
     Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.AsyncSaveResponse`.
     """

@@ -4,14 +4,14 @@ A template to load into needs it, and a checkpoint that holds it resumes like an
 real step with lr=0 instead, which leaves step counters at 1 and fires hooks.
 
 How: a stand-in of the optimizer takes a step with a parameter and a gradient of zeros of the same kind, and records
-what each name of state is first given. A second one with other values tells whether that depends on the parameter's
-value, as a copy of the weights does: then each parameter is tried with its own.
+what each name of state is first given. One with another gradient tells what only that makes; others with another
+parameter tell whether its values count, as for a copy of the weights: then each parameter is tried with its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,12 +20,13 @@ from torch.distributed.tensor import DTensor
 from dcp_state.adapters import OptimizerAdapter
 from dcp_state.copying import copy_value, same_value
 from dcp_state.errors import UnsupportedOptimizerError, nameless_state
-from dcp_state.stand_in import make_stand_in, step_stand_in
+from dcp_state.stand_in import Recorded, make_stand_in, step_stand_in
 
 __all__ = ["InitialStates"]
 
 _OTHER_VALUE = 0.375  # exact in every floating dtype of at least four bits
 _WEIGHT_DECAY = "weight_decay"
+Fill = Callable[[torch.Tensor], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class _Known:
     state: dict[str, Any]
     by_value: bool
     """Whether the values of `state` depend on those of the parameter."""
-    by_gradient: bool
-    """Whether some of them are made of the first gradient, so that there are none before."""
+    counts: bool
+    """Whether a step with a gradient changes them, so that state that is equal to them has seen none."""
 
 
 class InitialStates:
@@ -59,7 +60,7 @@ class InitialStates:
         known = self._of_kind(group_index, parameter)
         if known.by_value:
             group = _without_decay(self._optimizer.param_groups[group_index])
-            return self._try(group, parameter, lambda trial: trial.copy_(parameter.detach()))
+            return self._probe(group, parameter, lambda trial: trial.copy_(parameter.detach())).state
         return {name: copy_value(value) for name, value in known.state.items()}
 
     def like(self, group_index: int, parameter: torch.Tensor) -> Mapping[str, Any] | None:
@@ -73,11 +74,14 @@ class InitialStates:
             return None
 
     def is_untouched(self, group_index: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> bool:
-        """Whether state stands for none: values that are made of the first gradient have not been made yet."""
+        """Whether state says that there was no step yet. Without it the optimizer begins by itself, and exactly.
+
+        Some make state of their first gradient, or treat a parameter without state in another way.
+        """
         if self._of_adapter(group_index, parameter) is not None or not self.like(group_index, parameter):
             return False
-        by_gradient = self._of_kind(group_index, parameter).by_gradient
-        return by_gradient and same_value(self.of(group_index, parameter), dict(values))
+        counts = self._of_kind(group_index, parameter).counts
+        return counts and same_value(self.of(group_index, parameter), dict(values))
 
     def _of_adapter(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any] | None:
         if self._adapter is None:
@@ -92,24 +96,33 @@ class InitialStates:
 
     def _find(self, group: Mapping[str, Any], parameter: torch.Tensor) -> _Known:
         if not (parameter.is_floating_point() or parameter.is_complex()):
-            return _Known({}, by_value=False, by_gradient=False)
-        undecayed = _without_decay(group)
-        of_zeros = self._try(group, parameter)
-        of_others = self._try(undecayed, parameter, lambda trial: trial.fill_(_OTHER_VALUE)) if of_zeros else {}
-        of_gradient = self._try(undecayed, parameter, gradient=_OTHER_VALUE) if of_zeros else {}
+            return _Known({}, by_value=False, counts=False)
+        of_zeros = self._probe(group, parameter, torch.Tensor.zero_)
+        if not of_zeros.state:
+            return of_zeros
+        of_others = self._probe(_without_decay(group), parameter, lambda trial: trial.fill_(_OTHER_VALUE))
+        return of_zeros if same_value(of_zeros.state, of_others.state) else replace(of_others, by_value=True)
+
+    def _probe(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill) -> _Known:
+        """The state of a trial parameter: what a gradient of zeros makes, and what only another one does."""
+        tried: list[Recorded] = []
+        errors: list[UnsupportedOptimizerError] = []
+        for gradient, its_group in ((0.0, group), (_OTHER_VALUE, _without_decay(group))):
+            try:
+                tried.append(self._try(its_group, parameter, fill, gradient))
+            except UnsupportedOptimizerError as error:
+                errors.append(error)
+        if not tried:
+            raise errors[0]
+        state = {name: value for each in reversed(tried) for name, value in each.initial().items()}
         return _Known(
-            of_zeros, by_value=not same_value(of_zeros, of_others), by_gradient=not same_value(of_zeros, of_gradient)
+            {name: copy_value(value) for name, value in state.items()},
+            by_value=False,
+            counts=not same_value(state, dict(tried[-1])),
         )
 
-    def _try(
-        self,
-        group: Mapping[str, Any],
-        parameter: torch.Tensor,
-        fill: Callable[[torch.Tensor], Any] = torch.Tensor.zero_,
-        *,
-        gradient: float = 0.0,
-    ) -> dict[str, Any]:
-        """The first values of state of a trial parameter."""
+    def _try(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill, gradient: float) -> Recorded:
+        """What a step records with a gradient of one value; without a closure, with one, with a sparse gradient."""
         first_error: Exception | None = None
         missing: list[str] = []
         for sparse, closure in ((False, None), (False, _closure), (True, None)):
@@ -121,15 +134,15 @@ class InitialStates:
                 except Exception as error:  # noqa: BLE001 - foreign code on a stand-in; raised below
                     first_error = first_error or error
                 else:
-                    return self._initial(stand_in, trial)
+                    return self._recorded(stand_in, trial)
         raise self._refusal(first_error, missing) from first_error
 
-    def _initial(self, stand_in: torch.optim.Optimizer, trial: torch.Tensor) -> dict[str, Any]:
+    def _recorded(self, stand_in: torch.optim.Optimizer, trial: torch.Tensor) -> Recorded:
         others = [key for key in stand_in.state if key is not trial]
         if others:
             raise nameless_state(self._optimizer, others)
         recorded: Any = stand_in.state.get(trial)
-        return {} if recorded is None else {name: copy_value(value) for name, value in recorded.initial().items()}
+        return Recorded() if recorded is None else recorded
 
     def _refusal(self, error: Exception | None, missing: list[str]) -> UnsupportedOptimizerError:
         kind = type(self._optimizer)
@@ -145,7 +158,7 @@ def _closure() -> torch.Tensor:
     return torch.zeros(())
 
 
-def _trial(parameter: torch.Tensor, fill: Callable[[torch.Tensor], Any], value: float, *, sparse: bool) -> torch.Tensor:
+def _trial(parameter: torch.Tensor, fill: Fill, value: float, *, sparse: bool) -> torch.Tensor:
     """A parameter of the same kind with a gradient of one value."""
     with torch.no_grad():
         trial = torch.zeros_like(parameter.detach())

@@ -69,6 +69,7 @@ def set_model_state_dict(
     Args:
         model: See `get_model_state_dict`.
         model_state_dict: Not changed, nor kept: values are copied (a model on the meta device takes them as they are).
+            Deprecated, as in stock: submodule → its state dict.
         options: See `StateDictOptions`.
 
     Returns:
@@ -105,6 +106,7 @@ def restore_model(
     model: nn.Module, names: ModelNames, state_dict: Mapping[str, Any], options: StateDictOptions
 ) -> IncompatibleKeys:
     """`set_model_state_dict` for a model whose names are known."""
+    state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
     if options.broadcast_from_rank0:
@@ -137,6 +139,25 @@ def restore_model(
         dict.fromkeys(unexpected, "the model has nothing of this name"),
     )
     return IncompatibleKeys.of(missing, unexpected, report)
+
+
+def _by_names(state_dict: Mapping[Any, Any], names: ModelNames) -> Mapping[str, Any]:
+    """A state dict of submodules, submodule → state dict, by names; any other state dict as it is."""
+    if not any(isinstance(key, nn.Module) for key in state_dict):
+        return state_dict
+    warnings.warn(
+        "a model_state_dict with modules as keys is deprecated: put each submodule's name before its names instead",
+        FutureWarning,
+        stacklevel=4,
+    )
+    named: dict[str, Any] = {}
+    for key, value in state_dict.items():
+        if not isinstance(key, nn.Module):
+            named[key] = value
+            continue
+        for prefix in names.module_prefixes.get(key, [f"<a {type(key).__name__} that the model does not hold>."]):
+            named.update({prefix + name: each for name, each in value.items()})
+    return named
 
 
 def _load(model: nn.Module, values: dict[str, Any], *, assign: bool) -> Any:
