@@ -34,10 +34,10 @@ class _Known:
     """What is known of the parameters of one kind."""
 
     state: dict[str, Any]
-    by_value: bool
-    """Whether the values of `state` depend on those of the parameter."""
-    counts: bool
-    """Whether a step with a gradient changes them, so that state that is equal to them has seen none."""
+    counted: frozenset[str] = frozenset()
+    """Names whose values a step with a gradient changes."""
+    by_value: frozenset[str] = frozenset()
+    """Names whose values depend on those of the parameter."""
 
 
 class InitialStates:
@@ -48,6 +48,7 @@ class InitialStates:
         self._adapter = adapter
         self._known: dict[Hashable, _Known] = {}
 
+    @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any]:
         """State by name, in tensors of its own; empty if the optimizer keeps none for such a parameter.
 
@@ -80,14 +81,20 @@ class InitialStates:
         """
         if self._of_adapter(group_index, parameter) is not None or not self.like(group_index, parameter):
             return False
-        counts = self._of_kind(group_index, parameter).counts
-        return counts and same_value(self.of(group_index, parameter), dict(values))
+        known = self._of_kind(group_index, parameter)
+        fixed = known.state.keys() - known.by_value
+        return (
+            not fixed.isdisjoint(known.counted)
+            and values.keys() == known.state.keys()
+            and all(same_value(known.state[name], values[name]) for name in fixed)
+        )
 
     def _of_adapter(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any] | None:
         if self._adapter is None:
             return None
         return self._adapter.initial_state(self._optimizer, self._optimizer.param_groups[group_index], parameter)
 
+    @torch.inference_mode(mode=False)
     def _of_kind(self, group_index: int, parameter: torch.Tensor) -> _Known:
         kind = (group_index, _kind(parameter))
         if kind not in self._known:
@@ -96,12 +103,16 @@ class InitialStates:
 
     def _find(self, group: Mapping[str, Any], parameter: torch.Tensor) -> _Known:
         if not (parameter.is_floating_point() or parameter.is_complex()):
-            return _Known({}, by_value=False, counts=False)
+            return _Known({})
         of_zeros = self._probe(group, parameter, torch.Tensor.zero_)
         if not of_zeros.state:
             return of_zeros
         of_others = self._probe(_without_decay(group), parameter, lambda trial: trial.fill_(_OTHER_VALUE))
-        return of_zeros if same_value(of_zeros.state, of_others.state) else replace(of_others, by_value=True)
+        differing = (
+            name for name in of_others.state if not same_value(of_zeros.state.get(name), of_others.state[name])
+        )
+        state = {**of_zeros.state, **of_others.state}  # decay may make some of it
+        return replace(of_zeros, state=state, by_value=frozenset(differing))
 
     def _probe(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill) -> _Known:
         """The state of a trial parameter: what a gradient of zeros makes, and what only another one does."""
@@ -115,26 +126,23 @@ class InitialStates:
         if not tried:
             raise errors[0]
         state = {name: value for each in reversed(tried) for name, value in each.initial().items()}
-        return _Known(
-            {name: copy_value(value) for name, value in state.items()},
-            by_value=False,
-            counts=not same_value(state, dict(tried[-1])),
-        )
+        last = tried[-1]
+        counted = frozenset(name for name in last if not same_value(state[name], last[name]))
+        return _Known({name: copy_value(value) for name, value in state.items()}, counted)
 
     def _try(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill, gradient: float) -> Recorded:
         """What a step records with a gradient of one value; without a closure, with one, with a sparse gradient."""
         first_error: Exception | None = None
         missing: list[str] = []
         for sparse, closure in ((False, None), (False, _closure), (True, None)):
-            with torch.inference_mode(mode=False):
-                trial = _trial(parameter, fill, gradient, sparse=sparse)
-                try:
-                    stand_in, missing = make_stand_in(self._optimizer, group, trial)
-                    step_stand_in(stand_in, closure)
-                except Exception as error:  # noqa: BLE001 - foreign code on a stand-in; raised below
-                    first_error = first_error or error
-                else:
-                    return self._recorded(stand_in, trial)
+            trial = _trial(parameter, fill, gradient, sparse=sparse)
+            try:
+                stand_in, missing = make_stand_in(self._optimizer, group, trial)
+                step_stand_in(stand_in, closure)
+            except Exception as error:  # noqa: BLE001 - foreign code on a stand-in; raised below
+                first_error = first_error or error
+            else:
+                return self._recorded(stand_in, trial)
         raise self._refusal(first_error, missing) from first_error
 
     def _recorded(self, stand_in: torch.optim.Optimizer, trial: torch.Tensor) -> Recorded:

@@ -1,0 +1,180 @@
+"""A stand-in shares nothing with its optimizer that either could change; what cannot be copied is named."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import types
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from dcp_state import UnsupportedOptimizerError, get_optimizer_state_dict
+from dcp_state.isolated_copy import IsolatedCopies, NotPlainDataError
+from dcp_state.stand_in import make_stand_in
+
+
+class Record(NamedTuple):
+    values: list[Any]
+
+
+class Helper:
+    """Plain data that leads back to the optimizer."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.counts = {"steps": [0]}
+
+
+class Entangled(torch.optim.SGD):
+    """Holds itself, its parameters and its state in every way that plain data allows, and changes what it holds."""
+
+    history: ClassVar[list[int]] = []
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        first = self.param_groups[0]["params"][0]
+        counter = [0]
+
+        def count(amount: int = 1) -> None:
+            counter[0] += amount
+
+        self.count = count
+        self.again = self.add
+        self.myself = self
+        self.helper = Helper(self)
+        self.kept = [self.param_groups, {"first": first}, Record([first]), collections.deque([first])]
+        self.masters = [first.detach().clone()]
+        self.random = torch.Generator().manual_seed(1)
+        self.by_parameter = {first: "first"}
+        self.module = nn.Linear(1, 1)
+        self.partly = functools.partial(self.add, 1)
+
+    def add(self, amount: int) -> None:
+        self.helper.counts["steps"][0] += amount
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.count()
+        self.again(1)
+        self.history.append(1)
+        for master in self.masters:
+            master.zero_()
+        self.kept[1]["first"].zero_()
+        self.helper.owner.param_groups[0]["lr"] = 9.0
+        torch.rand(1, generator=self.random)
+        super().step()
+
+
+def _reachable(root: Any) -> dict[int, Any]:
+    """All objects that an object leads to, but for what classes, modules and the globals of functions lead to."""
+    found: dict[int, Any] = {}
+    open_ends = [root]
+    while open_ends:
+        value = open_ends.pop()
+        if id(value) in found or isinstance(value, type | types.ModuleType):
+            continue
+        found[id(value)] = value
+        if isinstance(value, types.FunctionType):
+            open_ends += [value.__closure__, value.__defaults__, value.__kwdefaults__]
+        else:
+            open_ends += gc.get_referents(value)
+    return found
+
+
+def test_a_stand_in_leads_to_nothing_of_the_optimizer() -> None:
+    net = nn.Linear(2, 2)
+    optimizer = Entangled(net.parameters())
+    optimizer.state[net.weight] = {"momentum_buffer": torch.ones(2, 2)}
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    trial = torch.zeros(2, 2, requires_grad=True)
+    stand_in, missing = make_stand_in(optimizer, optimizer.param_groups[0], trial)
+    reached = _reachable(stand_in)
+    assert missing == ["'module', a Linear", "'partly', a partial"]
+    real = _reachable(vars(optimizer))
+    shared = [real[key] for key in reached.keys() & real.keys() if gc.is_tracked(real[key])]
+    changeable = [each for each in shared if isinstance(each, list | dict | set | torch.Tensor | torch.optim.Optimizer)]
+    assert changeable == []
+    assert not [each for each in reached.values() if each is optimizer or each is net.weight]
+    assert vars(stand_in)["history"] is not Entangled.history
+
+
+def test_looking_at_an_entangled_optimizer() -> None:
+    net = nn.Linear(2, 2)
+    optimizer = Entangled(net.parameters())
+    weight, randomness = net.weight.detach().clone(), optimizer.random.get_state()
+    state = get_optimizer_state_dict(net, optimizer)["state"]
+    assert set(state["weight"]) == {"momentum_buffer"}
+    assert torch.equal(net.weight, weight)
+    assert torch.equal(optimizer.masters[0], weight)
+    assert torch.equal(optimizer.random.get_state(), randomness)
+    assert optimizer.helper.counts == {"steps": [0]}
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert Entangled.history == []
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    class NeedsModule(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.module.weight.data.zero_()
+
+    net = nn.Linear(2, 2)
+    optimizer = NeedsModule(net.parameters(), lr=0.1)
+    optimizer.module = net
+    weight = net.weight.detach().clone()
+    with pytest.raises(UnsupportedOptimizerError, match=r"NeedsModule .*'module', a Linear.*initial_state"):
+        get_optimizer_state_dict(net, optimizer)
+    assert torch.equal(net.weight, weight)
+
+
+def test_a_class_that_knows_its_optimizers_is_refused() -> None:
+    class Registered(torch.optim.SGD):
+        made: ClassVar[list[Any]] = []
+
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.made.append(nn.Linear(1, 1))
+
+    net = nn.Linear(2, 2)
+    with pytest.raises(UnsupportedOptimizerError, match="class attribute 'made'"):
+        get_optimizer_state_dict(net, Registered(net.parameters()))
+
+
+def test_state_that_belongs_to_no_parameter_is_refused_from_the_start() -> None:
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.state["k"] = self.state.get("k", 0) + 1
+            super().step()
+
+    net = nn.Linear(2, 2)
+    optimizer = Counting(net.parameters(), lr=0.1)
+    for _ in range(2):
+        with pytest.raises(UnsupportedOptimizerError, match=r"belongs to no parameter \('k'\)"):
+            get_optimizer_state_dict(net, optimizer)
+        net(torch.ones(2)).sum().backward()
+        optimizer.step()
+
+
+def test_entries_besides_state_and_groups_are_warned_of() -> None:
+    class Noted(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "averager": 3}
+
+    net = nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match="'averager'"):
+        get_optimizer_state_dict(net, Noted(net.parameters(), lr=0.1))
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+
+@pytest.mark.parametrize(
+    "value", [Slotted(), [1].append, nn.Linear(1, 1), iter([]), type("Odd", (dict,), {})(), functools.partial(int)]
+)
+def test_what_is_no_plain_data_is_refused(value: Any) -> None:
+    with pytest.raises(NotPlainDataError):
+        IsolatedCopies([]).copy([value])
