@@ -78,7 +78,7 @@ def _alike(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype
+        return bool(one.shape == other.shape and one.dtype == other.dtype)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple | deque):
@@ -128,7 +128,7 @@ def make_stand_in(
             f"{kind.__module__}.{kind.__qualname__} shows groups and state that are not its own"
         )
     stand_in: torch.optim.Optimizer = object.__new__(kind)
-    known = [(optimizer, stand_in)]
+    known: list[tuple[Any, Any]] = [(optimizer, stand_in)]
     known += [(each, parameter) for every in optimizer.param_groups for each in every["params"]]
     copies = IsolatedCopies(known)
     missing: list[str] = []
