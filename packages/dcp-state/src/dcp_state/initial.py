@@ -163,7 +163,7 @@ class InitialStates:
 
 
 def _closure() -> torch.Tensor:
-    return torch.zeros(())
+    return torch.zeros((), device="cpu")
 
 
 def _trial(parameter: torch.Tensor, fill: Fill, value: float, *, sparse: bool) -> torch.Tensor:
