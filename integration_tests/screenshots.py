@@ -82,19 +82,13 @@ def picture(name: str, arguments: list[str]) -> str:
     """What a command prints, as SVG."""
     screen = Console(record=True, width=WIDTH, force_terminal=True, highlight=False, file=io.StringIO())
     screen.print(f"[bold]$ dcp {' '.join(arguments)}[/]")
-    with contextlib.ExitStack() as patches:
-        for module in ("list_checkpoints", "show", "verify", "diff", "plan"):
-            patches.enter_context(mock.patch(f"dcp_inspect.commands.{module}.console", return_value=screen))
+    with mock.patch("dcp_inspect.output.console", return_value=screen):
         run_command(arguments)
     return screen.export_svg(title=f"dcp {name}", unique_id=f"dcp-{name}")
 
 
 def main() -> None:
     """Write the pictures."""
-    import importlib
-
-    for module in ("list_checkpoints", "show", "verify", "diff", "plan"):
-        importlib.import_module(f"dcp_inspect.commands.{module}")
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

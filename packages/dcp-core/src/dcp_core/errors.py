@@ -12,9 +12,11 @@ from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     DcpError,
+    InvalidPlaceError,
     UnsafeCheckpointError,
     UnsupportedFormatError,
 )
+from dcp_manifest.printable import printable
 
 __all__ = [
     "CheckpointException",
@@ -25,6 +27,7 @@ __all__ = [
     "DcpError",
     "DuplicateKeyError",
     "DuplicatePluginError",
+    "InvalidPlaceError",
     "MissingKeyError",
     "NotEnoughMemoryError",
     "PeerLostError",
@@ -126,7 +129,7 @@ class MissingKeyError(DcpError, KeyError):
 
     def __str__(self) -> str:
         # KeyError would show the repr of the message.
-        return str(self.args[0]) if self.args else ""
+        return printable(str(self.args[0]), keep="\n\t") if self.args else ""
 
 
 class NotEnoughMemoryError(DcpError, MemoryError):

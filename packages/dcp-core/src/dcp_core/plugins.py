@@ -10,7 +10,7 @@ from typing import Any
 
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.plugin_registry import PluginInfo, PluginRegistry, StorageBackend
-from dcp_manifest.schemes import package_for
+from dcp_manifest.schemes import file_path, package_for, scheme_of
 
 __all__ = [
     "PluginInfo",
@@ -53,8 +53,11 @@ def storage_for(uri: str) -> StorageBackend:
         PluginNotFoundError: No installed package handles the scheme; names the one to install.
         PluginLoadError: None works, but one that is broken may.
         DuplicatePluginError: Two do.
+        InvalidPlaceError: It is empty, or a URI that has lost a slash.
     """
-    scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
+    scheme = scheme_of(uri)
+    if scheme == "file":
+        file_path(uri)
     remedy = f"install one that does (pip install {package_for(scheme)}), or pass a storage reader or writer"
     spec, plugin = _registry.find("storage", scheme, what=f"a storage for {scheme}:// ids", remedy=remedy)
     return StorageBackend(spec, plugin)

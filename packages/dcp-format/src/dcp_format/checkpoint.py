@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 
 from dcp_core.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_format.content import Content, TensorEntry
 from dcp_format.stored import stored_content
-from dcp_io import Layout, LocalStore, StoreBackend
+from dcp_io import Layout, LocalStore, StoreBackend, open_store
 from dcp_manifest import (
     METADATA_NAME,
     CheckpointIndex,
@@ -40,14 +39,16 @@ Tick = Callable[[int], None]
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder has an index of a checkpoint in it."""
-    place = Path(path)
-    return place.is_dir() and any(map(is_index_name, os.listdir(place)))
+    """Whether a folder, or what a URI names, has an index of a checkpoint in it."""
+    store = open_store(path)
+    if isinstance(store, LocalStore) and not os.path.isdir(store.path):
+        return False
+    return any(is_index_name(entry.name) for entry in store.list())
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Content:
-    """What the newest checkpoint in a folder holds. Raises like `StoreBackend.read_index` and `stored_content`."""
-    store = LocalStore(path)
+    """What the checkpoint in a folder or at a URI holds; raises as `open_store`, `read_index` and `stored_content`."""
+    store = open_store(path)
     return stored_content(store, StoreBackend(store).read_index())
 
 
@@ -65,14 +66,14 @@ def write_checkpoint(
 
     Args:
         content: What to write.
-        path: The folder.
+        path: The folder, or a URI that an installed storage opens.
         max_inflight_bytes: Memory for pieces of tensors, all threads together.
         overwrite: Whether a checkpoint that is there may be replaced.
         layout: `torch` (readable by stock) or `raw`.
         compression: What items go through, as for `FileSystemWriter`.
         tick: Is told of bytes that were read from the source.
     """
-    backend = StoreBackend(LocalStore(path), layout=layout, threads=_THREADS, max_inflight_bytes=max_inflight_bytes)
+    backend = StoreBackend(open_store(path), layout=layout, threads=_THREADS, max_inflight_bytes=max_inflight_bytes)
     tensors = [*content.tensors.values()]
     requests: list[Writable] = [_tensor_request(entry, tick) for entry in tensors]
     requests += [_object_request(name, read) for name, read in content.objects.items()]

@@ -23,6 +23,7 @@ from dcp_format.safetensors_index import INDEX_NAME, earlier_files, open_safeten
 from dcp_format.safetensors_write import index_json, remove_earlier, write_tensor_file
 from dcp_format.stored import stored_content
 from dcp_io import LocalStore
+from dcp_manifest.schemes import file_path
 
 __all__ = ["consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"]
 
@@ -106,6 +107,7 @@ class _Plan:
     @classmethod
     def of(cls, input_dir: str, output_dir: str, mapping: Mapping[str, int]) -> _Plan:
         """Read the headers, and share the tensors out."""
+        input_dir, output_dir = file_path(input_dir), file_path(output_dir)
         source = open_safetensors(input_dir, ties=False)
         if Path(input_dir).resolve() == Path(output_dir).resolve():
             raise ValueError(f"{input_dir} cannot be consolidated into itself: choose another folder")

@@ -14,8 +14,13 @@ from typing import Any, Protocol
 from dcp_core import plugins
 from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_format.content import Content
+from dcp_format.fetched import Fetched
+from dcp_manifest import printable
+from dcp_manifest.schemes import file_path, scheme_of
 
-__all__ = ["Converter", "WriteOptions", "converter_for", "detect", "format_of_name"]
+__all__ = [
+    "Converter", "WriteOptions", "converter_for", "detect", "detect_at_uri", "format_of_name", "takes_uris",
+]  # fmt: skip
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +49,11 @@ class WriteOptions:
 
 
 class Converter(Protocol):
-    """One format."""
+    """One format.
+
+    Paths are those of files and folders of this machine. A converter with a true attribute `takes_uris` gets URIs of
+    installed storages, too, to detect, read and write; for others, what is at a URI is copied before it is read.
+    """
 
     def detect(self, path: str | os.PathLike[str]) -> bool:
         """Whether what is at `path` is of this format, judged by content. Never raises for other formats."""
@@ -78,12 +87,42 @@ def converter_for(name: str) -> Converter:
 
 
 def detect(path: str | os.PathLike[str]) -> str:
-    """The name of the format of what is at `path`.
+    """The name of the format of what is at `path`, a path or a URI; what is at a URI may be copied to find out.
 
     Raises:
         CheckpointNotFoundError: There is nothing.
         UnsupportedFormatError: No installed converter knows it.
+        StoreNotFoundError, InvalidPlaceError: The URI cannot be opened, or names no place.
     """
+    if scheme_of(path) == "file":
+        return _detect_file(file_path(path))
+    name = detect_at_uri(os.fspath(path))
+    if name is not None:
+        return name
+    copy = Fetched(os.fspath(path))
+    try:
+        return _detect_file(copy.path)
+    finally:
+        copy.close()
+
+
+def detect_at_uri(uri: str) -> str | None:
+    """The name of the format of what is at a URI, if one that takes URIs knows it; None for others.
+
+    Raises:
+        StoreNotFoundError, InvalidPlaceError: As `open_store`.
+        StorageError, OSError: The storage failed.
+    """
+    names = [name for name in plugins.names("converters") if takes_uris(converter_for(name))]
+    return next((name for name in names if converter_for(name).detect(uri)), None)
+
+
+def takes_uris(converter: Converter) -> bool:
+    """Whether a converter reads and writes at URIs by itself."""
+    return bool(getattr(converter, "takes_uris", False))
+
+
+def _detect_file(path: str | os.PathLike[str]) -> str:
     if not Path(path).exists():
         raise CheckpointNotFoundError(f"there is nothing at {os.fspath(path)}: check the path")
     if not Path(path).is_file() and not Path(path).is_dir():
@@ -96,7 +135,7 @@ def detect(path: str | os.PathLike[str]) -> str:
             if converter_for(name).detect(path):
                 return name
         except Exception as error:  # noqa: BLE001 - one broken plugin must not hide the others
-            _logger.warning("the converter %r could not look at %s: %r", name, os.fspath(path), error)
+            _logger.warning("the converter %r could not look at %s: %r", name, printable(os.fspath(path)), error)
             failure = failure or error
     raise UnsupportedFormatError(
         f"{os.fspath(path)} is of no known format ({', '.join(names) or 'none installed'}): it is no checkpoint "

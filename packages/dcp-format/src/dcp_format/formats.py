@@ -27,6 +27,8 @@ class CheckpointConverter:
 
     fallback = True
     """Its names are those of no other format, which others may bring."""
+    takes_uris = True
+    """A store publishes its index in one step, wherever it is."""
 
     def detect(self, path: Place) -> bool:
         """Whether there is an index."""

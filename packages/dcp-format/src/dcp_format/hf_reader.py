@@ -13,6 +13,7 @@ from dcp_format.hub_cache import local_store
 from dcp_format.safetensors_index import open_safetensors
 from dcp_io import StoreBackend
 from dcp_manifest import CheckpointIndex
+from dcp_manifest.schemes import file_path
 
 __all__ = ["HuggingFaceStorageReader", "SafetensorsBackend"]
 
@@ -56,7 +57,7 @@ class SafetensorsBackend(StoreBackend):
     """Safetensors files as a `ByteBackend` that can be read, not written."""
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
-        place = os.fspath(path)
+        place = file_path(path)
         is_file = place.endswith((".safetensors", ".json"))
         self._place = place
         super().__init__(

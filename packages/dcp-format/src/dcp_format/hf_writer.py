@@ -39,6 +39,7 @@ from dcp_format.safetensors_index import INDEX_NAME, earlier_files
 from dcp_format.safetensors_write import index_json, remove_earlier
 from dcp_format.temporary_files import sweep, temporary_name
 from dcp_io import LocalStore
+from dcp_manifest.schemes import file_path
 
 __all__ = ["HuggingFaceStorageWriter"]
 
@@ -98,8 +99,8 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def path(self) -> Path:
-        """The folder."""
-        return Path(self.checkpoint_id)
+        """The folder. Raises InvalidPlaceError for a URI."""
+        return Path(file_path(self.checkpoint_id))
 
     @property
     def metadata_path(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dcp_format.temporary_files import sweep, temporary_name
 from dcp_io import CheckpointExistsError, LocalStore, Sink
+from dcp_manifest.schemes import file_path
 
 __all__ = ["WriteBack", "aborting", "give_name", "new_file", "refuse_existing"]
 
@@ -65,8 +66,9 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]
 
     Raises:
         CheckpointExistsError: `path` exists, at the beginning or by then, and `overwrite` is False.
+        InvalidPlaceError: It is a URI, or names no file.
     """
-    place = Path(path).absolute()
+    place = Path(file_path(path)).absolute()
     refuse_existing(place, overwrite=overwrite)
     store = LocalStore(place.parent)
     store.make()

@@ -21,6 +21,7 @@ from dcp_format.hub_cache import local_store
 from dcp_format.safetensors_header import Header, HeaderEntry
 from dcp_io import Store
 from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index
+from dcp_manifest.schemes import file_path
 
 __all__ = [
     "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING",
@@ -74,8 +75,9 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
     Raises:
         CheckpointNotFoundError: There is nothing, or a file that the index names is missing.
         CorruptCheckpointError: A header is damaged, files contradict each other, or parts of tensors are missing.
+        InvalidPlaceError: `path` is a URI, or names no file or folder.
     """
-    place, index = Path(path), INDEX_NAME
+    place, index = Path(file_path(path)), INDEX_NAME
     weight_map: Mapping[str, str] | None = None
     if place.name.endswith(".index.json") and not place.is_dir():
         place, index = place.parent, place.name

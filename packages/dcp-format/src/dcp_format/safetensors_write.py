@@ -26,6 +26,7 @@ from dcp_format.safetensors_index import ALIASES, INDEX_NAME, earlier_files
 from dcp_format.temporary_files import sweep, temporary_name
 from dcp_io import LocalStore, Sink
 from dcp_manifest import ITEM_BYTES
+from dcp_manifest.schemes import file_path
 
 __all__ = [
     "OBJECTS_NAME",
@@ -73,10 +74,11 @@ def write_safetensors(
         UnsupportedValueError: There are objects and they are refused, or a dtype that the format cannot hold.
         UnsafeCheckpointError: An object that shall be put beside names what is not allowed.
         CheckpointExistsError: Something is there and `overwrite` is False.
+        InvalidPlaceError: `path` is a URI, or names no file or folder.
     """
     if objects not in ("refuse", "beside", "skip"):
         raise ValueError(f"objects={objects!r} is not known; choose 'refuse', 'beside' or 'skip'")
-    place = Path(path)
+    place = Path(file_path(path))
     if objects == "refuse":
         refuse_objects(content.objects, "safetensors")
     entries = _entries(content)

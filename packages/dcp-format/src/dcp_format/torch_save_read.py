@@ -41,6 +41,7 @@ from dcp_format.stored_chunks import ChunkReader, StoredChunk
 from dcp_io import LocalStore
 from dcp_manifest import Framing, StoredItem
 from dcp_manifest.requests import PiecewiseData
+from dcp_manifest.schemes import file_path
 
 __all__ = ["is_torch_save", "map_torch_save", "open_torch_save"]
 
@@ -73,7 +74,9 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
         UnsafeCheckpointError: It names a global that is not allowed.
         UnsupportedFormatError: It has the other byte order, or was compressed by an archiver.
         UnsupportedValueError: It holds no mapping.
+        InvalidPlaceError: `path` is a URI, or names no file.
     """
+    path = file_path(path)
     state, records = map_torch_save(path, allow_globals=allow_globals)
     if not isinstance(state, Mapping):
         raise UnsupportedValueError(
@@ -110,7 +113,7 @@ def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any]
 
     What is no tensor has been checked against its CRC; values of tensors are to be checked before they are used.
     """
-    place = os.fspath(path)
+    place = file_path(path)
     try:
         size = os.stat(place).st_size
     except FileNotFoundError as error:

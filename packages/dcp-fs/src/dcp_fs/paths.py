@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["is_local_id", "local_path"]
+from dcp_manifest.errors import InvalidPlaceError
+from dcp_manifest.schemes import file_path, scheme_of
 
-_FILE_SCHEME = "file://"
+__all__ = ["is_local_id", "local_path"]
 
 
 def local_path(checkpoint_id: str | os.PathLike[str]) -> Path:
-    """The folder that an id names; `file://` URIs are accepted."""
-    text = os.fspath(checkpoint_id)
-    return Path(text.removeprefix(_FILE_SCHEME))
+    """The folder that an id names; `file://` URIs are accepted. Raises InvalidPlaceError; see `file_path`."""
+    return Path(file_path(checkpoint_id))
 
 
 def is_local_id(checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -23,8 +23,10 @@ def is_local_id(checkpoint_id: str | os.PathLike[str]) -> bool:
     """
     if isinstance(checkpoint_id, Path):
         return True
-    text = os.fspath(checkpoint_id)
-    if "://" in text and not text.startswith(_FILE_SCHEME):
+    if scheme_of(checkpoint_id) != "file":
         return False
-    path = local_path(checkpoint_id).absolute()
+    try:
+        path = local_path(checkpoint_id).absolute()
+    except InvalidPlaceError:
+        return False
     return any(os.access(parent, os.W_OK) for parent in (path, *path.parents) if parent.exists())

@@ -11,7 +11,8 @@ from fsspec.utils import get_protocol
 
 from dcp_fsspec.kinds import takes_listings_option
 from dcp_fsspec.store import BLOCK_BYTES, FsspecStore
-from dcp_io import StorageError
+from dcp_io import StorageError, StoreNotFoundError
+from dcp_manifest.errors import InvalidPlaceError
 
 __all__ = ["is_fsspec_id", "open_store"]
 
@@ -27,7 +28,8 @@ def open_store(
         block_bytes: Size of the parts of uploads.
 
     Raises:
-        ValueError: fsspec knows no such scheme, or its package is not installed; says which.
+        InvalidPlaceError: fsspec knows no such scheme, or the options are not its file system's.
+        StoreNotFoundError: The file system needs a package that is not installed; says which.
         StorageError: The file system connects when it is made, and cannot.
     """
     text = os.fspath(uri)
@@ -36,9 +38,11 @@ def open_store(
     options = {**uncached, **(storage_options or {})}
     try:
         fs, path = url_to_fs(text, **options)
-    except (ImportError, ValueError, TypeError) as error:
+    except ImportError as error:
+        raise StoreNotFoundError(f"{text}: fsspec opens it with a package that is not installed: {error}") from error
+    except (ValueError, TypeError) as error:
         names = ", ".join(sorted(storage_options or {})) or "none"
-        raise ValueError(f"{text} cannot be opened (options given: {names}): {error}") from error
+        raise InvalidPlaceError(f"{text} cannot be opened (options given: {names}): {error}") from error
     except OSError as error:  # some file systems connect at once
         raise StorageError(f"{text} cannot be reached: {error}; check the address and the connection") from error
     return FsspecStore(fs, path, text, block_bytes=block_bytes)

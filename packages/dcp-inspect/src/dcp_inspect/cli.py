@@ -6,9 +6,11 @@ Modules of commands are imported when they are run: listing and showing start wi
 from __future__ import annotations
 
 import importlib
+import io
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import NoReturn
 
 import click
@@ -71,6 +73,10 @@ def dcp() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with an exit code that scripts can use."""
+    # What a stream cannot show is escaped, as what must not be shown is; the rest of a listing is worth having.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.excepthook = _print_traceback
     sys.exit(run(arguments))
 
 
@@ -79,7 +85,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         result = dcp.main(args=None if arguments is None else [*arguments], prog_name="dcp", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _print_wrong_use(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("dcp: interrupted", err=True)
@@ -91,7 +97,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        click.echo(f"dcp: {first_line(error)}", err=True)
+        _say(f"dcp: {first_line(error)}")
         return code
     return result if isinstance(result, int) else 0
 
@@ -99,3 +105,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def first_line(error: BaseException) -> str:
     """The message of an error as one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _print_wrong_use(error: click.ClickException) -> None:
+    """What click shows: the usage of the command, and the message, whose arguments may hold line breaks."""
+    error.message = " ".join(error.message.split())  # type: ignore[misc]  # the same, on one line
+    said = io.StringIO()
+    error.show(said)
+    _say(said.getvalue().rstrip("\n"))
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A fault of the program: all of it is wanted, and a name in its message must not reach the terminal as it is."""
+    _say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
+
+
+def _say(text: str) -> None:
+    from dcp_inspect.output import say  # noqa: PLC0415 - takes numpy, which help and completion need not wait for
+
+    say(text, err=True, lines=True)

@@ -9,23 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from dcp_io import Store, scheme_of
-from dcp_io import open_store as open_any
+from dcp_inspect.errors import OtherFormatError
+from dcp_inspect.places import is_uri
 from dcp_manifest import (
     ITEM_BYTES,
     METADATA_NAME,
     CheckpointIndex,
     CheckpointNotFoundError,
-    UnsupportedFormatError,
     find_checkpoints,
     index_of,
 )
 
-__all__ = ["Row", "existing_folder", "is_uri", "open_index", "open_store", "rows_of", "select"]
-
-_OTHERS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+__all__ = ["Row", "open_index", "rows_of", "select"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,67 +48,47 @@ class Row:
         return {**facts, "shape": shape, "rank": self.rank, "target": self.target}
 
 
-def is_uri(path: str | os.PathLike[str]) -> bool:
-    """Whether a place is named by a URI that a storage package opens, rather than by a path."""
-    return scheme_of(path) != "file"
-
-
-def open_store(path: str) -> Store:
-    """The store of a path or URI.
-
-    Raises:
-        click.UsageError: The URI is not one that its storage takes.
-        StoreNotFoundError: No installed package opens it.
-    """
-    try:
-        return open_any(path)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def existing_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder of the file system.
-
-    Raises:
-        CheckpointNotFoundError: There is none; says what there is.
-    """
-    place = Path(path)
-    if place.is_dir():
-        return place
-    if place.exists():
-        raise CheckpointNotFoundError(f"{path} is a file, not a folder: checkpoints are folders")
-    raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
-
-
 def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     """The index of the checkpoint in a folder, or at a URI.
 
     Raises:
         CheckpointNotFoundError: There is nothing, or no checkpoint in the folder; says what was found instead.
-        UnsupportedFormatError: It is a file of another format.
+        OtherFormatError: It is a file of another format, or a folder of some.
     """
     if is_uri(path):
-        from dcp_io import StoreBackend  # noqa: PLC0415 - folders need none of its engines
-
-        return StoreBackend(open_store(os.fspath(path))).read_index()
+        return _index_at(os.fspath(path))
     place = Path(path)
     if place.name == METADATA_NAME and place.is_file():
         place = place.parent
     if not place.exists():
         raise CheckpointNotFoundError(f"there is nothing at {place}: check the path")
     if place.is_file():
-        raise UnsupportedFormatError(f"{place} is a file, not a checkpoint's folder")
+        raise OtherFormatError(f"{place} is a file, not a checkpoint's folder")
     try:
         return index_of(place)
     except CheckpointNotFoundError as error:
         if any(place.glob("*.safetensors")):
-            raise UnsupportedFormatError(f"{place} holds safetensors files, not a checkpoint") from error
+            raise OtherFormatError(f"{place} holds safetensors files, not a checkpoint") from error
         below = find_checkpoints(place)
         if below:
             raise CheckpointNotFoundError(
                 f"{place} is no checkpoint; below it there are {len(below)}, the newest is {below[0].path}: `dcp ls "
                 f"{place}` lists them"
             ) from error
+        raise
+
+
+def _index_at(uri: str) -> CheckpointIndex:
+    from dcp_io import StoreBackend, file_at, open_store  # noqa: PLC0415 - folders need none of its engines
+
+    store = open_store(uri)
+    try:
+        return StoreBackend(store).read_index()
+    except CheckpointNotFoundError as error:
+        if file_at(uri) is not None:
+            raise OtherFormatError(f"{uri} is a file, not a checkpoint's folder") from error
+        if any(entry.name.endswith(".safetensors") for entry in store.list()):
+            raise OtherFormatError(f"{uri} holds safetensors files, not a checkpoint") from error
         raise
 
 

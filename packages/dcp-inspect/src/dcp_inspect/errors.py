@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dcp_manifest import DcpError
+from dcp_manifest import DcpError, UnsupportedFormatError
 
-__all__ = ["CheckpointInUseError", "MissingValueError"]
+__all__ = ["CheckpointInUseError", "MissingValueError", "OtherFormatError"]
 
 
 class CheckpointInUseError(DcpError, RuntimeError):
@@ -13,3 +13,7 @@ class CheckpointInUseError(DcpError, RuntimeError):
 
 class MissingValueError(DcpError, LookupError):
     """A name that was asked for is not in the checkpoint."""
+
+
+class OtherFormatError(UnsupportedFormatError):
+    """What is there is no checkpoint, but files that a converter may read."""

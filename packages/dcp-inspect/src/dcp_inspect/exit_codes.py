@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["DIFFERENT", "EXISTS", "INTERRUPTED", "NOT_FOUND", "UNREADABLE", "UNSAFE", "UNSUPPORTED", "exit_code"]
+__all__ = [
+    "DIFFERENT", "EXISTS", "INTERRUPTED", "NOT_FOUND", "UNREADABLE", "UNSAFE", "UNSUPPORTED", "WRONG_USE", "exit_code",
+]  # fmt: skip
 
 DIFFERENT = 1
 """`verify` found damage, or `diff` a difference."""
+WRONG_USE = 2
 NOT_FOUND = 3
 UNREADABLE = 4
 UNSUPPORTED = 5
@@ -29,6 +32,7 @@ def _codes() -> Iterator[tuple[type[BaseException], int]]:
     from dcp_manifest import errors  # noqa: PLC0415
 
     yield own.MissingValueError, NOT_FOUND
+    yield errors.InvalidPlaceError, WRONG_USE
     yield errors.CheckpointNotFoundError, NOT_FOUND
     yield errors.UnsafeCheckpointError, UNSAFE
     yield errors.UnsupportedFormatError, UNSUPPORTED

@@ -6,6 +6,7 @@ parts (the last ones may be short or empty); what has no dimension is read by ev
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -82,16 +83,41 @@ def chunks_of(index: CheckpointIndex) -> Iterator[Chunk]:
                 yield Chunk(name, size, shape, tuple(offsets), tuple(sizes), item)
 
 
-def plan_reads(index: CheckpointIndex, world_size: int) -> tuple[list[RankLoad], list[Segment]]:
-    """What each of `world_size` ranks reads, and which parts of which files that is."""
+def plan_reads(
+    index: CheckpointIndex, world_size: int, *, want_segments: bool = True
+) -> tuple[list[RankLoad], list[Segment]]:
+    """What each of `world_size` ranks reads, and which parts of which files that is.
+
+    Args:
+        index: Of the checkpoint.
+        world_size: Number of ranks.
+        want_segments: Whether the parts are wanted: where every rank reads every scalar, there are very many.
+    """
     ranks = [RankLoad(rank) for rank in range(world_size)]
+    every = RankLoad(-1)
     segments = []
     for chunk in chunks_of(index):
-        for load in ranks:
+        if not chunk.sizes and not want_segments:
+            _segment(chunk, every, world_size)
+            continue
+        for load in ranks[slice(*_readers(chunk, world_size))]:
             segment = _segment(chunk, load, world_size)
-            if segment is not None:
+            if segment is not None and want_segments:
                 segments.append(segment)
+    for load in ranks:
+        load.needed_bytes += every.needed_bytes
+        load.read_bytes += every.read_bytes
+        load.reads += every.reads
+        load.files |= every.files
     return ranks, segments
+
+
+def _readers(chunk: Chunk, world_size: int) -> tuple[int, int]:
+    """The ranks [first, last) whose rows are among a chunk's; all for a scalar."""
+    if not chunk.sizes:
+        return 0, world_size
+    step = max(1, -(-chunk.shape[0] // world_size))
+    return chunk.offsets[0] // step, min(world_size, -(-(chunk.offsets[0] + chunk.sizes[0]) // step))
 
 
 def _segment(chunk: Chunk, load: RankLoad, world_size: int) -> Segment | None:
@@ -128,14 +154,21 @@ def _encoded_range(blocks: EncodedBlocks, start: int, stop: int) -> tuple[int, i
 
 def plan_writes(index: CheckpointIndex, ranks: list[RankLoad]) -> None:
     """What each rank would write: its rows of every tensor; scalars go to the rank with the least."""
-    shape_starts = index.shape_starts()
+    shape_starts, world_size = index.shape_starts(), len(ranks)
+    scalars = []
     for row in range(len(index.tensor_names)):
         shape = tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist())
         size = ITEM_BYTES.get(index.dtypes[index.tensor_dtype[row]], 1)
         if not shape:
-            min(ranks, key=lambda load: (load.write_bytes, load.rank)).write_bytes += size
+            scalars.append(size)
             continue
-        row_bytes = math.prod(shape[1:]) * size
-        for load in ranks:
-            low, high = row_range(shape[0], load.rank, len(ranks))
+        row_bytes, step = math.prod(shape[1:]) * size, max(1, -(-shape[0] // world_size))
+        for load in ranks[: -(-shape[0] // step)]:
+            low, high = row_range(shape[0], load.rank, world_size)
             load.write_bytes += (high - low) * row_bytes
+    least = [(load.write_bytes, load.rank) for load in ranks]
+    heapq.heapify(least)
+    for size in scalars:
+        written, rank = least[0]
+        heapq.heapreplace(least, (written + size, rank))
+        ranks[rank].write_bytes = written + size

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dcp_inspect.contents import existing_folder, is_uri, open_store
+from dcp_inspect.places import existing_folder, is_uri
+from dcp_io import open_store
 from dcp_manifest import (
     CheckpointIndex,
     DcpError,

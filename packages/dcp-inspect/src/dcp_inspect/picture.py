@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from html import escape
+from html import escape as escape_markup
 
 from dcp_inspect.layout import RankLoad, Segment
 from dcp_inspect.output import count_bytes
+from dcp_manifest.printable import printable
 
 __all__ = ["draw", "page"]
 
@@ -30,7 +31,7 @@ def draw(title: str, files: Mapping[str, int], segments: Sequence[Segment], rank
     names = sorted(files)[:_MAX_FILES]
     longest = max((files[name] for name in names), default=1) or 1
     scale = (_WIDTH - _LEFT - 20) / longest
-    lines = [f'<text x="12" y="24" class="t">{escape(title)}</text>']
+    lines = [f'<text x="12" y="24" class="t">{_escape(title)}</text>']
     y = 44
     for name in names:
         lines += _bar(name, files[name], by_file[name], y, scale, len(ranks))
@@ -55,12 +56,12 @@ def draw(title: str, files: Mapping[str, int], segments: Sequence[Segment], rank
 
 def page(title: str, picture: str) -> str:
     """The picture as an HTML page."""
-    return f'<!doctype html>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n{picture}'
+    return f'<!doctype html>\n<meta charset="utf-8">\n<title>{_escape(title)}</title>\n{picture}'
 
 
 def _bar(name: str, size: int, segments: Sequence[Segment], y: int, scale: float, world_size: int) -> list[str]:
     label = f"{name if len(name) <= 24 else name[:21] + '…'}  {count_bytes(size)}"
-    lines = [f'<text x="12" y="{y + 13}">{escape(label)}</text>']
+    lines = [f'<text x="12" y="{y + 13}">{_escape(label)}</text>']
     lines.append(f'<rect x="{_LEFT}" y="{y}" width="{max(1.0, size * scale):.2f}" height="{_BAR}" fill="#e8e8e8"/>')
     # Several ranks may read the same bytes: each has a lane of its own there.
     spans: dict[tuple[int, int], list[Segment]] = defaultdict(list)
@@ -73,7 +74,7 @@ def _bar(name: str, size: int, segments: Sequence[Segment], y: int, scale: float
             lines.append(
                 f'<rect x="{_LEFT + start * scale:.2f}" y="{y + number * lane:.2f}" '
                 f'width="{max(0.3, (stop - start) * scale):.2f}" height="{lane:.2f}" '
-                f'fill="{_colour(segment.rank, world_size)}"><title>{escape(what)}</title></rect>'
+                f'fill="{_colour(segment.rank, world_size)}"><title>{_escape(what)}</title></rect>'
             )
     return lines
 
@@ -81,3 +82,8 @@ def _bar(name: str, size: int, segments: Sequence[Segment], y: int, scale: float
 def _colour(rank: int, world_size: int) -> str:
     """Hues around the circle, neighbours in alternating lightness."""
     return f"hsl({round(360 * rank / max(world_size, 1))},65%,{45 if rank % 2 else 60}%)"
+
+
+def _escape(text: str) -> str:
+    """Text that a page shows and does not obey; a picture with a control character in it is no XML."""
+    return escape_markup(printable(text))

@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import click
-
-from dcp_inspect.contents import existing_folder, is_uri
 from dcp_inspect.errors import CheckpointInUseError
 from dcp_io import (
     REMOVING,
     STALE_AFTER_SECONDS,
-    LocalStore,
     SaveInProgressError,
+    StorageError,
+    Store,
+    StoreBackend,
     checkpoint_files,
     live_readers,
     remove_checkpoint,
     running_saves,
+    scheme_of,
 )
-from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError, index_of
+from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError
 from dcp_manifest.discover import is_index_name
+from dcp_manifest.schemes import WEB_SCHEMES
 
-__all__ = ["Removal", "plan_removal", "refuse_uri", "remove"]
+__all__ = ["Removal", "plan_removal", "remove"]
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
     """What of a folder belongs to its checkpoint."""
 
-    path: Path
+    path: str
+    """The folder, as the user names it."""
+    store: Store
     indexes: tuple[str, ...]
     files: tuple[str, ...]
     bytes: int
     others: tuple[str, ...]
-    """Files that stay: their names or contents are not those of a save's."""
+    """Files that stay, because no save has made them."""
     force: bool
     """Whether nobody who uses it is in the way."""
 
 
-def refuse_uri(path: str) -> None:
-    """Raise click.UsageError if `path` is a URI: only folders of the file system are removed by the command."""
-    if is_uri(path):
-        raise click.UsageError(
-            f"{path} is not a folder of this machine; remove it from Python: "
-            f"dcp_io.remove_checkpoint(dcp_io.open_store({path!r}))"
-        )
-
-
-def plan_removal(path: Path, *, force: bool = False) -> Removal:
+def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
     """What would be removed.
 
     Args:
-        path: A checkpoint's folder.
+        path: The folder, for messages.
+        store: Of the folder.
         force: Also where the index cannot be read, or somebody seems to save or read there.
 
     Raises:
@@ -60,8 +54,10 @@ def plan_removal(path: Path, *, force: bool = False) -> Removal:
         SaveInProgressError: A save that is alive, or cannot be proven dead, writes there.
         CheckpointInUseError: A reader that is alive, or cannot be proven dead, reads it.
         CorruptCheckpointError, …: The index cannot be read.
+        StorageError: It is on a web server, which removes nothing.
     """
-    store = LocalStore(existing_folder(path))
+    if scheme_of(store.url) in WEB_SCHEMES:
+        raise StorageError(f"{path}: checkpoints on web servers can be read, not removed")
     if not force:
         _refuse_users(store, path)
     names = {entry.name for entry in store.list()}
@@ -69,16 +65,16 @@ def plan_removal(path: Path, *, force: bool = False) -> Removal:
     if not indexes:
         raise CheckpointNotFoundError(f"there is no checkpoint in {path}: it has no {METADATA_NAME}")
     try:
-        named: tuple[str, ...] = index_of(path).files
+        named: tuple[str, ...] = StoreBackend(store).read_index().files
     except DcpError:
         if not force:
             raise
         named = ()
     ours = checkpoint_files(store, named)
-    below = {name for name in named if (path / name).is_file()}
+    below = {name for name in named if name not in names and store.exists(name)}
     files = tuple(sorted(ours.keys() - {*indexes}))
     others = tuple(sorted((names | below) - ours.keys()))
-    return Removal(path, indexes, files, sum(ours.values()), others, force)
+    return Removal(path, store, indexes, files, sum(ours.values()), others, force)
 
 
 def remove(removal: Removal) -> None:
@@ -87,9 +83,9 @@ def remove(removal: Removal) -> None:
     Raises:
         SaveInProgressError, CheckpointInUseError: Somebody began to use it since it was planned, or it is another one.
     """
-    store = LocalStore(removal.path)
+    store = removal.store
     if not removal.force:
-        again = plan_removal(removal.path)
+        again = plan_removal(removal.path, store)
         if (again.indexes, again.files) != (removal.indexes, removal.files):
             raise CheckpointInUseError(f"{removal.path} has changed since you were asked: look at it, and try again")
     # Readers look for this when they have left their sign, and we for signs when we have left this: one sees the other.
@@ -103,7 +99,7 @@ def remove(removal: Removal) -> None:
     remove_checkpoint(store, also=frozenset({REMOVING}))
 
 
-def _refuse_users(store: LocalStore, path: Path) -> None:
+def _refuse_users(store: Store, path: str) -> None:
     saves = running_saves(store, stale_after_seconds=STALE_AFTER_SECONDS)
     if saves:
         raise SaveInProgressError(f"a save is writing to {path} ({saves[0]}); wait for it, or use rm --force")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dcp_io.folders import FoundCheckpoint, check_files, find_checkpoints, running_saves
     from dcp_io.latest import check_checkpoint, latest_valid
     from dcp_io.local import LocalStore
-    from dcp_io.opening import open_store, scheme_of
+    from dcp_io.opening import file_at, open_store, scheme_of
     from dcp_io.own_files import is_own_file, temporary_of
     from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
     from dcp_io.ranges import align_to_blocks, merge_ranges, split_range
@@ -88,6 +88,7 @@ __all__ = [
     "combine",
     "coverage_problems",
     "crc32",
+    "file_at",
     "find_checkpoints",
     "is_dead_sign",
     "is_gone",
@@ -158,6 +159,7 @@ _HOMES = {
     ),
     "local": ("LocalStore",),
     "opening": (
+        "file_at",
         "open_store",
         "scheme_of",
     ),

@@ -9,15 +9,18 @@ checkpoints should not wait for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from dcp_io.errors import StoreNotFoundError
 from dcp_io.local import LocalStore
 from dcp_io.store import Store
-from dcp_manifest.schemes import package_for
+from dcp_manifest.schemes import file_path, package_for, scheme_of
 
-__all__ = ["FALLBACK_GROUP", "GROUP", "open_store", "scheme_of"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["FALLBACK_GROUP", "GROUP", "file_at", "open_store", "scheme_of"]
 
 GROUP = "dcp.stores"
 FALLBACK_GROUP = "dcp.stores.fallback"
@@ -33,6 +36,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     Raises:
         StoreNotFoundError: No installed package handles the scheme; names the one to install.
         ValueError: The options or the URI do not fit the storage.
+        InvalidPlaceError: The path is empty, or a URI that has lost a slash.
 
     Ranks: one; nothing is asked of the storage.
     """
@@ -40,7 +44,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     if scheme == "file":
         if storage_options:
             raise ValueError(f"{text}: a folder of the file system takes no storage_options, got {[*storage_options]}")
-        return LocalStore(text.partition("://")[2] if "://" in text else text)
+        return LocalStore(file_path(text))
     import importlib.metadata  # noqa: PLC0415 - takes long, and folders need none of it
 
     for group in (GROUP, FALLBACK_GROUP):
@@ -49,14 +53,34 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
             owners = " and ".join(sorted({point.dist.name if point.dist else point.value for point in points}))
             raise StoreNotFoundError(f"stores for {scheme}:// are offered by {owners}; uninstall one of them")
         if points:
-            store: Store = points[0].load()(text, storage_options=storage_options)
+            store: Store = _load(points[0], text)(text, storage_options=storage_options)
             return store
     raise StoreNotFoundError(
         f"{text}: no installed package opens {scheme}:// stores; pip install {package_for(scheme)}"
     )
 
 
-def scheme_of(uri: str | os.PathLike[str]) -> str:
-    """The scheme of a URI in lower case; `file` for a plain path."""
-    head, found, _ = os.fspath(uri).partition("://")
-    return head.lower() if found else "file"
+def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
+    """The store of the folder above a single file that a URI names, and the file's name; None if there is no such file.
+
+    Raises:
+        StoreNotFoundError, InvalidPlaceError: As `open_store`.
+        StorageError, OSError: The storage failed.
+    """
+    above, _, name = os.fspath(uri).rpartition("/")
+    if not name or above.endswith("/"):  # a folder, or a whole container
+        return None
+    store = open_store(above)
+    return (store, name) if store.exists(name) else None
+
+
+def _load(point: EntryPoint, uri: str) -> Callable[..., Store]:
+    try:
+        function: Callable[..., Store] = point.load()
+    except ImportError as error:
+        owner = point.dist.name if point.dist else point.value
+        raise StoreNotFoundError(
+            f"{uri}: {owner} opens such stores, and needs {error.name or error}, which is not installed; pip install "
+            f"{owner} installs what it needs"
+        ) from error
+    return function

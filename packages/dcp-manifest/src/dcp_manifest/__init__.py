@@ -22,6 +22,7 @@ from dcp_manifest.errors import (
     CorruptCheckpointError,
     DcpError,
     InvalidIndexError,
+    InvalidPlaceError,
     UnsafeCheckpointError,
     UnsupportedFormatError,
 )
@@ -31,6 +32,7 @@ from dcp_manifest.manifest import decode, encode, read_index
 from dcp_manifest.manifest_file import ManifestFile
 from dcp_manifest.merge import merge_rank_indexes
 from dcp_manifest.newest import step_of
+from dcp_manifest.printable import printable
 from dcp_manifest.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
 from dcp_manifest.stock_read import read_stock
 from dcp_manifest.stock_write import is_stock_readable, stock_head
@@ -50,6 +52,7 @@ __all__ = [
     "FoundCheckpoint",
     "Framing",
     "InvalidIndexError",
+    "InvalidPlaceError",
     "ItemColumns",
     "LiteralKey",
     "ManifestFile",
@@ -82,6 +85,7 @@ __all__ = [
     "merge_rank_indexes",
     "needed_bytes",
     "noted_step_of",
+    "printable",
     "read_index",
     "read_stock",
     "step_of",

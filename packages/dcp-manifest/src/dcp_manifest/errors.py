@@ -5,18 +5,27 @@ They live here because this is the lowest package; `dcp_core.errors` re-exports 
 
 from __future__ import annotations
 
+from dcp_manifest.printable import printable
+
 __all__ = [
     "CheckpointNotFoundError",
     "CorruptCheckpointError",
     "DcpError",
     "InvalidIndexError",
+    "InvalidPlaceError",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
 ]
 
 
 class DcpError(Exception):
-    """Base class of everything that these packages raise on purpose."""
+    """Base class of everything that these packages raise on purpose.
+
+    Its message is safe for terminals and logs, whatever the names in it hold: see `printable`.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
 
 class CheckpointNotFoundError(DcpError, FileNotFoundError):
@@ -50,6 +59,10 @@ class CorruptCheckpointError(DcpError, ValueError):
 
 class InvalidIndexError(DcpError, ValueError):
     """An index that was to be written contradicts itself, or says what a manifest cannot hold."""
+
+
+class InvalidPlaceError(DcpError, ValueError):
+    """A path or URI names no place: it is empty, or a URI that lost a part on its way here."""
 
 
 class UnsupportedFormatError(DcpError, ValueError):

@@ -1,12 +1,21 @@
-"""Which package opens the checkpoints of a URI scheme: what messages tell users to install. Looks nothing up."""
+"""URI schemes: whether a place is a path or a URI, and which package opens which scheme. Looks no package up."""
 
 from __future__ import annotations
 
-__all__ = ["OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "package_for"]
+import os
+import re
+
+from dcp_manifest.errors import InvalidPlaceError
+
+__all__ = ["OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "file_path", "package_for", "scheme_of"]
 
 OBJECT_STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
 WEB_SCHEMES = ("http", "https")
 """Of web servers, from which checkpoints can be loaded."""
+
+# What is left of a URI that went through a function for paths: `pathlib` makes s3:/bucket/x of s3://bucket/x.
+_LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/")
+_THIS_HOST = "localhost/"
 
 
 def package_for(scheme: str) -> str:
@@ -14,3 +23,35 @@ def package_for(scheme: str) -> str:
     if scheme == "file":
         return "dcp-fs"
     return "dcp-object" if scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES) else "dcp-fsspec"
+
+
+def scheme_of(place: str | os.PathLike[str]) -> str:
+    """The scheme of a URI in lower case; `file` for a path, such as `./a://b`, in which a slash comes first."""
+    head, found, _ = os.fspath(place).partition("://")
+    return head.lower() if found and "/" not in head else "file"
+
+
+def file_path(place: str | os.PathLike[str]) -> str:
+    """The path that a path, or a `file://` URI, names: what follows `file://` or `file://localhost`, as it is.
+
+    Raises:
+        InvalidPlaceError: It is empty, which would mean the current folder; or it is a URI of another scheme, or one
+            that has lost a slash, which would become a folder named like the scheme.
+    """
+    text = path = os.fspath(place)
+    if scheme_of(text) != "file":
+        raise InvalidPlaceError(
+            f"{text} is a URI, and a file or folder of this machine is needed here: use a path, and copy the file there"
+        )
+    if text[:7].lower() == "file://":
+        path = text[7:]
+        path = path.removeprefix(_THIS_HOST[:-1]) if path.startswith(_THIS_HOST) else path
+    if not path:
+        raise InvalidPlaceError(f"{text!r} names no file or folder: write . for the current folder")
+    lost = _LOST_SLASH.match(path)
+    if lost is not None and not os.path.lexists(lost[1]):
+        raise InvalidPlaceError(
+            f"{text!r} looks like a URI that has lost a slash, as pathlib does it: write {lost[1]}//… as a string, or "
+            f"./{lost[1]}/… for a folder of that name"
+        )
+    return path

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dcp_io import check_name
+from dcp_manifest.errors import InvalidPlaceError
 from dcp_manifest.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES
 
 __all__ = ["SCHEMES", "Address", "is_address", "parse_address"]
@@ -49,18 +50,19 @@ def parse_address(checkpoint_id: str | os.PathLike[str]) -> Address:
     """The parts of an id.
 
     Raises:
-        ValueError: It is not of the form `scheme://container/folder`, or holds credentials or parameters, which would
-            end up in logs and in the checkpoint.
+        InvalidPlaceError: It is not of the form `scheme://container/folder`, or holds credentials or parameters,
+            which would end up in logs and in the checkpoint.
         UnsafeCheckpointError: The folder has `..` or the like in it.
     """
     text = os.fspath(checkpoint_id)
     found = _FORM.fullmatch(text)
     if found is None or found[1].lower() not in SCHEMES:
-        raise ValueError(f"{text!r} is not of the form scheme://container/folder with one of {', '.join(SCHEMES)}")
+        form = f"scheme://container/folder with one of {', '.join(SCHEMES)}"
+        raise InvalidPlaceError(f"{text!r} is not of the form {form}")
     scheme, container, folder = found[1].lower(), found[2], found[3] or ""
     named_account = scheme in ("abfs", "abfss") and ":" not in container
     if ("@" in container and not named_account) or "?" in text:
-        raise ValueError(
+        raise InvalidPlaceError(
             f"a {scheme}:// id must hold neither credentials nor parameters; pass them as storage_options, or by the "
             "environment"
         )

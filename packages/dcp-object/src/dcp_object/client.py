@@ -16,6 +16,7 @@ from obstore import exceptions
 from obstore.store import from_url
 
 from dcp_io import Attempts, StorageError, TruncatedError
+from dcp_manifest.errors import InvalidPlaceError
 from dcp_object.errors import ChangedError, is_permanent, redacted, remedy
 from dcp_object.options import Options
 
@@ -198,4 +199,4 @@ def _native(root: str, options: Options, **retries: int) -> Any:
         return from_url(root, **given)
     except (exceptions.BaseError, ValueError, TypeError) as error:
         names = ", ".join(sorted(options.config)) or "none"
-        raise ValueError(f"{root} cannot be opened (options given: {names}): {redacted(error)}") from None
+        raise InvalidPlaceError(f"{root} cannot be opened (options given: {names}): {redacted(error)}") from None

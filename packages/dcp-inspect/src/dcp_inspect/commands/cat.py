@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 import click
 
 from dcp_inspect.errors import MissingValueError
-from dcp_inspect.output import json_option, print_json
+from dcp_inspect.names import near
+from dcp_inspect.output import json_option, print_json, say
+from dcp_inspect.places import PLACE
 from dcp_inspect.values import open_values, tensor_of, tensor_rows
 
 __all__ = ["command", "parse_key"]
@@ -20,7 +21,7 @@ Slices = tuple[Any, ...]
 
 
 @click.command("cat")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PLACE)
 @click.argument("key")
 @json_option
 def command(path: str, key: str, as_json: bool) -> int:
@@ -34,11 +35,11 @@ def command(path: str, key: str, as_json: bool) -> int:
             if as_json:
                 print_json({"name": name, "value": repr(value)})
             else:
-                click.echo(repr(value))
+                say(repr(value), lines=True)
             return 0
         if name not in content.tensors:
-            near = difflib.get_close_matches(name, [*content.tensors, *content.objects], 3)
-            hint = f"; near it: {', '.join(near)}" if near else ""
+            found = near(name, [*content.tensors, *content.objects])
+            hint = f"; near it: {', '.join(found)}" if found else ""
             raise MissingValueError(f"{path} holds no value {name!r}{hint}; `dcp show {path}` lists the names")
         tensor = _part(content.tensors[name], slices)
     finally:
@@ -49,8 +50,8 @@ def command(path: str, key: str, as_json: bool) -> int:
         dtype = str(tensor.dtype).removeprefix("torch.")
         print_json({"name": name, "dtype": dtype, "shape": list(tensor.shape), "values": text})
     else:
-        click.echo(f"{name}: {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
-        click.echo(str(tensor).removeprefix("tensor"))
+        say(f"{name}: {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
+        say(str(tensor).removeprefix("tensor"), lines=True)
     return 0
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from dcp_inspect.output import console, count_bytes, json_option, print_json, progress
+from dcp_inspect.output import count_bytes, json_option, print_json, print_line, progress
+from dcp_inspect.places import PLACE
 from dcp_inspect.values import formats
 
 __all__ = ["command", "parse_size"]
@@ -31,8 +32,8 @@ def parse_size(text: str) -> int:
 
 
 @click.command("convert")
-@click.argument("source", type=click.Path())
-@click.argument("destination", type=click.Path())
+@click.argument("source", type=PLACE)
+@click.argument("destination", type=PLACE)
 @click.option("--to", "to", help="Format to write: checkpoint, torch, safetensors; else the destination's name tells.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Names to take (repeatable); all without it.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Names to leave out (repeatable).")
@@ -51,7 +52,8 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
     """Write what is at SOURCE to DESTINATION. The source's format is found from its content.
 
     The destination's name tells the format: `.pt`, `.pth`, `.bin` a torch.save file, `.safetensors` a file, `.hf` a
-    Hugging Face folder, anything else a checkpoint's folder; --to says otherwise.
+    Hugging Face folder, anything else a checkpoint's folder; --to says otherwise. Both may be URIs, such as
+    s3://bucket/run/step-100; only checkpoints are written to a URI.
     """
     package = formats()
     options = package.WriteOptions(
@@ -80,7 +82,7 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
         print_json({"source": source, "destination": destination, **facts})
     else:
         tensors = f"{written.tensors} tensor{'s' if written.tensors != 1 else ''}"
-        console().print(f"{destination}: {tensors}, {count_bytes(written.bytes)}, {name}", markup=False)
+        print_line(f"{destination}: {tensors}, {count_bytes(written.bytes)}, {name}")
     return 0
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from dcp_inspect.exit_codes import DIFFERENT
-from dcp_inspect.output import console, json_option, print_json, progress
+from dcp_inspect.output import Cell, json_option, print_json, print_line, print_table, progress
+from dcp_inspect.places import PLACE
 from dcp_inspect.values import open_values
 
 __all__ = ["command"]
@@ -37,8 +38,8 @@ class Difference:
 
 
 @click.command("diff")
-@click.argument("a", type=click.Path())
-@click.argument("b", type=click.Path())
+@click.argument("a", type=PLACE)
+@click.argument("b", type=PLACE)
 @click.option("--keys-only", is_flag=True, help="Compare names, dtypes and shapes; read no values.")
 @click.option("--atol", type=float, default=0.0, show_default=True, help="Absolute difference that counts as equal.")
 @click.option(
@@ -173,22 +174,16 @@ class _Measured:
 
 
 def _print(found: list[Difference], count: int) -> None:
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    out = console()
     if not found:
-        out.print(f"[green]equal[/]: {count} values")
+        print_line(("equal", "green"), f": {count} values")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("name", "differs in", "A", "B"):
-        table.add_column(name, overflow="fold")
-    for name in ("elements", "max abs", "max rel"):
-        table.add_column(name, justify="right")
-    for each in found:
-        numbers = ["" if value is None else f"{value:.4g}" for value in (each.max_abs, each.max_rel)]
-        cells = [escape(each.name), f"[red]{each.what}[/]", escape(each.a), escape(each.b)]
-        table.add_row(*cells, "" if each.different is None else str(each.different), *numbers)
-    out.print(table)
+    columns = ("name", "differs in", "A", "B", "elements", "max abs", "max rel")
+    print_table(columns, map(_row, found), right=columns[4:])
     names = len({each.name for each in found})
-    out.print(f"{names} of {count} values differ")
+    print_line(f"{names} of {count} values differ")
+
+
+def _row(each: Difference) -> tuple[Cell, ...]:
+    numbers = ["" if value is None else f"{value:.4g}" for value in (each.max_abs, each.max_rel)]
+    elements = "" if each.different is None else str(each.different)
+    return each.name, (each.what, "red"), each.a, each.b, elements, *numbers

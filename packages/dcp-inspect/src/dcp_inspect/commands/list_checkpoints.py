@@ -8,16 +8,16 @@ from dataclasses import asdict
 
 import click
 
-from dcp_inspect.contents import is_uri
 from dcp_inspect.listing import Listed, find, look_at
-from dcp_inspect.output import age, console, count_bytes, json_option, print_json
+from dcp_inspect.output import Cell, age, count_bytes, json_option, print_json, print_table
+from dcp_inspect.places import PLACE, is_uri
 from dcp_manifest import CheckpointNotFoundError
 
 __all__ = ["command"]
 
 
 @click.command("ls")
-@click.argument("path", type=click.Path(), default=".")
+@click.argument("path", type=PLACE, default=".")
 @json_option
 def command(path: str, as_json: bool) -> int:
     """List the checkpoints in PATH and the folders below it, newest first: by step, then by when they were made.
@@ -40,26 +40,21 @@ def command(path: str, as_json: bool) -> int:
 
 
 def _print(found: list[Listed], root: str) -> None:
-    from rich.table import Table  # noqa: PLC0415 - not needed for JSON
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("checkpoint")
-    for name in ("step", "size", "ranks", "values", "age"):
-        table.add_column(name, justify="right")
-    table.add_column("state")
+    columns = ("checkpoint", "step", "size", "ranks", "values", "age", "state")
     now = time.time()
-    for one in found:
-        state = "[green]valid[/]" if one.valid else f"[red]{(one.problem or 'damaged').replace('[', chr(92) + '[')}[/]"
-        table.add_row(
-            _below(one.path, root),
-            "" if one.step is None else str(one.step),
-            count_bytes(one.bytes),
-            "" if one.world_size is None else str(one.world_size),
-            "" if one.values is None else str(one.values),
-            age(now - one.modified_seconds),
-            state,
-        )
-    console().print(table)
+    print_table(columns, (_row(one, root, now) for one in found), right=columns[1:-1])
+
+
+def _row(one: Listed, root: str, now: float) -> tuple[Cell, ...]:
+    return (
+        _below(one.path, root),
+        "" if one.step is None else str(one.step),
+        count_bytes(one.bytes),
+        "" if one.world_size is None else str(one.world_size),
+        "" if one.values is None else str(one.values),
+        age(now - one.modified_seconds),
+        ("valid", "green") if one.valid else (one.problem or "damaged", "red"),
+    )
 
 
 def _below(path: str, root: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import click
 
 from dcp_inspect.contents import open_index
 from dcp_inspect.layout import RankLoad, plan_reads, plan_writes
-from dcp_inspect.output import console, count_bytes, json_option, print_json
+from dcp_inspect.output import Cell, count_bytes, json_option, print_json, print_line, print_table
 from dcp_inspect.picture import draw, page
+from dcp_inspect.places import LOCAL_FILE, PLACE
 from dcp_manifest import needed_bytes
 
 __all__ = ["command"]
@@ -19,15 +21,15 @@ _SHOWN_RANKS = 32
 
 
 @click.command("plan")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PLACE)
 @click.option("--world", type=click.IntRange(1), required=True, help="Number of ranks.")
-@click.option("--svg", type=click.Path(dir_okay=False), help="Write a picture of who reads what.")
-@click.option("--html", type=click.Path(dir_okay=False), help="Write the picture as a page.")
+@click.option("--svg", type=LOCAL_FILE, help="Write a picture of who reads what.")
+@click.option("--html", type=LOCAL_FILE, help="Write the picture as a page.")
 @json_option
 def command(path: str, world: int, svg: str | None, html: str | None, as_json: bool) -> int:
     """Show what WORLD ranks would read, every tensor sharded along its first dimension (as FSDP does), and write."""
     index = open_index(path)
-    ranks, segments = plan_reads(index, world)
+    ranks, segments = plan_reads(index, world, want_segments=bool(svg or html))
     plan_writes(index, ranks)
     title = f"{path} read by {world} rank{'s' if world != 1 else ''}"
     for target, wrap in ((svg, False), (html, True)):
@@ -43,15 +45,10 @@ def command(path: str, world: int, svg: str | None, html: str | None, as_json: b
 
 
 def _print(title: str, ranks: list[RankLoad]) -> None:
-    from rich.table import Table  # noqa: PLC0415 - not needed for JSON
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("rank", "needs", "reads", "ratio", "ranges", "files", "writes"):
-        table.add_column(name, justify="right")
-    for load in ranks[:_SHOWN_RANKS]:
-        table.add_row(str(load.rank), *_cells(load))
+    columns = ("rank", "needs", "reads", "ratio", "ranges", "files", "writes")
+    rows: list[Sequence[Cell]] = [(str(load.rank), *_cells(load)) for load in ranks[:_SHOWN_RANKS]]
     if len(ranks) > _SHOWN_RANKS:
-        table.add_row("…")
+        rows.append(("…", *[""] * (len(columns) - 1)))
     total = RankLoad(
         -1,
         sum(load.needed_bytes for load in ranks),
@@ -60,10 +57,9 @@ def _print(title: str, ranks: list[RankLoad]) -> None:
         set().union(*(load.files for load in ranks)),
         sum(load.write_bytes for load in ranks),
     )
-    table.add_row("all", *_cells(total), style="bold")
-    out = console()
-    out.print(title, markup=False)
-    out.print(table)
+    rows.append([(cell, "bold") for cell in ("all", *_cells(total))])
+    print_line(title)
+    print_table(columns, rows, right=columns)
 
 
 def _cells(load: RankLoad) -> tuple[str, ...]:

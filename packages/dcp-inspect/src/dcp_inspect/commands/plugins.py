@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from dcp_inspect.exit_codes import DIFFERENT
-from dcp_inspect.output import console, json_option, print_json
+from dcp_inspect.output import Cell, json_option, print_json, print_table
 
 __all__ = ["command"]
 
@@ -45,7 +45,7 @@ def command(load: bool, as_json: bool) -> int:
     elif not found:
         click.echo("no installed package adds anything; a plugin is an entry point of the group 'dcp'")
     else:
-        _print(found)
+        print_table(("plugin", "package", "hooks", "offers", "state"), map(_row, found))
     return DIFFERENT if any(one.problem for one in found) else 0
 
 
@@ -112,15 +112,7 @@ def _schemes(point: EntryPoint, hooks: tuple[str, ...]) -> Iterator[str]:
         yield from (f"{each.name}://" for each in point.dist.entry_points if each.group in _STORES)
 
 
-def _print(found: list[Listed]) -> None:
-    from rich.markup import escape  # noqa: PLC0415 - not needed for JSON
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("plugin", "package", "hooks", "offers", "state"):
-        table.add_column(name, overflow="fold")
-    for one in found:
-        state = f"[red]{escape(one.problem)}[/]" if one.problem else "[green]ok[/]"
-        hooks = ", ".join(hook.removeprefix("dcp_register_") for hook in one.hooks)
-        table.add_row(one.name, one.distribution, hooks, ", ".join(one.offers), state)
-    console().print(table)
+def _row(one: Listed) -> tuple[Cell, ...]:
+    state = (one.problem, "red") if one.problem else ("ok", "green")
+    hooks = ", ".join(hook.removeprefix("dcp_register_") for hook in one.hooks)
+    return one.name, one.distribution, hooks, ", ".join(one.offers), state

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
 from dcp_inspect.listing import find, look_at
-from dcp_inspect.output import count_bytes, json_option, print_json
+from dcp_inspect.output import confirm, count_bytes, json_option, print_json, say
+from dcp_inspect.places import PLACE, is_uri, open_folder
 from dcp_inspect.pruning import Pruning, choose
-from dcp_inspect.removal import Removal, plan_removal, refuse_uri, remove
-from dcp_manifest import noted_step_of
+from dcp_inspect.removal import Removal, plan_removal, remove
+from dcp_manifest import CheckpointNotFoundError, noted_step_of
 
 __all__ = ["command"]
 
 
 @click.command("prune")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PLACE)
 @click.option("--keep", type=click.IntRange(1), required=True, help="How many of the newest valid ones of a run stay.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
@@ -33,23 +33,25 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, force: bool, as_json
 
     One that was saved after one that stays, or whose note names a higher step, stays unless --force is given.
     """
-    refuse_uri(path)
-    pruning = choose([(found, look_at(found)) for found in find(path)], keep, force=force, noted_step=noted_step_of)
-    removals = [plan_removal(Path(one.path)) for one in pruning.removed]
+    found = find(path)
+    if not found and is_uri(path):  # nothing tells a folder without checkpoints from one that is misspelt
+        raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below: check the address")
+    pruning = choose([(one, look_at(one)) for one in found], keep, force=force, noted_step=noted_step_of)
+    removals = [plan_removal(one.path, open_folder(one.path)) for one in pruning.removed]
     size = sum(removal.bytes for removal in removals)
     if removals and not (yes or dry_run):
         for removal in removals:
-            click.echo(f"  {removal.path}  {count_bytes(removal.bytes)}", err=True)
-        click.confirm(f"Remove these {len(removals)} checkpoints, {count_bytes(size)}?", abort=True, err=True)
+            say(f"  {removal.path}  {count_bytes(removal.bytes)}", err=True)
+        confirm(f"Remove these {len(removals)} checkpoints, {count_bytes(size)}?")
     for removal in [] if dry_run else removals:
         remove(removal)
     if as_json:
         print_json(_as_json(path, pruning, removals, removed=not dry_run))
     else:
         for removal in removals:
-            click.echo(f"{'would remove' if dry_run else 'removed'} {removal.path}  {count_bytes(removal.bytes)}")
+            say(f"{'would remove' if dry_run else 'removed'} {removal.path}  {count_bytes(removal.bytes)}")
         for line in _summary(pruning, size):
-            click.echo(line)
+            say(line)
     return 0
 
 

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from dcp_inspect.output import count_bytes, json_option, print_json
-from dcp_inspect.removal import plan_removal, refuse_uri, remove
+from dcp_inspect.output import confirm, count_bytes, json_option, print_json, say
+from dcp_inspect.places import PLACE, open_folder
+from dcp_inspect.removal import plan_removal, remove
 
 __all__ = ["command"]
 
 
 @click.command("rm")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PLACE)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @click.option("--force", is_flag=True, help="Also if it is damaged, or somebody seems to save or read it.")
 @json_option
 def command(path: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> int:
-    """Remove the checkpoint in PATH: its index, then all files of saves. Other files stay.
+    """Remove the checkpoint in PATH, a folder or a URI: its index, then all files of saves. Other files stay.
 
     It is refused while a save writes there or somebody reads it.
     """
-    refuse_uri(path)
-    removal = plan_removal(Path(path), force=force)
+    removal = plan_removal(path, open_folder(path), force=force)
     what = f"{path}: {_files(len(removal.indexes) + len(removal.files))}, {count_bytes(removal.bytes)}"
     if not (yes or dry_run):
-        click.confirm(f"Remove {what}?", abort=True, err=True)
+        confirm(f"Remove {what}?")
     if not dry_run:
         remove(removal)
     if as_json:
@@ -38,7 +36,7 @@ def command(path: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> 
     else:
         others = len(removal.others)
         kept = f"; {_files(others, 'other ')} {'stays' if others == 1 else 'stay'}" if others else ""
-        click.echo(f"{'would remove' if dry_run else 'removed'} {what}{kept}")
+        say(f"{'would remove' if dry_run else 'removed'} {what}{kept}")
     return 0
 
 

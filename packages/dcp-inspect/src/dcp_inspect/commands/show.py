@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ import click
 
 from dcp_inspect.contents import Row, open_index, rows_of, select
 from dcp_inspect.errors import MissingValueError
-from dcp_inspect.output import console, count_bytes, json_option, print_json
+from dcp_inspect.output import count_bytes, json_option, print_json, print_line, print_lines, print_table
+from dcp_inspect.places import PLACE
+from dcp_inspect.tree import tree_lines
 from dcp_manifest import CheckpointIndex, UnsupportedFormatError
 
 __all__ = ["command"]
 
 
 @click.command("show")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PLACE)
 @click.argument("patterns", nargs=-1)
 @click.option("--flat", is_flag=True, help="One line per value instead of a tree.")
 @click.option("--depth", type=click.IntRange(1), help="Show so many levels of the tree; deeper ones are summed up.")
@@ -38,12 +41,11 @@ def command(path: str, patterns: tuple[str, ...], flat: bool, depth: int | None,
         values = [{**row.as_json(), **({"stats": found[row.name]} if row.name in found else {})} for row in chosen]
         print_json({"path": path, **_facts(index), "values": values})
         return 0
-    out = console()
-    out.print(_title(path, index, rows), markup=False)
+    print_line(_title(path, index, rows))
     if flat or patterns or stats:
-        out.print(_table(chosen, found))
+        _table(chosen, found)
     else:
-        out.print(_tree(chosen, depth))
+        print_lines(tree_lines(((row.name, row.bytes, _form(row)) for row in chosen), depth))
     return 0
 
 
@@ -108,70 +110,17 @@ def _form(row: Row) -> str:
     return f"{row.dtype}  {shape}{chunks}  {count_bytes(row.bytes)}{rank}"
 
 
-def _tree(rows: list[Row], depth: int | None) -> Any:
-    """Names cut at their dots; a level that holds a single one is joined with it."""
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.tree import Tree  # noqa: PLC0415
-
-    root: dict[str, Any] = {}
-    for row in rows:
-        place = root
-        *above, last = row.name.split(".")
-        for part in above:
-            below = place.setdefault(part, {})
-            place = below if isinstance(below, dict) else place
-        place[last if last not in place else row.name] = row
-    tree = Tree("", hide_root=True)
-
-    def fill(branch: Tree, level: dict[str, Any], left: int | None) -> None:
-        for name, value in level.items():
-            while isinstance(value, dict) and len(value) == 1:
-                ((below, value),) = value.items()
-                name = f"{name}.{below}"
-            if isinstance(value, Row):
-                branch.add(f"[bold]{escape(name)}[/]  {escape(_form(value))}")
-                continue
-            count, size = _sums(value)
-            text = f"[bold cyan]{escape(name)}[/]  [dim]{count} values, {count_bytes(size)}[/]"
-            under = branch.add(text)
-            if left is None or left > 1:
-                fill(under, value, None if left is None else left - 1)
-
-    fill(tree, root, depth)
-    return tree
+def _table(rows: list[Row], found: dict[str, dict[str, float]]) -> None:
+    measures = ("min", "max", "mean", "std", "nonfinite") if found else ()
+    columns = ("name", "dtype", "shape", "chunks", "size", *measures)
+    print_table(columns, (_cells(row, found.get(row.name, {}), measures) for row in rows), right=columns[3:])
 
 
-def _sums(level: dict[str, Any]) -> tuple[int, int]:
-    count = size = 0
-    for value in level.values():
-        more = (1, value.bytes) if isinstance(value, Row) else _sums(value)
-        count, size = count + more[0], size + more[1]
-    return count, size
-
-
-def _table(rows: list[Row], found: dict[str, dict[str, float]]) -> Any:
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (
-        ("name", "left"),
-        ("dtype", "left"),
-        ("shape", "left"),
-        ("chunks", "right"),
-        ("size", "right"),
-    ):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    columns = ("min", "max", "mean", "std", "nonfinite") if found else ()
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in rows:
-        shape = "" if row.shape is None else "×".join(map(str, row.shape)) or "scalar"
-        kind = row.dtype or (f"= {row.target}" if row.kind == "alias" else row.kind)
-        cells = [escape(row.name), escape(kind), shape, str(row.chunks or ""), count_bytes(row.bytes)]
-        stats = found.get(row.name, {})
-        table.add_row(*cells, *(f"{stats[name]:.4g}" if name in stats else "" for name in columns))
-    return table
+def _cells(row: Row, stats: dict[str, float], measures: Sequence[str]) -> tuple[str, ...]:
+    shape = "" if row.shape is None else "×".join(map(str, row.shape)) or "scalar"
+    kind = row.dtype or (f"= {row.target}" if row.kind == "alias" else row.kind)
+    facts = (row.name, kind, shape, str(row.chunks or ""), count_bytes(row.bytes))
+    return (*facts, *(f"{stats[name]:.4g}" if name in stats else "" for name in measures))
 
 
 def statistics(path: str, rows: list[Row]) -> dict[str, dict[str, float]]:

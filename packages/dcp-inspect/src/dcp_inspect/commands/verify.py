@@ -7,17 +7,19 @@ from pathlib import Path
 
 import click
 
-from dcp_inspect.contents import is_uri, open_index, open_store
+from dcp_inspect.contents import open_index
+from dcp_inspect.errors import OtherFormatError
 from dcp_inspect.exit_codes import DIFFERENT
-from dcp_inspect.output import console, count_bytes, json_option, print_json, progress
-from dcp_io import VerifyReport, verify_checkpoint
+from dcp_inspect.output import count_bytes, json_option, print_json, print_line, print_lines, progress
+from dcp_inspect.places import PLACE, is_uri
+from dcp_io import VerifyReport, open_store, verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError, DcpError, UnsupportedFormatError
 
 __all__ = ["command"]
 
 
 @click.command("verify")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PLACE)
 @click.option("--threads", type=click.IntRange(1), help="Files read at the same time; the cores of this process.")
 @json_option
 def command(path: str, threads: int | None, as_json: bool) -> int:
@@ -40,10 +42,10 @@ def command(path: str, threads: int | None, as_json: bool) -> int:
 
 
 def _raise_if_missing(path: str) -> None:
-    """Raise CheckpointNotFoundError if there is no checkpoint; says what there is instead. One may be damaged."""
+    """Raise if there is no checkpoint, or something else in its place; a damaged one is reported."""
     try:
         open_index(path)
-    except CheckpointNotFoundError:
+    except (CheckpointNotFoundError, OtherFormatError):
         raise
     except DcpError:
         return
@@ -72,19 +74,15 @@ def _as_json(path: str, report: VerifyReport) -> dict[str, object]:
 
 
 def _print(path: str, report: VerifyReport) -> None:
-    from rich.markup import escape  # noqa: PLC0415
-
-    out = console()
-    for problem in report.problems:
-        out.print(f"[red]damaged[/]  {escape(problem.message if '(file ' in problem.message else str(problem))}")
+    messages = (one.message if "(file " in one.message else str(one) for one in report.problems)
+    print_lines((("damaged", "red"), "  ", message) for message in messages)
     if report.unverified_keys:
         some = ", ".join(sorted(report.unverified_keys)[:4])
-        out.print(f"[yellow]no CRC[/]   {len(report.unverified_keys)} values, such as {escape(some)}")
+        print_line(("no CRC", "yellow"), f"   {len(report.unverified_keys)} values, such as {some}")
     read = f"{report.items} items, {count_bytes(report.bytes)} read"
     if report.ok:
-        out.print(f"[green]sound[/]    {escape(path)}: {read}")
+        print_line(("sound", "green"), f"    {path}: {read}")
     else:
         count = len(report.problems)
-        plural = "s" if count != 1 else ""
-        out.print(f"{escape(path)}: {count} problem{plural}; {read}")
-        out.print("load an earlier checkpoint (`dcp ls` shows them), or restore files from a copy")
+        print_line(f"{path}: {count} problem{'s' if count != 1 else ''}; {read}")
+        print_line("load an earlier checkpoint (`dcp ls` shows them), or restore files from a copy")

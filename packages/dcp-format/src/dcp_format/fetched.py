@@ -1,0 +1,78 @@
+"""Files of other formats at a URI, copied into a temporary folder: their readers need files of this machine.
+
+Checkpoints are read where they are; see `checkpoint`. What is copied is what belongs together: one file, or all
+safetensors files of a folder with their index.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from dcp_core.errors import CheckpointNotFoundError, UnsafeCheckpointError
+from dcp_format.file_sets import SUFFIX
+from dcp_io import Store, file_at, open_store
+
+__all__ = ["Fetched"]
+
+_PIECE_BYTES = 8 << 20
+_INDEX_SUFFIX = ".index.json"
+
+
+class Fetched:
+    """A copy of what a URI names, until `close`.
+
+    Args:
+        uri: Of a file, or of a folder that holds safetensors files.
+
+    Raises:
+        CheckpointNotFoundError: There is neither.
+        StoreNotFoundError, InvalidPlaceError: As `open_store`.
+        StorageError, OSError: The storage failed, or the temporary folder is full.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dcp-format-")
+        try:
+            self.path = self._fetch(uri)
+            """Of the copy, a file or folder."""
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the copy."""
+        self._folder.cleanup()
+
+    def _fetch(self, uri: str) -> Path:
+        found = file_at(uri)
+        if found is not None and not found[1].endswith(_INDEX_SUFFIX):
+            return self._copy(*found)
+        store = found[0] if found is not None else open_store(uri)
+        names = [entry.name for entry in store.list() if entry.name.endswith((SUFFIX, _INDEX_SUFFIX))]
+        if not any(name.endswith(SUFFIX) for name in names):
+            raise CheckpointNotFoundError(
+                f"there is nothing to read at {uri}: neither a file, nor a folder with a checkpoint's .metadata or "
+                f"{SUFFIX} files; check the address"
+            )
+        for name in names:
+            self._copy(store, name)
+        place = Path(self._folder.name)
+        return place if found is None else place / found[1]
+
+    def _copy(self, store: Store, name: str) -> Path:
+        if "/" in name or name in (".", ".."):
+            raise UnsafeCheckpointError(f"{store.url} lists {name!r}, which is no name of a file")
+        place = Path(self._folder.name, name)
+        source = store.open(name)
+        try:
+            size = source.size()
+            with place.open("xb") as file:
+                if size:  # a full disk is noticed at once
+                    os.posix_fallocate(file.fileno(), 0, size)
+                for at in range(0, size, _PIECE_BYTES):
+                    file.write(source.fetch(at, min(_PIECE_BYTES, size - at)))
+        finally:
+            source.close()
+        return place

@@ -1,0 +1,76 @@
+"""Arguments that name a place: a path, `file://…`, or a URI that an installed storage opens. Nothing is asked of it.
+
+What names no place, such as an empty argument or `s3:/bucket`, is wrong use, before any command does anything.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dcp_io import LocalStore, Store, open_store, scheme_of
+from dcp_manifest import CheckpointNotFoundError, InvalidPlaceError
+from dcp_manifest.schemes import file_path
+
+__all__ = ["LOCAL_FILE", "PLACE", "existing_folder", "is_uri", "open_folder"]
+
+
+class _Place(click.Path):
+    """A path, without `file://`, or a URI as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text of the place."""
+        if scheme_of(value) != "file":
+            return value
+        try:
+            return super().convert(file_path(value), param, ctx)
+        except InvalidPlaceError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _LocalFile(click.Path):
+    """A path of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        try:
+            return super().convert(file_path(value), param, ctx)
+        except InvalidPlaceError as error:
+            self.fail(str(error), param, ctx)
+
+
+PLACE = _Place()
+LOCAL_FILE = _LocalFile(dir_okay=False)
+
+
+def is_uri(place: str | os.PathLike[str]) -> bool:
+    """Whether a place is named by a URI that a storage package opens, rather than by a path."""
+    return scheme_of(place) != "file"
+
+
+def existing_folder(path: str | os.PathLike[str]) -> Path:
+    """A folder of the file system.
+
+    Raises:
+        CheckpointNotFoundError: There is none; says what there is.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return place
+    if place.exists():
+        raise CheckpointNotFoundError(f"{path} is a file, not a folder: checkpoints are folders")
+    raise CheckpointNotFoundError(f"there is no folder {path}: check the path")
+
+
+def open_folder(place: str) -> Store:
+    """The store of a folder that exists, or of a URI.
+
+    Raises:
+        CheckpointNotFoundError: There is no such folder in the file system.
+        InvalidPlaceError: The URI is not one that its storage takes.
+        StoreNotFoundError: No installed package opens it; names the one to install.
+    """
+    return open_store(place) if is_uri(place) else LocalStore(existing_folder(place))
