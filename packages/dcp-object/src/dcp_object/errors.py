@@ -23,6 +23,8 @@ _PERMANENT = (
 )
 # What a server says to a request that will not become right by being repeated.
 _CLIENT_STATUS = re.compile(r"\b(40[0-7]|41[0-7]|42[0-8]) [A-Z]|status: (40|41|42)\d")
+# The client has a class for it in most requests, and not in listings.
+_REFUSED_STATUS = re.compile(r"\b40[13] [A-Z]|status: 40[13]\b")
 
 
 class ChangedError(StorageError):
@@ -42,7 +44,8 @@ def is_permanent(error: BaseException) -> bool:
 
 def remedy(error: BaseException) -> str:
     """What a user can do about an error that stays."""
-    if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+    refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
+    if refused or _REFUSED_STATUS.search(redacted(error)) is not None:
         return "check the credentials and what they may do with this container"
     if is_permanent(error):
         return "check endpoint, region and container"

@@ -13,6 +13,7 @@ from dcp_inspect.names import near
 from dcp_inspect.output import json_option, print_json, say
 from dcp_inspect.places import PLACE
 from dcp_inspect.values import open_values, tensor_of, tensor_rows
+from dcp_manifest import DcpError
 
 __all__ = ["command", "parse_key"]
 
@@ -109,5 +110,7 @@ def _part(entry: Any, slices: Slices) -> Any:
         if slices and slices[0] is not ... and shape:
             return _rows(entry, slices)
         return tensor_of(entry)[slices] if slices else tensor_of(entry)
+    except DcpError:  # damage is no wrong use
+        raise
     except (IndexError, ValueError) as error:
         raise click.UsageError(f"{entry.name!r} has shape {tuple(shape)}: {error}") from error
