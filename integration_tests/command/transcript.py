@@ -70,7 +70,9 @@ rm new --yes
 rm new --yes
 prune . --keep 9 --dry-run
 prune file.pt --keep 1
-rm s3://bucket/x
+rm s3://
+rm s3:/bucket/x
+convert good s3://bucket/x.pt
 nonsense
 """
 

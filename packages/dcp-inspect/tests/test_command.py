@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from dcp_inspect.cli import COMMANDS, run
+from dcp_inspect.layout import plan_reads, plan_writes
 from dcp_io import LocalStore, ProcessIdentity, StoreBackend, this_process
 from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, Payload, WriteRequest, encode, index_of
 
@@ -445,5 +446,33 @@ def test_module_and_script_are_one(tmp_path: Path) -> None:
         pytest.skip("the script is not installed")
     other = subprocess.run([script, "ls", str(tmp_path)], capture_output=True, text=True, check=True)
     assert "valid" in ran.stdout
-    assert ran.stdout.split("age")[0] == other.stdout.split("age")[0]
+    assert ran.stdout.split("age")[0].split() == other.stdout.split("age")[0].split()
     assert "\x1b" not in ran.stdout
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 64])
+def test_plans_without_segments_are_the_same(tmp_path: Path, world_size: int) -> None:
+    index = index_of(write(tmp_path / "c", rows=10))
+    ranks, segments = plan_reads(index, world_size)
+    assert {segment.rank for segment in segments} == set(range(world_size))  # all read the scalar
+    assert plan_reads(index, world_size, want_segments=False) == (ranks, [])
+    rows = [sum(each.name == "model.weight" and each.rank == rank for each in segments) for rank in range(world_size)]
+    step = -(-10 // world_size)
+    assert [bool(count) for count in rows] == [rank * step < 10 for rank in range(world_size)]
+    assert sum(load.needed_bytes for load in ranks) == 10 * 16 * 4 + 8 * world_size
+    plan_writes(index, ranks)
+    assert sum(load.write_bytes for load in ranks) == 10 * 16 * 4 + 8
+    assert np.ptp([load.write_bytes for load in ranks]) <= step * 64 + 8
+
+
+def test_damage_is_no_wrong_use_of_slices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("dcp_format")
+    path = write(tmp_path / "c")
+    data = data_file(path)
+    content = bytearray(data.read_bytes())
+    for at in range(100, len(content), 1000):
+        content[at] ^= 1
+    data.write_bytes(content)
+    code, out, err = dcp(capsys, "cat", path, "model.weight[0:2]")
+    assert (code, out) == (4, "")
+    assert "'model.weight'" in err
