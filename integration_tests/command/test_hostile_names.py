@@ -37,14 +37,15 @@ def hostile(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path / "copy")
 
 
-def start(hostile: Path, **streams: int) -> subprocess.Popen[bytes]:
+def start(hostile: Path, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
         [sys.executable, "-m", "integration_tests.command.hostile", str(hostile)],
         cwd=hostile,
         env={**os.environ, "PYTHONPATH": path, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "50"},
         stdin=subprocess.DEVNULL,
-        **streams,
+        stdout=stdout,
+        stderr=stderr,
     )
 
 

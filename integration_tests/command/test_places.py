@@ -18,7 +18,7 @@ from dcp_io.testing.s3_server import S3Server
 
 pytest.importorskip("moto", reason="needs moto[s3]")
 
-STATE = {"w": torch.arange(6.0).reshape(3, 2), "step": 7}
+STATE: dict[str, Any] = {"w": torch.arange(6.0).reshape(3, 2), "step": 7}
 WORKS = 0
 # Kind → a place with {here} for the folder and {bucket} for the bucket, and the exit code of what it is given to.
 KINDS: dict[str, tuple[str, int]] = {
@@ -66,6 +66,7 @@ READERS: dict[str, Callable[[str], list[str]]] = {
     "rm": lambda place: ["rm", place, "--dry-run"],
     "prune": lambda place: ["prune", place, "--keep", "1", "--dry-run"],
 }
+ALL: dict[str, Callable[[str], list[str]]] = {**READERS, "to": lambda place: ["convert", "good", place]}
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_places_that_work(here: Path, s3: S3Server, kind: str, capsys: Any) -> N
 def test_places_that_are_refused(here: Path, s3: S3Server, kind: str, capsys: Any) -> None:
     place, code = place_of(kind, here, s3), KINDS[kind][1]
     before = below(here)
-    for name, arguments in {**READERS, "to": lambda place: ["convert", "good", place]}.items():
+    for name, arguments in ALL.items():
         assert dcp.run_command(arguments(place)) == code, (name, capsys.readouterr())
         said = capsys.readouterr()
         assert said.out == "", name
@@ -214,7 +215,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_wrong_credentials(here: Path, s3: S3Server, refusing: None, capsys: Any) -> None:
     before = below(here)
     place = f"s3://{s3.bucket}/ck"
-    for name, arguments in {**READERS, "to": lambda place: ["convert", "good", place]}.items():
+    for name, arguments in ALL.items():
         assert dcp.run_command(arguments(place)) == 4, name
         said = capsys.readouterr()
         assert "credentials" in said.err, (name, said)
