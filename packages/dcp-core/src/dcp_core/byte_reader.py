@@ -14,6 +14,7 @@ import torch
 
 from dcp_core.block_transforms import block_undo
 from dcp_core.byte_backend import ByteBackend
+from dcp_core.checkpoint_ids import absolute_id
 from dcp_core.collector import collector_paused
 from dcp_core.columns import metadata_from_index
 from dcp_core.device_copy import DeviceCopies
@@ -46,11 +47,19 @@ class ByteStorageReader(StorageReader):
     what has none is listed in `unverified_keys`.
     """
 
+    ids_are_paths = False
+    """Whether an id without a scheme is a path: a relative one means the folder at the moment in which it is given."""
+
     def __init__(self, checkpoint_id: CheckpointId, *, extensions: ExtensionRegistry | None = None) -> None:
-        self._checkpoint_id = checkpoint_id
         self._extensions = extensions or ExtensionRegistry()
-        self._backend = self._open(checkpoint_id)
+        self._set_id(checkpoint_id)
+        self._backend = self._open(self.absolute_id)
         self._clear()
+
+    def _set_id(self, checkpoint_id: CheckpointId) -> None:
+        self._checkpoint_id = checkpoint_id
+        self.absolute_id = absolute_id(checkpoint_id) if self.ids_are_paths else checkpoint_id
+        """The id with the working folder of the moment in which it was given, where it is a relative path."""
 
     def _clear(self) -> None:
         self._metadata: Metadata | None = None
@@ -65,14 +74,14 @@ class ByteStorageReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> CheckpointId:
-        """The id of the checkpoint that is read."""
+        """The id of the checkpoint that is read, as it was given."""
         return self._checkpoint_id
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
         """Begin a new load, from `checkpoint_id` if given."""
         if checkpoint_id is not None:
-            self._checkpoint_id = checkpoint_id
-        self._backend = self._open(self._checkpoint_id)
+            self._set_id(checkpoint_id)
+        self._backend = self._open(self.absolute_id)
         self._clear()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dcp_core.byte_backend import ByteBackend
+from dcp_core.checkpoint_ids import absolute_id
 from dcp_core.collector import collector_paused
 from dcp_core.columns import index_from_metadata, metadata_from_index
 from dcp_core.compression import CompressedRequest, Compression, CompressionPolicy
@@ -65,6 +66,9 @@ class ByteStorageWriter(StorageWriter):
     stores_aliases = True
     """Whether `finish` gives the names in `Metadata.aliases` a place, too; writers that do not say so get none."""
 
+    ids_are_paths = False
+    """Whether an id without a scheme is a path: a relative one means the folder at the moment in which it is given."""
+
     def __init__(
         self,
         checkpoint_id: CheckpointId,
@@ -73,12 +77,17 @@ class ByteStorageWriter(StorageWriter):
         interop: bool = True,
         compression: Compression = None,
     ) -> None:
-        self._checkpoint_id = checkpoint_id
         self._compression = CompressionPolicy(compression)
         self._overwrite = overwrite
         self._interop = interop
-        self._backend = self._open(checkpoint_id)
+        self._set_id(checkpoint_id)
+        self._backend = self._open(self.absolute_id)
         self._clear()
+
+    def _set_id(self, checkpoint_id: CheckpointId) -> None:
+        self._checkpoint_id = checkpoint_id
+        self.absolute_id = absolute_id(checkpoint_id) if self.ids_are_paths else checkpoint_id
+        """The id with the working folder of the moment in which it was given, where it is a relative path."""
 
     def _clear(self) -> None:
         self._is_coordinator = False
@@ -93,7 +102,7 @@ class ByteStorageWriter(StorageWriter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._backend = self._open(self._checkpoint_id)
+        self._backend = self._open(self.absolute_id)
         self._clear()
 
     @abstractmethod
@@ -102,14 +111,14 @@ class ByteStorageWriter(StorageWriter):
 
     @property
     def checkpoint_id(self) -> CheckpointId:
-        """The id of the checkpoint that is, or was last, saved."""
+        """The id of the checkpoint that is, or was last, saved; as it was given."""
         return self._checkpoint_id
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
         """Begin a new save, to `checkpoint_id` if given."""
         if checkpoint_id is not None:
-            self._checkpoint_id = checkpoint_id
-        self._backend = self._open(self._checkpoint_id)
+            self._set_id(checkpoint_id)
+        self._backend = self._open(self.absolute_id)
         self._clear()
 
     def storage_meta(self) -> StorageMeta | None:
@@ -227,7 +236,7 @@ class ByteStorageWriter(StorageWriter):
         """
         if save_id is None and self._placement is not None:
             save_id = self._placement.save_id
-        index = self._open(self._checkpoint_id).read_index()
+        index = self._open(self.absolute_id).read_index()
         if index.info is None or index.info.save_id != save_id:
             raise CheckpointNotFoundError(
                 f"{self._backend.url}: the checkpoint of save {save_id} has been replaced since; look at a save's "

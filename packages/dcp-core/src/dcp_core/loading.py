@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.byte_reader import ByteStorageReader
+from dcp_core.checkpoint_ids import absolute_id_for
 from dcp_core.convert import as_metadata
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.errors import CheckpointNotFoundError, DcpError
@@ -168,7 +169,8 @@ class _Load:
         place = self.checkpoint_id if self.checkpoint_id is not None else getattr(self.reader, "checkpoint_id", None)
         events = Operation("load", self.coordinator, place)
         with events.phase("total") as total:
-            self.coordinator.agree("load", os.fspath(place or ""), describe="checkpoint ids")
+            folder = absolute_id_for(self.reader, self.checkpoint_id)  # ranks may have different working folders
+            self.coordinator.agree("load", os.fspath(folder or ""), describe="checkpoint ids")
             self.exchanges = any(self.coordinator.all_gather("state_dict", self.prepare))
             for attempt in range(_MAX_ATTEMPTS):
                 with events.phase("plan") as planning:

@@ -5,16 +5,18 @@ Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver` (signatures, 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
 
+from dcp_core.checkpoint_ids import absolute_id_for
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.events import Operation
 from dcp_core.foreign import adopt_save_planner, adopt_writer
@@ -183,8 +185,10 @@ class _Save:
             return self.metadata
         if fields is not None:
             return Metadata(**fields)
-        published: Callable[[], Metadata] = getattr(self.chosen_writer(), "published_metadata")  # noqa: B009 - it may lack it
-        return DeferredMetadata(published)
+        writer = self.chosen_writer()
+        meta = writer.storage_meta()
+        twin: Any = _twin(writer)
+        return DeferredMetadata(lambda: twin.published_metadata(None if meta is None else meta.save_id))
 
     def abort(self, error: BaseException) -> None:
         abort = getattr(self.writer, "abort", None)
@@ -200,6 +204,14 @@ class _Save:
         if self.writer is None:
             raise RuntimeError("the save was not planned")
         return self.writer
+
+
+def _twin(writer: StorageWriter) -> StorageWriter:
+    """A copy of a writer for a look at the metadata that may come after the writer's next save to another id."""
+    try:
+        return copy.copy(writer)
+    except Exception:  # noqa: BLE001 - a subclass may hold what cannot be copied; the checkpoint exists all the same
+        return writer
 
 
 def save_with(
@@ -269,4 +281,6 @@ def _intent(run: _Save) -> tuple[str, str, bool]:
     # Subclasses of one planner may be mixed: their plans are of one kind.
     planner = getattr(run.planner, "stands_for", run.planner)
     kinds = [cls for cls in type(planner).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
-    return os.fspath(run.place() or ""), (kinds or [type(planner)])[-1].__qualname__, run.use_collectives
+    # Of relative paths, folders are compared: ranks may have different working folders.
+    place = absolute_id_for(run.writer, run.checkpoint_id)
+    return os.fspath(place or ""), (kinds or [type(planner)])[-1].__qualname__, run.use_collectives

@@ -30,6 +30,8 @@ class FileSystemReader(ByteStorageReader):
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemReader` (the first two parameters).
     """
 
+    ids_are_paths = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],

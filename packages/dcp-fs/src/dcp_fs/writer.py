@@ -48,6 +48,8 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
     `serialization_format`; `thread_count` is 1 there).
     """
 
+    ids_are_paths = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -27,6 +27,8 @@ class FsspecReader(ByteStorageReader):
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecReader` (`path` and `kwargs`).
     """
 
+    ids_are_paths = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],

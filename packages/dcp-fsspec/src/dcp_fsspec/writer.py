@@ -47,6 +47,8 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
     `serialization_format`, and `kwargs`).
     """
 
+    ids_are_paths = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
+from dcp_core.checkpoint_ids import absolute_id
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS
 from dcp_io import STALE_AFTER_SECONDS, open_store
 from dcp_manager.background import BackgroundSaves
@@ -48,7 +49,8 @@ class CheckpointManager:
     Every rank makes one, and calls the same methods in the same order.
 
     Args:
-        root: A folder, or a URI that an installed storage handles. Each checkpoint is a folder `step-<n>` in it.
+        root: A folder, or a URI that an installed storage handles. Each checkpoint is a folder `step-<n>` in it. A
+            relative path means the folder at the time of this call.
         save_policy: When `maybe_save` saves; at every step if None.
         keep_policy: Which checkpoints stay; nothing is removed if None.
         saver: Saves in the background (`dcp_async.AsyncSaver("process")`, …); None saves while the caller waits. What
@@ -96,12 +98,12 @@ class CheckpointManager:
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         lower_steps: LowerSteps = "warn",
     ) -> None:
-        self._root = os.fspath(root).rstrip("/") or "/"
+        self._root = os.fspath(absolute_id(root)).rstrip("/") or "/"
         self._save_policy = save_policy or EverySteps(1)
         options = dict(storage_options or {})
         self._places = Places(writer, reader, options)
         self._ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
-        store = open_store(root, storage_options=storage_options)
+        store = open_store(self._root, storage_options=storage_options)
         self._catalogue = Catalogue(store, stale_after_seconds=stale_after_seconds)
         self._saver = saver
         self._background = BackgroundSaves()
