@@ -7,11 +7,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from typing import Any
 
+from dcp_core.child_interpreter import module_command
 from dcp_core.testing.rank_messages import read_message, send_message
 
 __all__ = ["RankProcess"]
@@ -38,7 +38,7 @@ class RankProcess:
         self._shown_from = 0
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dcp_core.testing.rank_worker", str(theirs.fileno()), str(os.getpid())],
+                module_command("dcp_core.testing.rank_worker", str(theirs.fileno()), str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,

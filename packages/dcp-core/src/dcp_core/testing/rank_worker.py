@@ -1,6 +1,6 @@
 """A rank process of `RankPool`: serves calls until its parent ends.
 
-Started as `python -m dcp_core.testing.rank_worker FD PARENT_PID`.
+Started by `RankProcess` through `main`, with a socket's descriptor and the parent's process id.
 
 Source: Linux `prctl(2)`, PR_SET_PDEATHSIG.
 """
@@ -188,7 +188,3 @@ def _raised(error: BaseException) -> Raised:
     except Exception:  # noqa: BLE001 - pickling runs the exception's own code
         data = None
     return Raised(text, data)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
