@@ -36,6 +36,9 @@ class FrameCompressor:
         self._options = options
         self._kept = threading.local()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrameCompressor, (self._options,)
+
     @classmethod
     def at_level(cls, level: int) -> FrameCompressor:
         """One with Zstandard's settings for a level, from -100 (fastest) to 22 (smallest)."""
