@@ -33,6 +33,42 @@ def test_a_script_without_a_guard_that_just_ends(tmp_path: Path, kind: str) -> N
     assert torch.equal(found["w"], torch.arange(10.0))
 
 
+OWN_CLASSES = """
+import enum, warnings
+import torch
+from dcp_async import AsyncSaver
+from dcp_fs import FileSystemWriter
+
+class Name(str, enum.Enum):
+    A = "a"
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+class Writer(FileSystemWriter):
+    pass
+
+warnings.filterwarnings("ignore", "a key of class (Name|Number) is recorded as its text")
+state = {Name.A: torch.ones(2), Number.ONE: {Name.A: 3}}
+for kind in ("thread", "process"):
+    with AsyncSaver(kind) as saver:
+        for _ in range(2):
+            found = saver.save(state, checkpoint_id=kind).result()
+        print(*found.state_dict_metadata)
+        if kind == "process":
+            error = saver.save(state, storage_writer=Writer("w")).exception()
+            print(type(error).__name__, "__main__" in str(error), "Writer" in str(error))
+"""
+
+
+def test_classes_of_the_script_as_keys(tmp_path: Path) -> None:
+    """Named as by the thread saver, which has the very objects; a writer of such a class is refused clearly."""
+    ran = scripts.run(OWN_CLASSES, tmp_path)
+    thread, process, *refused = ran.stdout.splitlines()
+    assert (thread, refused, ran.stderr) == (process, ["WorkerError True True"], "")
+    assert len(thread.split()) == 2
+
+
 DYING = """
 import multiprocessing, os, sys, time
 import torch

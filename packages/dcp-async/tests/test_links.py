@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.distributed as dist
 
+from dcp_async import AsyncSaver
 from dcp_async.links import CollectiveLink, LinkTable, StoreLink
 from dcp_async.options import SaverOptions
+from dcp_core.testing.memory import MemoryWriter
 from dcp_core.testing.ranks import RankPool
 
 
@@ -45,3 +50,26 @@ def _kinds() -> list[str]:
 def test_one_link_for_each_group(ranks: RankPool) -> None:
     assert ranks.run(2, _kinds) == [["StoreLink", "GroupLink", "StoreLink"]] * 2
     assert CollectiveLink.agrees is False
+
+
+def _mixed_policies() -> list[str]:
+    """What each rank hears of a save for which one of them has another policy; and that the next one works."""
+    rank = dist.get_rank()
+    told = []
+    with AsyncSaver("thread") as saver:
+        for overlap in ("skip" if rank else "wait", "wait"):
+            try:
+                answer: Any = saver.save({"w": torch.ones(2)}, storage_writer=MemoryWriter("m"), overlap=overlap)
+                answer.result()
+                told.append("saved")
+            except Exception as error:
+                told.append(str(error))
+            dist.barrier()
+    return told
+
+
+def test_policies_that_differ_are_named_on_all_ranks(ranks: RankPool) -> None:
+    for mixed, same in ranks.run(2, _mixed_policies):
+        assert "it must be the same on all ranks" in mixed
+        assert ("'skip'" in mixed, "'wait'" in mixed) == (True, True)
+        assert same == "saved"

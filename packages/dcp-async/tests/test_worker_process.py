@@ -9,13 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from dcp_async import worker_process
-from dcp_async.errors import WorkerLostError
+from dcp_async.errors import SaverDeadlineError, WorkerLostError
+from dcp_async.messages import Beat
 from dcp_async.options import WorkerOptions
 from dcp_async.worker_process import WorkerProcess
 
@@ -114,3 +116,63 @@ def test_closing_wakes_up_a_thread_that_reads(started: Started, monkeypatch: pyt
     started.worker.close()
     reader.join(60)
     assert [type(error) for error in raised] == [WorkerLostError]
+
+
+class Clock:
+    """Time and polling of a process that is stopped now and then: each poll takes so long, the last one hears."""
+
+    def __init__(self, *polls: float, hears: bool) -> None:
+        self._polls, self._hears, self._now = [*polls], hears, 0.0
+        self.waited_ms: list[float] = []
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def register(self, *_: Any) -> None: ...
+
+    def poll(self, milliseconds: float) -> list[Any]:
+        self.waited_ms.append(milliseconds)
+        self._now += self._polls.pop(0)
+        return [1] if self._hears and not self._polls else []
+
+
+@pytest.mark.parametrize(
+    ("clock", "seconds", "expected"),
+    [
+        (Clock(1.0, 1.0, 0.5, hears=True), 3.0, (True, 2.5)),
+        (Clock(1.0, 1.0, 1.0, hears=False), 3.0, (False, 3.0)),
+        (Clock(9999.0, 0.5, hears=True), 3.0, (True, 1.5)),
+        (Clock(9999.0, 1.0, 0.25, hears=False), 2.25, (False, 2.25)),
+        (Clock(0.25, hears=False), 0.25, (False, 0.25)),
+    ],
+)
+def test_a_stop_of_this_process_is_no_silence_of_the_worker(
+    started: Started, monkeypatch: pytest.MonkeyPatch, clock: Clock, seconds: float, expected: tuple[bool, float]
+) -> None:
+    """SIGSTOP and SIGCONT of a whole job: the trainer wakes up long after its deadline, before the worker speaks."""
+    with monkeypatch.context() as patched:
+        patched.setattr(worker_process.select, "poll", lambda: clock)
+        patched.setattr(worker_process.time, "monotonic", clock.monotonic)
+        assert started.worker._listen(seconds) == expected
+    assert max(clock.waited_ms) <= 1000
+
+
+@pytest.mark.timeout(30)
+def test_signs_of_life_do_not_stop_the_clock(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = iter([(True, 0.4)] * 9)
+    monkeypatch.setattr(started.worker, "_listen", lambda _: next(heard))
+    monkeypatch.setattr(started.worker, "_receive", Beat)
+    with pytest.raises(SaverDeadlineError):
+        started.worker.read(time.monotonic() + 1.0)
+
+
+@pytest.mark.timeout(30)
+def test_a_worker_that_nobody_holds_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Started(monkeypatch)
+    theirs, gone = made.worker._connection, weakref.ref(made.worker)
+    del made.worker
+    assert gone() is None
+    assert theirs.fileno() == -1
+    made.process.kill()
+    made.process.wait(60)
+    assert not made.ended.is_set()  # nobody is there to be told

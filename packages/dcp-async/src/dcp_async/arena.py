@@ -7,6 +7,7 @@ Source: Linux `memfd_create(2)`: memory with a descriptor but no name, so nothin
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -46,6 +47,8 @@ class Arena:
         self._unpin: Callable[[], object] | None = None
         self._user: weakref.ref[npt.NDArray[np.uint8]] | None = None
         self._close = weakref.finalize(self, os.close, self.descriptor) if shared else None
+        if self._close is not None:
+            _shared.add(self)
 
     @property
     def address(self) -> int:
@@ -181,6 +184,28 @@ class ArenaPool:
                 arena.close()
             self._free.clear()
             self._taken.clear()
+
+
+_shared: weakref.WeakSet[Arena] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked child must not keep memory files open: their memory would stay when the trainer ends.
+
+    A mapping has a descriptor of its own, which it closes when it is dropped: each gets something else to close.
+    """
+    open_files = [os.fstat(arena.descriptor) for arena in _shared if arena._close is not None and arena._close.alive]  # noqa: SLF001
+    if not open_files:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # of the listing itself
+            if any(os.path.samestat(os.fstat(int(name)), each) for each in open_files):
+                os.dup2(nothing, int(name), inheritable=False)
+    os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _whole_pages(nbytes: int) -> int:

@@ -115,7 +115,11 @@ def _at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child has neither the threads nor the worker of its parent."""
+    """A forked child has neither the threads nor the worker of its parent, nor the thread that holds the lock."""
+    global _lock  # noqa: PLW0603 - there is one for the process
+    _lock = threading.Lock()
+    for saver in _savers.values():
+        saver.end()
     _savers.clear()
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from dcp_async.errors import SaverClosedError
 from dcp_async.links import GroupLink
 from dcp_async.meeting import Ticket
 from dcp_async.staging import Staged
+from dcp_async.surroundings import Surroundings
 from dcp_core import Metadata, SavePlanner, StorageWriter
 from dcp_core.foreign import adopt_save_planner, adopt_writer
 from dcp_core.protocols import CheckpointId
@@ -23,9 +26,11 @@ class SaveFuture(Future[Metadata]):
     def __init__(self) -> None:
         super().__init__()
         self.asked = False
+        self._owner = os.getpid()
 
     def result(self, timeout: float | None = None) -> Metadata:
         """The checkpoint's metadata, when it exists; raises what went wrong."""
+        self._check_here()
         try:
             return super().result(timeout)
         finally:
@@ -33,6 +38,7 @@ class SaveFuture(Future[Metadata]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What went wrong; None if the checkpoint exists."""
+        self._check_here()
         found = super().exception(timeout)
         self.asked = True
         return found
@@ -41,6 +47,13 @@ class SaveFuture(Future[Metadata]):
         """Call `fn` with this future when the save has ended."""
         self.asked = True
         super().add_done_callback(fn)
+
+    def _check_here(self) -> None:
+        """Raise instead of waiting for ever: a forked child has no thread that could end the save."""
+        if self._owner != os.getpid() and self._state != "FINISHED":
+            raise SaverClosedError(
+                f"this save is the process {self._owner}'s, of which this one was forked: ask its future there"
+            )
 
     def failure(self) -> BaseException | None:
         """What went wrong with a save that has ended, without counting as asking."""
@@ -78,6 +91,10 @@ class SaveJob:
     """What a planner of the caller's own has planned, if the worker is not to plan."""
     staging: Future[None] = field(default_factory=Future)
     """Done when values may change again."""
+    surroundings: Surroundings = field(default_factory=Surroundings.now)
+    """Where the save was started."""
+    group_store: object = None
+    """The process group's store: while a save holds it, `destroy_process_group` does not end what serves it."""
     may_be_superseded: bool = False
     done: list[Callable[[], object]] = field(default_factory=list)
     """Called once the save has ended."""
@@ -97,5 +114,6 @@ class SaveJob:
         self.staging.add_done_callback(lambda _: self._call_done())
 
     def _call_done(self) -> None:
+        self.group_store = None
         while self.done:
             self.done.pop()()

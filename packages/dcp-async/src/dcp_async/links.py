@@ -1,7 +1,8 @@
 """How the trainer's part of a saver meets those of the other ranks: numbers of saves, and what becomes of each.
 
 Keys under `dcp-async/<group>/<saver>/`: those of `dcp_core`'s coordinators, `epoch` (raised whenever a worker has
-ended), and of each save `epoch/<sequence>` and `fate/<sequence>`, claimed by the first rank that has to know.
+ended), and of each save `epoch/<sequence>` (with the policy for overlaps) and `fate/<sequence>`, claimed by the first
+rank that has to know.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dcp_async.meeting import Meeting, Seat, StoreAddress, Ticket
 from dcp_async.options import SaverOptions
 from dcp_core.coordination import CollectiveCoordinator, Coordinator
 from dcp_core.store_address import innermost, prefixed
-from dcp_core.store_clones import borrow_store
+from dcp_core.store_clones import borrow_store, store_of
 from dcp_core.store_wire import KeyValueStore, StoreWire
 
 __all__ = ["CollectiveLink", "GroupLink", "LinkTable", "StoreLink"]
@@ -37,8 +38,9 @@ class GroupLink:
         """For saves in this process: nobody else uses its connection."""
         self._drawn = 0
 
-    def draw(self) -> Ticket:
-        """The next save's number. Waits for no rank."""
+    def draw(self, overlap: str = "") -> Ticket:
+        """The next save's number, for a save of that policy. Waits for no rank."""
+        del overlap
         self._drawn += 1
         return Ticket(self._drawn)
 
@@ -50,6 +52,10 @@ class GroupLink:
     def coordinator(self, ticket: Ticket) -> Coordinator:
         """For a save in this process."""
         return self.meeting.coordinator(ticket)
+
+    def group_store(self) -> object:
+        """What a save holds until its end, so that the store where ranks meet is served; None if there is none."""
+        return None
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
         """Let the other ranks fail in a save that this one does not take part in, because of `error`."""
@@ -73,29 +79,37 @@ class StoreLink(GroupLink):
 
     Args:
         seat: This rank's place.
+        group: The process group.
         store: For the caller's thread.
         background: For saves in this process.
     """
 
-    def __init__(self, seat: Seat, store: KeyValueStore, background: KeyValueStore) -> None:
+    def __init__(self, seat: Seat, group: dist.ProcessGroup, store: KeyValueStore, background: KeyValueStore) -> None:
         super().__init__(seat, background)
+        self._group = weakref.ref(group)
         self._store = store
         self._wire = StoreWire(store, "", seat.world_size)
         self._lock = threading.Lock()
 
-    def draw(self) -> Ticket:
+    def draw(self, overlap: str = "") -> Ticket:
         """See `GroupLink`."""
         with self._lock:
             sequence = StoreWire(self._store, "dcp/", 1).add(f"drawn/{self.seat.rank}")
-            epoch = int(self._wire.claim(f"epoch/{sequence}", str(self._wire.count("epoch"))))
+            claimed = self._wire.claim(f"epoch/{sequence}", f"{self._wire.count('epoch')} {overlap}")
+            epoch, _, first = claimed.partition(" ")
             if self.seat.rank == 0 and sequence > _KEPT_SAVES:  # no rank is so far behind
                 self._wire.delete([f"{name}/{sequence - _KEPT_SAVES}" for name in ("epoch", "fate")])
-        return Ticket(sequence, epoch)
+        return Ticket(sequence, int(epoch), first)
 
     def decide(self, ticket: Ticket, wish: str) -> str:
         """See `GroupLink`."""
         with self._lock:
             return self._wire.claim(f"fate/{ticket.sequence}", wish)
+
+    def group_store(self) -> object:
+        """See `GroupLink`."""
+        group = self._group()
+        return None if group is None else store_of(group)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
         """See `GroupLink`. Over the caller's connection: the other one may be in use."""
@@ -138,8 +152,9 @@ class CollectiveLink(GroupLink):
         )
         self._coordinators: dict[Ticket, CollectiveCoordinator] = {}
 
-    def draw(self) -> Ticket:
+    def draw(self, overlap: str = "") -> Ticket:
         """See `GroupLink`."""
+        del overlap
         made = CollectiveCoordinator(self._group, timeout_seconds=self.seat.timeout_seconds)
         ticket = Ticket(made.sequence)
         self._coordinators[ticket] = made
@@ -216,7 +231,7 @@ class LinkTable:
         address = StoreAddress(bases[0].host, bases[0].port, prefix) if hasattr(bases[0], "port") else None
         seat = self._seat(key, rank, len(members), job_size, address)
         caller, background = (prefixed(prefix, base) for base in bases)
-        return StoreLink(seat, caller, background)
+        return StoreLink(seat, group, caller, background)
 
     def _seat(self, key: str, rank: int, world_size: int, job_size: int, address: StoreAddress | None) -> Seat:
         options = self._options

@@ -5,12 +5,13 @@ Not here: which saves there are.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 from dcp_core import PeerOptions
 from dcp_core.coordination import Coordinator, LocalCoordinator, StoreCoordinator
 from dcp_core.peers import Peers
-from dcp_core.store_address import connect, prefixed
+from dcp_core.store_address import STORE_TIMEOUT, connect, prefixed
 from dcp_core.store_wire import KeyValueStore, guard_store
 
 __all__ = ["Meeting", "Seat", "StoreAddress", "Ticket"]
@@ -25,8 +26,12 @@ class StoreAddress:
     prefix: str
 
     def connect(self) -> KeyValueStore:
-        """A connection of one's own. Raises CoordinatorLostError if nobody is there."""
+        """A connection of one's own. Raises CoordinatorLostError at once if nobody listens there."""
         with guard_store("(connecting)"):
+            try:  # torch would try for a minute
+                socket.create_connection((self.host, self.port), STORE_TIMEOUT.total_seconds()).close()
+            except OSError as error:
+                raise RuntimeError(f"{self.host}:{self.port}: {error}") from error
             return prefixed(self.prefix, connect(self.host, self.port))
 
 
@@ -52,6 +57,8 @@ class Ticket:
 
     sequence: int
     epoch: int = 0
+    overlap: str = ""
+    """The policy of the rank that drew this number first; empty if it is not known."""
 
 
 class Meeting:

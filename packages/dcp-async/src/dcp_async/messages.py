@@ -101,6 +101,8 @@ class Save:
     """Those that have changed, by their place among the structure's objects."""
     means: bytes | None = None
     """Pickled `(storage writer, planner, plan)`."""
+    surroundings: Any = None
+    """A `surroundings.SurroundingsChange`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcp_async.arena import Arena
@@ -20,8 +22,10 @@ from dcp_async.links import GroupLink
 from dcp_async.meeting import Seat
 from dcp_async.messages import Failed, Forget, ForgetArena, NewArena, NewGroup, NewStructure, Save, Saved
 from dcp_async.options import SaverOptions
+from dcp_async.portable_keys import portable
 from dcp_async.staged_planner import pickled
 from dcp_async.staging import Staged
+from dcp_async.surroundings import Surroundings
 from dcp_async.worker_process import WorkerProcess
 from dcp_core import CoordinatorLostError, Metadata
 from dcp_core.metadata import DeferredMetadata
@@ -49,6 +53,7 @@ class _Known:
     """Their numbers and sizes."""
     drawn: int = 0
     """Numbers of arenas that were given away."""
+    surroundings: Surroundings = field(default_factory=Surroundings)
     groups: dict[str, Seat] = field(default_factory=dict)
     structures: OrderedDict[str, _Sent] = field(default_factory=OrderedDict)
 
@@ -112,12 +117,13 @@ class ProcessBackend:
             Exception: What went wrong in the worker.
         """
         try:
-            means = _means(job)
+            means, writer = _means(job), _pickled_writer(job)
             seat = job.link.for_worker()
             worker = self._running(job.link)
             self._tell_group(worker, seat)
             request = self._request(worker, job, seat, means)
             self._send(worker, request, job)
+            self._known.surroundings = job.surroundings
         except BaseException as error:
             self._doubt(job)
             job.link.withdraw(job.ticket, error)
@@ -128,7 +134,7 @@ class ProcessBackend:
             self._doubt(job)
             raise
         if isinstance(answer, Saved):
-            return _metadata(job, answer)
+            return _metadata(job, answer, writer)
         self._doubt(job)
         raise _raised(answer.failure)
 
@@ -178,8 +184,10 @@ class ProcessBackend:
                 return worker
             if worker is not None:
                 worker.close()
-            self._known = _Known()
-            self._worker = worker = WorkerProcess(self._options.worker, self._worker_ended)
+            environment = dict(os.environ)
+            worker = WorkerProcess(self._options.worker, _weakly(self._worker_ended), environment)
+            # Its working folder is not known for sure: any thread may change that meanwhile.
+            self._known, self._worker = _Known(surroundings=Surroundings(None, environment)), worker
             return worker
 
     def _worker_ended(self) -> None:
@@ -212,6 +220,7 @@ class ProcessBackend:
             job.use_collectives,
             changed,
             new_means,
+            job.surroundings.since(self._known.surroundings),
         )
 
     def _doubt(self, job: SaveJob) -> None:
@@ -237,12 +246,24 @@ class ProcessBackend:
     def _tell_structure(self, worker: WorkerProcess, staged: Staged) -> _Sent:
         known, identifier = self._known.structures, staged.structure.identifier
         if identifier not in known:
-            worker.send(NewStructure(staged.structure))
+            structure = staged.structure
+            worker.send(NewStructure(replace(structure, skeleton=portable(structure.skeleton))))
             known[identifier] = _Sent()
         known.move_to_end(identifier)
         while len(known) > _KEPT_STRUCTURES:
             worker.send(Forget(known.popitem(last=False)[0]))
         return known[identifier]
+
+
+def _weakly(method: Callable[[], object]) -> Callable[[], object]:
+    """A method's call that does not keep its object: a saver that nobody holds ends its worker."""
+    found = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (there := found()) is not None:
+            there()
+
+    return call
 
 
 def _means(job: SaveJob) -> bytes:
@@ -271,16 +292,21 @@ def _naming(job: SaveJob, error: Exception) -> Exception:
     return type(error)(f"rank {job.link.seat.rank}, save to {_place(job)}: {error}")
 
 
-def _metadata(job: SaveJob, saved: Saved) -> Metadata:
+def _pickled_writer(job: SaveJob) -> bytes | None:
+    """The storage writer as it is now, for a look at the metadata: its caller may use it for another id by then."""
+    return None if job.storage_writer is None else pickled("the storage writer", job.storage_writer)
+
+
+def _metadata(job: SaveJob, saved: Saved, pickled_writer: bytes | None) -> Metadata:
     """The checkpoint's metadata, read when somebody looks at it."""
     if saved.metadata is not None:
         data = saved.metadata
         return DeferredMetadata(lambda: Metadata(**decode(data)))
-    writer, place, save_id = job.storage_writer, job.checkpoint_id, saved.save_id
+    place, save_id = job.checkpoint_id, saved.save_id
 
     def read() -> Metadata:
-        copied = None if writer is None else decode(pickled("the storage writer", writer))
-        found: Metadata = resolve_writer(copied, place).published_metadata(save_id)  # type: ignore[attr-defined]
+        writer = None if pickled_writer is None else decode(pickled_writer)
+        found: Metadata = resolve_writer(writer, place).published_metadata(save_id)  # type: ignore[attr-defined]
         return found
 
     return DeferredMetadata(read)

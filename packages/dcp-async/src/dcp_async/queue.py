@@ -6,7 +6,10 @@ Not here: what a save does.
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent import futures
 
@@ -14,8 +17,11 @@ from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSkippedEr
 from dcp_async.jobs import SaveJob
 from dcp_async.options import Overlap
 from dcp_core import CoordinatorLostError, Metadata
+from dcp_core.logs import LOGGER_NAME
 
 __all__ = ["SaveQueue"]
+
+_logger = logging.getLogger(LOGGER_NAME)
 
 GO, SKIP, SUPERSEDED = "go", "skip", "superseded"
 
@@ -39,6 +45,7 @@ class SaveQueue:
         self._waiting: SaveJob | None = None
         self._failed: list[SaveJob] = []
         self._closed = False
+        weakref.finalize(self, _log_at_end, self._failed, os.getpid())
 
     @property
     def busy(self) -> bool:
@@ -63,15 +70,11 @@ class SaveQueue:
 
     def next_unasked(self) -> BaseException | None:
         """The error of the first save that failed and that nobody has asked about, which counts as asked then."""
-        while True:
-            with self._changed:
-                if not self._failed:
-                    return None
-                job = self._failed.pop(0)
-            error = job.future.failure()
-            if error is not None and not job.future.asked:
-                job.future.asked = True
-                return error
+        return _next_unasked(self._failed)
+
+    def log_unasked(self) -> None:
+        """Log the errors of all saves that failed and that nobody has asked about, where nothing can raise them."""
+        _log_unasked(self._failed)
 
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
         """Whether a save may be staged; False if it is left out. Waits where the policy says so.
@@ -223,6 +226,31 @@ class SaveQueue:
             self._waiting, self._running = None, job
             self._changed.notify_all()
         return True
+
+
+def _next_unasked(failed: list[SaveJob]) -> BaseException | None:
+    while failed:
+        try:
+            job = failed.pop(0)
+        except IndexError:  # another thread was first
+            break
+        error = job.future.failure()
+        if error is not None and not job.future.asked:
+            job.future.asked = True
+            return error
+    return None
+
+
+def _log_at_end(failed: list[SaveJob], owner: int) -> None:
+    """Log what a queue that was dropped, or met the interpreter's end, leaves unasked; in its own process only."""
+    if os.getpid() == owner:
+        _log_unasked(failed)
+
+
+def _log_unasked(failed: list[SaveJob]) -> None:
+    """Log the errors of failed saves that nobody has asked about; they count as asked then."""
+    while (error := _next_unasked(failed)) is not None:
+        _logger.error("a save in the background failed, and nobody asked its future", exc_info=error)
 
 
 def _overdue(what: str, job: SaveJob | None, seconds: float) -> SaverDeadlineError:

@@ -6,8 +6,9 @@ What carries a save out (a thread, a process) is a `Backend`, found by hook; how
 from __future__ import annotations
 
 import contextlib
-import logging
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,24 +18,32 @@ import torch.distributed as dist
 from dcp_async.arena import ArenaPool
 from dcp_async.copying import Copier
 from dcp_async.entry import Entry
-from dcp_async.errors import SaverDeadlineError
+from dcp_async.errors import SaverClosedError, SaverDeadlineError
 from dcp_async.job_staging import JobStager
 from dcp_async.jobs import AsyncSaveResponse, SaveFuture, SaveJob
 from dcp_async.links import GroupLink, LinkTable
 from dcp_async.mutations import MutationGuard
 from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, check_overlap
 from dcp_async.queue import SaveQueue
+from dcp_async.saver_ends import naming_the_end, warn_dropped
 from dcp_async.staging import Staged, Stager
-from dcp_core import AsyncStager, Metadata, SavePlanner, StorageWriter, plugins
-from dcp_core.logs import LOGGER_NAME
+from dcp_async.surroundings import Surroundings
+from dcp_core import (
+    AsyncStager,
+    CheckpointNotFoundError,
+    Metadata,
+    RankDisagreementError,
+    SavePlanner,
+    StorageWriter,
+    plugins,
+)
+from dcp_core.checkpoint_ids import absolute_id_for
 from dcp_core.protocols import CheckpointId
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["AsyncSaver", "Backend"]
-
-_logger = logging.getLogger(LOGGER_NAME)
 
 
 class Backend(Protocol):
@@ -56,7 +65,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything. A backend that nobody holds any more does so by itself: a saver may be dropped."""
         ...
 
 
@@ -95,12 +104,16 @@ class AsyncSaver:
         self._seconds = min(self.options.save_seconds, threading.TIMEOUT_MAX)
         self._entry = Entry()
         self._copies = JobStager(stager, self._entry, self._seconds)
-        self._queue = SaveQueue(self._run, f"dcp-{name}-saver", self.options.save_seconds)
+        # None of what carries saves out holds this object: one that is dropped is freed at once.
+        self._queue = SaveQueue(_Run(self._backend, self._copies), f"dcp-{name}-saver", self.options.save_seconds)
+        self._owner = os.getpid()
+        self._warning = weakref.finalize(self, warn_dropped, name, self._owner)
+        self._warning.atexit = False
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more saves."""
-        return self._queue.closed
+        """Whether it takes no more saves, from this process."""
+        return self._queue.closed or self._owner != os.getpid()
 
     @property
     def staging_bytes(self) -> int:
@@ -133,7 +146,7 @@ class AsyncSaver:
 
         Ranks: every rank of the group; waits for none, but for this rank's own earlier saves.
         """
-        self._queue.check_open()
+        self._check_open()
         link = self._links.of(process_group, no_dist=no_dist)
         self._enter(None, wait=True)
         try:
@@ -167,7 +180,7 @@ class AsyncSaver:
         Args:
             state_dict: As for `dcp_core.save`. With the stager that is used if none is given, values may change as
                 soon as this returns.
-            checkpoint_id: Where to save.
+            checkpoint_id: Where to save. A relative path means the folder at the time of this call.
             storage_writer: Used instead of the one that `checkpoint_id` would choose. A process saver gets a copy.
             planner: See `dcp_core.save`. A process saver gets a copy, unless it is a `DefaultSavePlanner`'s subclass
                 or another kind, whose methods that touch values run here.
@@ -187,21 +200,26 @@ class AsyncSaver:
             SaverClosedError: The saver is closed.
             SaverDeadlineError: An earlier save of this rank, or `lock`, holds this one up for over `save_seconds`.
             NestedSaveError: This thread is starting a save, and called this from there.
+            RankDisagreementError: Another rank has another `overlap`.
 
         Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
         """
         policy = self._overlap if overlap is None else overlap
         check_overlap(policy)
-        self._queue.check_open()
+        self._check_open()
+        surroundings = Surroundings.now()
         link = self._links.of(process_group, no_dist=no_dist)
         try:
+            place = None if checkpoint_id is None else absolute_id_for(storage_writer, checkpoint_id)
             self._enter(checkpoint_id, wait=policy == "wait" or not link.agrees)
-        except SaverDeadlineError as error:
+        except (SaverDeadlineError, CheckpointNotFoundError) as error:
             link.withdraw(link.draw(), error)
             raise
         try:
-            self._backend.before_save()
-            job = SaveJob(link, link.draw(), checkpoint_id, storage_writer, planner, use_collectives)
+            with naming_the_end():
+                self._backend.before_save()
+            job = SaveJob(link, link.draw(policy), place, storage_writer, planner, use_collectives)
+            job.surroundings, job.group_store = surroundings, link.group_store()
             job.may_be_superseded = policy == "latest" and link.agrees
             return self._start(job, policy, state_dict, async_stager)
         finally:
@@ -214,11 +232,13 @@ class AsyncSaver:
         For stagers that give futures; with others every copy is complete before `save` returns. A save inside, by the
         same thread, makes its copy before it returns, whatever its stager.
         """
+        self._check_here()
         with self._entry.lock():
             yield
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when every save has ended, however it ended. Raises SaverDeadlineError after so many seconds."""
+        self._check_here()
         self._queue.drain(self.options.save_seconds if seconds is None else seconds)
 
     def close(self, seconds: float | None = None) -> None:
@@ -230,7 +250,11 @@ class AsyncSaver:
         Raises:
             SaverDeadlineError: A save takes longer; see `end`.
             Exception: An earlier save failed, and nobody asked its future; if there are several, the others are logged.
+
+        In a forked child this does nothing: the saver is its parent's.
         """
+        if self._owner != os.getpid():
+            return
         self._queue.close()
         try:
             self._queue.drain(self.options.close_seconds if seconds is None else seconds)
@@ -243,8 +267,7 @@ class AsyncSaver:
 
     def log_unasked(self) -> None:
         """Log the errors of all saves that failed and that nobody has asked about, where nothing can raise them."""
-        while (error := self._queue.next_unasked()) is not None:
-            _logger.error("a save in the background failed, and nobody asked its future", exc_info=error)
+        self._queue.log_unasked()
 
     def end(self) -> None:
         """End what runs in the background, without waiting for saves.
@@ -253,6 +276,9 @@ class AsyncSaver:
         it, and its checkpoint does not come to exist. One that runs in a thread cannot be ended: it goes on, its future
         tells how it went, and the interpreter waits for it.
         """
+        self._warning.detach()
+        if self._owner != os.getpid():
+            return
         self._queue.close()
         self._queue.drop()
         self._backend.close()
@@ -291,20 +317,45 @@ class AsyncSaver:
     ) -> SaveFuture | AsyncSaveResponse:
         """Copy and queue, if the policy admits the save."""
         try:
+            _check_policy(job, policy)
             self._queue.raise_unasked()
             if not self._queue.admit(job, policy):
                 return job.future
             self._queue.raise_unasked()
-            answer = self._copies.stage(job, state_dict, stager)
-            self._queue.put(job)
+            with naming_the_end():
+                answer = self._copies.stage(job, state_dict, stager)
+                self._queue.put(job)
         except BaseException as error:
             job.release()
             job.link.withdraw(job.ticket, error)
             raise
         return answer
 
-    def _run(self, job: SaveJob) -> Metadata:
-        """In the queue's thread: the copy is complete, or the other ranks hear why not; then the save."""
+    def _check_open(self) -> None:
+        self._check_here()
+        self._queue.check_open()
+
+    def _check_here(self) -> None:
+        if self._owner != os.getpid():
+            raise SaverClosedError(
+                f"this saver is the process {self._owner}'s, of which this one was forked: make another one here. Its "
+                "threads, its worker and its memory for copies are not in this process"
+            )
+
+
+class _Run:
+    """Carries out a save in the queue's thread.
+
+    Args:
+        backend: Of the saver.
+        copies: Of the saver.
+    """
+
+    def __init__(self, backend: Backend, copies: JobStager) -> None:
+        self._backend, self._copies = backend, copies
+
+    def __call__(self, job: SaveJob) -> Metadata:
+        """Save when the copy is complete, or let the other ranks hear why it is not."""
         try:
             self._copies.await_copy(job)
             if job.staged is None and self._backend.shares_memory:
@@ -313,3 +364,13 @@ class AsyncSaver:
             job.link.withdraw(job.ticket, error)
             raise
         return self._backend.run(job)
+
+
+def _check_policy(job: SaveJob, policy: Overlap) -> None:
+    """Raise RankDisagreementError for a policy that another rank has not: they would wait for each other in vain."""
+    other = job.ticket.overlap
+    if other and other != policy:
+        raise RankDisagreementError(
+            f"rank {job.link.seat.rank}, save to {job.checkpoint_id!s}: overlap is {policy!r} here and {other!r} on "
+            "another rank; it must be the same on all ranks"
+        )

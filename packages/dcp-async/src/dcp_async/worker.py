@@ -1,4 +1,4 @@
-"""The process of a process saver: `python -m dcp_async.worker FD PARENT_PID`.
+"""The process of a process saver: `main` with a socket's descriptor and the trainer's process id.
 
 It imports what it needs while the trainer goes on, saves what it is told to from memory that it shares with the
 trainer, and ends as soon as the trainer ends, however that happens. It opens no port.
@@ -30,6 +30,8 @@ class Trainer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.Lock()
+        self.heeded = True
+        """Whether messages are still heeded; once one has failed, those that follow may build on it."""
         self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, message: object) -> None:
@@ -43,10 +45,8 @@ class Trainer:
     def listen(self, parent: int) -> None:
         """Queue what the trainer sends, and end the process when the trainer has ended.
 
-        A process that the trainer has forked may hold its end of the socket: its own end is watched, too. After a
-        message that does not unpickle the trainer hears why, at once, and no other one is heeded: they may build on it.
+        A process that the trainer has forked may hold its end of the socket: its own end is watched, too.
         """
-        heeding = True
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
         poller.register(_watch(parent), select.POLLIN)
@@ -57,13 +57,20 @@ class Trainer:
             try:
                 message = read_message(self._connection)
             except NotUnderstoodError as error:
-                heeding = False
-                _report(self, error.__cause__ or error)
+                self.refuse(error.__cause__ or error)
                 continue
             except (EOFError, OSError):
                 os._exit(0)
-            if heeding:
+            except BaseException as error:  # noqa: BLE001 - no memory: what follows in the socket is not known
+                self.refuse(error)
+                os._exit(1)
+            if self.heeded:
                 self.messages.put(message)
+
+    def refuse(self, error: BaseException) -> None:
+        """Report at once why a message failed that is not answered by itself, and heed no other one."""
+        self.heeded = False
+        _report(self, error)
 
     def beat(self) -> None:
         """Show that this process lives, for ever."""
@@ -97,7 +104,13 @@ def main(arguments: Sequence[str]) -> None:
         os._exit(1)
     trainer.send(Ready())
     while True:
-        saves.handle(trainer.messages.get())
+        message = trainer.messages.get()
+        if not trainer.heeded:
+            continue
+        try:
+            saves.handle(message)
+        except BaseException as error:  # noqa: BLE001 - the trainer raises it
+            trainer.refuse(error)
 
 
 def _report(trainer: Trainer, error: BaseException) -> None:
@@ -135,7 +148,3 @@ def _settle(hello: Hello) -> None:
         best_effort = kind == "best-effort"
         name = psutil.IOPRIO_CLASS_BE if best_effort else psutil.IOPRIO_CLASS_IDLE
         psutil.Process().ionice(name, level if best_effort else None)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

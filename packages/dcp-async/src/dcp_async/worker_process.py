@@ -18,19 +18,22 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dcp_async.errors import SaverDeadlineError, WorkerError, WorkerLostError
 from dcp_async.messages import Beat, Failed, Hello, Logged, Ready, Told, Warned, read_message, send_message
 from dcp_async.options import WorkerOptions
 from dcp_core import plugins
+from dcp_core.child_interpreter import module_command
 from dcp_core.logs import LOGGER_NAME
 
 __all__ = ["WorkerProcess"]
 
 _TERM_SECONDS = 5.0
 _KILL_SECONDS = 5.0
+_SLICE_SECONDS = 1.0
+"""An answer is waited for in slices; one in which this process is stopped (SIGSTOP) counts as its length at most."""
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -40,9 +43,12 @@ class WorkerProcess:
     Args:
         options: How it is to work.
         on_end: Called, in a thread of its own, when the process has ended by itself.
+        environment: The environment variables that it starts with, beside its search path.
     """
 
-    def __init__(self, options: WorkerOptions, on_end: Callable[[], object]) -> None:
+    def __init__(
+        self, options: WorkerOptions, on_end: Callable[[], object], environment: Mapping[str, str] = os.environ
+    ) -> None:
         self._options = options
         ours, theirs = socket.socketpair()
         self._connection = ours
@@ -53,17 +59,20 @@ class WorkerProcess:
         self._end_lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "dcp_async.worker", str(theirs.fileno()), str(os.getpid())],
+                module_command("dcp_async.worker", str(theirs.fileno()), str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1"},
+                env={**environment, "PYTHONPATH": os.pathsep.join(_search_path())},
             )
         # Readable as soon as it has ended: `poll` says so only when the thread that waits for it has had its turn.
         self._end = os.pidfd_open(self._process.pid)
         weakref.finalize(self, os.close, self._end)
         _open.add(ours)
         self._on_end = on_end
-        threading.Thread(target=self._watch, name="dcp-worker-watch", daemon=True).start()
+        # A worker that nobody holds any more ends by itself: the thread that waits for its end does not hold it.
+        weakref.finalize(self, _shut, ours).atexit = False
+        watch = (self._process, weakref.ref(self))
+        threading.Thread(target=_watch, args=watch, name="dcp-worker-watch", daemon=True).start()
         level = logging.getLogger(LOGGER_NAME).getEffectiveLevel()
         self.send(Hello(tuple(_search_path()), options, level))
 
@@ -121,26 +130,54 @@ class WorkerProcess:
             WorkerLostError: The process ended, or gave no sign of life for too long (it is ended then).
             SaverDeadlineError: `time.monotonic()` reached the deadline; the process is ended.
         """
+        left = deadline - time.monotonic()
+        silence = left if starts else self._options.silence_seconds
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            heard, spent = self._listen(min(left, silence)) if left > 0 else (False, 0.0)
+            left -= spent
+            if left <= 0 and not heard:
                 self.kill()
                 raise SaverDeadlineError(
                     "the saver's process took longer than it may (start_seconds, save_seconds), and was ended"
                 )
-            try:
-                self._connection.settimeout(left if starts else min(left, self._options.silence_seconds))
-                message = read_message(self._connection)
-                self._connection.settimeout(None)
-            except TimeoutError as error:
-                if time.monotonic() >= deadline:
-                    continue
+            message = self._receive() if heard else None
+            if message is None:
                 self.kill()
-                raise WorkerLostError(self._silent("gave no sign of life")) from error
-            except (EOFError, OSError) as error:  # the latter after `close` in another thread
-                raise WorkerLostError(self._how_it_ended()) from error
+                raise WorkerLostError(self._silent("gave no sign of life"))
             if not _pass_on(message):
                 return message
+
+    def _listen(self, seconds: float) -> tuple[bool, float]:
+        """Whether the worker says something, or ends, within some time, and how much of that time has passed.
+
+        Time in which this process is stopped does not count: a batch system stops and continues whole jobs, and the
+        worker needs a moment then to show that it lives.
+        """
+        spent = 0.0
+        poller = select.poll()
+        try:
+            poller.register(self._connection, select.POLLIN)
+        except ValueError:  # closed in another thread, which reading finds out
+            return True, spent
+        while spent < seconds:
+            begun = time.monotonic()
+            heard = bool(poller.poll(min(seconds - spent, _SLICE_SECONDS) * 1000))
+            spent += min(time.monotonic() - begun, _SLICE_SECONDS)
+            if heard:
+                return True, spent
+        return False, spent
+
+    def _receive(self) -> Any:
+        """The message that has begun to come; None if the rest of it does not come."""
+        try:
+            self._connection.settimeout(self._options.silence_seconds)
+            message = read_message(self._connection)
+            self._connection.settimeout(None)
+        except TimeoutError:
+            return None
+        except (EOFError, OSError) as error:  # the latter after `close` in another thread
+            raise WorkerLostError(self._how_it_ended()) from error
+        return message
 
     def settle(self) -> None:
         """If it has ended, return only when `on_end` has been called for that."""
@@ -166,19 +203,13 @@ class WorkerProcess:
     def close(self) -> None:
         """End it: it ends by itself when nobody talks to it any more."""
         self._closing = True
-        with contextlib.suppress(OSError):  # a thread that reads or sends wakes up
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+        _shut(self._connection)
         if self._given_up:
             return
         try:
             self._process.wait(_TERM_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-
-    def _watch(self) -> None:
-        self._process.wait()
-        self._tell_end()
 
     def _tell_end(self) -> None:
         """Once, unless the end was wanted. Whoever comes second waits until it is told."""
@@ -208,6 +239,18 @@ class WorkerProcess:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         hint = " (the kernel's log says whether it ran out of memory)" if code == -signal.SIGKILL else ""
         return f"the saver's process {self.pid} {how}{hint}; this save is lost, the next one starts another process"
+
+
+def _watch(process: subprocess.Popen[bytes], worker: weakref.ref[WorkerProcess]) -> None:
+    process.wait()
+    if (watched := worker()) is not None:
+        watched._tell_end()  # noqa: SLF001 - it is this thread's owner
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # a thread that reads or sends wakes up
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def _search_path() -> list[str]:

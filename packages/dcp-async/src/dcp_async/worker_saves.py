@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dcp_async.errors import WorkerError
 from dcp_async.meeting import Meeting, Ticket
 from dcp_async.messages import (
     Failed,
@@ -97,12 +98,10 @@ class WorkerSaves:
             self._reply_to(message)
 
     def _map(self, arena: NewArena, descriptor: int) -> None:
-        # All pages at once: they have been written to, and one fault for each would take longer.
-        mapped = mmap.mmap(
-            descriptor, arena.nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ | mmap.PROT_WRITE
-        )
-        os.close(descriptor)
-        self._arenas[arena.number] = torch.from_numpy(np.frombuffer(mapped, np.uint8))
+        try:
+            self._arenas[arena.number] = _mapped(descriptor, arena.nbytes)
+        finally:
+            os.close(descriptor)
         self._unmap(arena.number)
 
     def _unmap(self, number: int) -> None:
@@ -145,7 +144,9 @@ class WorkerSaves:
         return Saved(save.number, None, encode(dict(vars(metadata))))
 
     def _learn(self, save: Save) -> None:
-        """First of all: the next save of this structure tells only what differs from this one."""
+        """First of all: the next save tells only what differs from this one."""
+        if save.surroundings is not None:
+            save.surroundings.apply()
         known = self._structures.get(save.structure)
         if known is not None:  # where it is missing, the other ranks hear of it, too
             known.objects.update(save.objects)
@@ -158,8 +159,8 @@ class WorkerSaves:
             known.arena, known.tensors = save.arena, staged_tensors(known.structure, self._arenas[save.arena])
         objects = (known.objects[number] for number in range(len(known.objects)))
         state = fill(known.structure.skeleton, iter(known.tensors), objects)
-        writer, planner, plan = pickle.loads(known.means)
-        if isinstance(plan, PlannedElsewhere):
+        writer, planner, plan = _unpickled(known.means)
+        if isinstance(plan, PlannedElsewhere) and planner is not None:
             planner, state = StagedPlanner(planner, plan, state), {}
         if writer is None:
             writer = resolve_writer(None, save.checkpoint_id)
@@ -176,6 +177,28 @@ class WorkerSaves:
         timeout = timedelta(seconds=seat.timeout_seconds)
         dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
         self._process_group = wanted
+
+
+def _mapped(descriptor: int, nbytes: int) -> torch.Tensor:
+    """The bytes of a memory file; those of a state without any tensor's bytes are none."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    # All pages at once: they have been written to, and one fault for each would take longer.
+    mapped = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    return torch.from_numpy(np.frombuffer(mapped, np.uint8))
+
+
+def _unpickled(means: bytes) -> tuple[StorageWriter | None, SavePlanner | None, Any]:
+    try:
+        found: tuple[StorageWriter | None, SavePlanner | None, Any] = pickle.loads(means)
+    except Exception as error:
+        raise WorkerError(
+            "the storage writer or the planner cannot be made in the saver's process: "
+            f"{type(error).__name__}: {error}. Its class, and those of what it holds, must be in modules that can be "
+            "imported there; a class of the trainer's script (__main__) cannot. Move it to a module, or use the thread "
+            "saver"
+        ) from error
+    return found
 
 
 class _LogHandler(logging.Handler):

@@ -23,7 +23,7 @@ from dcp_core.peers import PeerOptions, Peers
 from dcp_core.store_address import STORE_TIMEOUT, connect, innermost, prefixed
 from dcp_core.store_wire import KeyValueStore, guard_store, store_lost
 
-__all__ = ["borrow_store", "shared_peers"]
+__all__ = ["borrow_store", "shared_peers", "store_of"]
 
 
 @dataclass(slots=True)
@@ -63,6 +63,14 @@ def borrow_store(group: dist.ProcessGroup) -> tuple[KeyValueStore, Callable[[], 
     return store, functools.partial(clones.idle.append, store)
 
 
+def store_of(group: dist.ProcessGroup) -> object:
+    """The group's own store. Where this rank serves it, it is served as long as this object is held.
+
+    `destroy_process_group` forgets it otherwise, and every rank's connection ends.
+    """
+    return distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - old torch too
+
+
 def shared_peers(
     group: dist.ProcessGroup, store: KeyValueStore, sequence: int, coordinator_rank: int, options: PeerOptions
 ) -> Peers:
@@ -89,7 +97,7 @@ def _first_clone(group: dist.ProcessGroup) -> tuple[KeyValueStore, Callable[[], 
     if dist.get_backend(group) == "fake":  # whose other ranks do not exist
         return None
     try:
-        store = cast("KeyValueStore", distributed_c10d._get_process_group_store(group))  # noqa: SLF001 - old torch too
+        store = cast("KeyValueStore", store_of(group))
         store.check(["dcp"])
         drawn = store.compare_set("dcp/usable", "", uuid.uuid4().hex).decode()
         connect_first = _connector(store, f"dcp/{drawn}")

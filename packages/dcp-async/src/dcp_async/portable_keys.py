@@ -1,0 +1,91 @@
+"""Keys of state dicts for the worker: those whose class may be known to the trainer alone, as their names.
+
+A class of the trainer's script cannot be imported elsewhere, and a checkpoint knows a key by its text only.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from dcp_async.skeleton import Skeleton
+
+__all__ = ["NamedKey", "NamedText", "portable"]
+
+_ANYWHERE = {str, int, float, complex, bool, bytes, type(None)}
+
+
+class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots of text
+    """Stands for a key of a subclass of `str`: equal to the same text, and named as the original."""
+
+    _name: str
+    _repr: str
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __repr__(self) -> str:
+        return self._repr
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stand_in, (type(self).__qualname__, self._name, self._repr, str.__str__(self))
+
+
+class NamedKey:
+    """Stands for a key of any other class: named as the original, equal to nothing else."""
+
+    _name: str
+    _repr: str
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __repr__(self) -> str:
+        return self._repr
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stand_in, (type(self).__qualname__, self._name, self._repr, None)
+
+
+@functools.cache
+def _class_named(name: str, base: type) -> type:
+    """A class that has the name of the original's, which warnings show."""
+    return type(name, (base,), {})
+
+
+def _stand_in(class_name: str, name: str, described: str, text: str | None) -> NamedText | NamedKey:
+    made: Any = _class_named(class_name, NamedKey)() if text is None else _class_named(class_name, NamedText)(text)
+    vars(made).update(_name=name, _repr=described)
+    return made  # type: ignore[no-any-return]
+
+
+def portable(skeleton: Skeleton) -> Skeleton:
+    """A skeleton that unpickles in any process; the same one if it does already."""
+    kind = skeleton[0]
+    if kind == "l":
+        below = _all_portable(skeleton[1])
+        return skeleton if below is skeleton[1] else (kind, below)
+    if kind != "d":
+        return skeleton
+    _, keys, nodes, *types = skeleton
+    below = _all_portable(nodes)
+    if types and not all(map(_is_known_anywhere, keys)):
+        keys = tuple([_portable_key(key) for key in keys])
+        types = [(object,) * len(keys)]  # they tell keys apart in the trainer only
+    return skeleton if below is nodes and keys is skeleton[1] else (kind, keys, below, *types)
+
+
+def _all_portable(nodes: tuple[Skeleton, ...]) -> tuple[Skeleton, ...]:
+    found = tuple([portable(node) for node in nodes])
+    return nodes if all(one is other for one, other in zip(found, nodes, strict=True)) else found
+
+
+def _is_known_anywhere(key: Any) -> bool:
+    return type(key) in _ANYWHERE or (type(key) is tuple and all(map(_is_known_anywhere, key)))
+
+
+def _portable_key(key: Any) -> Any:
+    if _is_known_anywhere(key):
+        return key
+    text = str.__str__(key) if isinstance(key, str) else None
+    return _stand_in(type(key).__qualname__, str(key), repr(key), text)

@@ -1,0 +1,44 @@
+"""What a user hears of a saver that ends otherwise than by `close`: dropped, or with the interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+
+from dcp_async.errors import SaverClosedError
+from dcp_core import DcpError
+
+__all__ = ["naming_the_end", "warn_dropped"]
+
+
+@contextlib.contextmanager
+def naming_the_end() -> Iterator[None]:
+    """Say why no thread can be started, if that is because the interpreter ends."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, DcpError) or threading.main_thread().is_alive():
+            raise
+        raise SaverClosedError(
+            f"the interpreter is ending ({error}), so that no save can begin in the background any more: save with "
+            "`save`, or before the program's end"
+        ) from error
+
+
+def warn_dropped(name: str, owner: int) -> None:
+    """Warn of a saver that nobody holds any more, in the process that made it; a finalizer.
+
+    Args:
+        name: Its kind.
+        owner: The process that made it.
+    """
+    if os.getpid() == owner:
+        warnings.warn(
+            f"a {name} saver was dropped without close(): what it holds is released once its saves have ended, but "
+            "nobody waits for them, and failures are logged only. Use it as a context manager, or close it",
+            ResourceWarning,
+            stacklevel=3,  # the caller of the finalizer
+        )

@@ -1,0 +1,61 @@
+"""Working folder and environment variables of the trainer at the start of a save, for the process that carries it out.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Surroundings", "SurroundingsChange"]
+
+
+@dataclass(frozen=True, slots=True)
+class SurroundingsChange:
+    """What differs between two moments."""
+
+    folder: str | None
+    """The new working folder; None if it is the same, or has been removed."""
+    variables: dict[str, str | None]
+    """Environment variables with their new values; None for those that are gone."""
+
+    def apply(self) -> None:
+        """Make the change in this process. A folder that has been removed since is not entered."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(self.folder)
+        for name, value in self.variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Working folder and environment of one moment."""
+
+    folder: str | None = None
+    """None if it is not known."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        """Those of this process."""
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError:  # it has been removed
+            folder = None
+        return cls(folder, dict(os.environ))
+
+    def since(self, before: Surroundings) -> SurroundingsChange | None:
+        """What has changed since an earlier moment; None for nothing."""
+        folder = None if self.folder == before.folder else self.folder
+        variables: dict[str, str | None] = {
+            name: value for name, value in self.environment.items() if before.environment.get(name) != value
+        }
+        variables |= dict.fromkeys(before.environment.keys() - self.environment.keys())
+        return SurroundingsChange(folder, variables) if variables or folder is not None else None
