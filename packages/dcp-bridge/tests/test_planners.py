@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import pickle
 import warnings
+import zipfile
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.distributed.checkpoint import planner as stock_plan
 
 import dcp_core
 from dcp_bridge import from_stock, to_stock
+from dcp_bridge.load_planners import _harmless
 from dcp_core import DefaultLoadPlanner, DefaultSavePlanner
 from dcp_fs import FileSystemReader, FileSystemWriter
 
@@ -206,3 +209,25 @@ def _plan_of(plan: dcp_core.SavePlan) -> stock_plan.SavePlan:
     from dcp_bridge.stock_records import stock_save_plan
 
     return stock_save_plan(plan)
+
+
+def test_bytes_that_two_readers_read_otherwise_are_not_passed_on(tmp_path):
+    """An archive before another one: who begins at the front finds other contents than who begins at the end."""
+    marker = tmp_path / "it-ran"
+    front = io.BytesIO()
+    with zipfile.ZipFile(front, "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps("harmless", 2))
+    back = io.BytesIO()
+    torch.save(_Runs(str(marker)), back)
+    given = _harmless("o", front.getvalue() + back.getvalue())
+    assert torch.load(given, weights_only=False) == "harmless"
+    assert b"it-ran" not in given.getvalue()
+    assert not marker.exists()
+
+
+class _Runs:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (self.marker, "w")

@@ -6,15 +6,19 @@ import datetime as dt
 import decimal
 import fractions
 import functools
+import http.cookies
 import io
 import operator
 import os
 import pathlib
 import pickle
 import random
+import re
+import signal
 import sys
 import types
 import uuid
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ import numpy as np
 import pytest
 import torch
 
+from dcp_core import objects
 from dcp_core.errors import (
     CorruptCheckpointError,
     UnloadableObjectError,
@@ -30,6 +35,7 @@ from dcp_core.errors import (
     UnsupportedValueError,
 )
 from dcp_core.objects import UnloadableObjectWarning, dump_object, load_object, report_unloadable, scan
+from dcp_core.save_planner import DefaultSavePlanner
 
 DEFAULTS = collections.defaultdict(list, a=[3])
 
@@ -277,3 +283,124 @@ def test_no_stock() -> None:
         "sys.exit('torch.distributed.checkpoint' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Unlisted:
+    """A class of a trainer."""
+
+    class Inner:
+        """One within it."""
+
+
+class Mapping2(dict[str, int]):
+    """A container of a trainer."""
+
+
+def remedy_of(message: str) -> tuple[str, str]:
+    """The imports and the list that a warning tells to use."""
+    listed = re.search(r"allow_globals=(\[.*?\])\) after", message)
+    assert listed is not None
+    return "\n".join(re.findall(r"`(from .*?)`", message)), listed[1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [http.cookies.SimpleCookie("a=1"), collections.UserList([1])],
+        functools.partial(int, "5"),
+        [np.random.default_rng(3)],
+        operator.attrgetter("a"),
+        signal.SIGINT,
+        http.cookies.SimpleCookie,
+    ],
+)
+def test_the_remedy_that_a_warning_gives_works_as_it_stands(value: object) -> None:
+    data = dump_object(value, key="k")
+    with pytest.warns(UnloadableObjectWarning, match="'k' would not load back") as caught:
+        report_unloadable(data, key="k")
+    imports, listed = remedy_of(str(caught[0].message))
+    names: dict[str, Any] = {}
+    exec(imports, names)
+    allowed = eval(listed, names)
+    report_unloadable(data, key="k", strict=True, allow_globals=allowed)
+    assert repr(type(load_object(data, key="k", allow_globals=allowed))) == repr(type(value))
+
+
+def test_names_that_are_alike_are_told_apart() -> None:
+    code = objects._expression(["a.b.Config", "c.d.Config", f"{__name__}.Unlisted.Inner"])
+    assert (
+        code[0]
+        == f"`from a.b import Config` and `from c.d import Config as d_Config` and `from {__name__} import Unlisted`"
+    )
+    assert code[1] == "Config, d_Config, Unlisted.Inner"
+
+
+def test_what_would_be_refused_for_its_contents_is_reported_too(recwarn: pytest.WarningsRecorder) -> None:
+    """Every name is allowed, and yet a load refuses it."""
+    value = np.zeros(2, [("a", "O")])
+    with pytest.raises(UnloadableObjectError, match=r"'k' would not load back.*not allowed.*Store plain data"):
+        report_unloadable(dump_object(value, key="k"), key="k", strict=True)
+    with pytest.raises(CorruptCheckpointError, match="not allowed"):
+        load_object(dump_object(value, key="k"), key="k")
+    assert not recwarn.list
+
+
+def test_a_class_is_warned_of_once() -> None:
+    reported: set[str] = set()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for key in ("a", "b", "c"):
+            report_unloadable(dump_object({"x": Unlisted()}, key=key), key=key, reported=reported)
+        report_unloadable(dump_object(Mapping2(a=1), key="d"), key="d", reported=reported)
+    assert [str(warning.message)[:3] for warning in caught] == ["'a'", "'d'"]
+
+
+def test_a_save_warns_of_a_class_once() -> None:
+    planner = DefaultSavePlanner()
+    for state in ({"a": Unlisted(), "b": Unlisted()}, {"a": Unlisted()}):
+        planner.set_up_planner(state)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            planner.create_local_plan()
+        assert len(caught) == ("b" in state)
+
+
+def test_a_class_within_a_class_is_named() -> None:
+    with pytest.warns(UnloadableObjectWarning, match=r"builtins\.getattr \(.*within a class\) can run any code"):
+        report_unloadable(dump_object(Unlisted.Inner(), key="k"), key="k")
+
+
+@pytest.mark.parametrize("value", [*EQUAL, io.BytesIO(b"x"), io.StringIO("x")], ids=lambda value: type(value).__name__)
+def test_what_loads_is_not_reported(value: object, recwarn: pytest.WarningsRecorder) -> None:
+    for kept in (value, [value, torch.eye(2).to_sparse()], {"a": (value, torch.nn.Parameter(torch.ones(2)))}):
+        report_unloadable(dump_object(kept, key="k"), key="k", strict=True)
+    assert not recwarn.list
+
+
+# What frameworks put into the state dicts that they save: key → value as theirs.
+TRAINERS = {
+    "torchtitan dataloader": {"dp_rank_0": b"pickled", "world_size": 2},
+    "torchtitan metrics of older versions": {"step": torch.tensor(1), "global_avg_losses": io.BytesIO(b"saved")},
+    "torchdata": {"_snapshot": {"_snapshot_step": 1}, "_num_workers": 0, "_generator": torch.Generator().get_state()},
+    "lightning": {
+        "pytorch-lightning_version": "2.6", "callbacks": {"Timer{}": {"time_elapsed": {"train": 1.5}}},
+        "hyper_parameters": {"path": pathlib.Path("x"), "opt": argparse.Namespace(lr=1)}, "hparams_name": "kwargs",
+        "torch_version": torch.__version__,
+    },
+    "accelerate": {
+        "step": 1, "random_state": random.getstate(), "numpy_random_seed": np.random.get_state(),
+        "torch_manual_seed": torch.get_rng_state(),
+    },
+    "transformers": {"log_history": [{"loss": np.float64(1), "grad_norm": np.float32(1)}], "best_metric": None},
+    "schedulers": {"milestones": collections.Counter([1, 2]), "lr_lambdas": [None, {}], "_last_lr": [0.1]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_what_frameworks_store_loads_without_leave(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    data = dump_object(TRAINERS[name], key="k")
+    report_unloadable(data, key="k", strict=True)
+    found = load_object(data, key="k")
+    assert found.keys() == TRAINERS[name].keys()
+    assert {type(value) for value in found.values()} == {type(value) for value in TRAINERS[name].values()}
+    assert not recwarn.list

@@ -134,3 +134,16 @@ def test_a_search_takes_the_ends_in_any_pieces(border: int) -> None:
     request.done(memoryview(b""))
     found = search.found["f", 1000].item
     assert data[found.offset - 1000 : found.offset - 1000 + found.stored_bytes] == bytes(tensor_bytes(tensor))
+
+
+@pytest.mark.parametrize("what", ["key", "sizes"])
+def test_what_would_never_end_is_left_alone(what: str) -> None:
+    """A name of forty pairs of pairs has no text; so many large sizes have no product."""
+    laughs = b"K\1q\0" + b"".join(b"h" + bytes([n]) + b"2\x86q" + bytes([n + 1]) for n in range(40))
+    number = b"\x8b\0\0\1\0" + b"\1" * (1 << 16)
+    sizes = b"K\4" if what == "key" else number + b"2" * 3000
+    key = laughs if what == "key" else b"X\1\0\0\0000"
+    pickled = b"\x80\2ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\n" + key
+    pickled += b"X\3\0\0\0cpuK\4tQK\0(" + sizes + b"t(" + sizes + b"t\x89}tR."
+    data = rewritten(saved(torch.ones(4)), changes={"data.pkl": pickled})
+    assert locate_tensor(archive(data), data, data) is None

@@ -17,7 +17,7 @@ from dcp_bridge.stock_records import stock_load_plan, stock_metadata, stock_read
 from dcp_bridge.wrapper import Delegating
 from dcp_core import CorruptCheckpointError, LoadPlan, LoadPlanner, Metadata, ReadItem, UnsafeCheckpointError
 from dcp_core.convert import as_metadata
-from dcp_core.objects import scan
+from dcp_core.objects import dump_object, load_object, scan
 
 __all__ = ["LoadPlannerForStock", "StockLoadPlanner"]
 
@@ -68,7 +68,7 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
             UnsafeCheckpointError: It would, or these are not the bytes of `torch.save`; names what it needs.
         """
         if not self._trust_objects:
-            _refuse_unsafe(read_item.storage_index.fqn, value.getvalue())
+            value = _harmless(read_item.storage_index.fqn, value.getvalue())
         with stock_errors("load_bytes"):
             self.wrapped.load_bytes(stock_read_item(read_item), value)
 
@@ -127,20 +127,24 @@ class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
         self.wrapped.commit_tensor(own_read_item(read_item), tensor)
 
 
-def _refuse_unsafe(key: str, data: bytes) -> None:
+def _harmless(key: str, data: bytes) -> io.BytesIO:
+    """Bytes that may be unpickled without restriction: of the same object, made anew after it was loaded with ours.
+
+    What one reader finds harmless in the bytes of a stranger another one may read otherwise.
+    """
     remedy = (
         "use dcp_core.DefaultLoadPlanner, or, if you trust the checkpoint, trust_objects=True with from_stock(planner) "
         "or to_stock(reader)"
     )
     try:
-        needed = scan(data)
+        return io.BytesIO(dump_object(load_object(data, key=key), key=key))
     except CorruptCheckpointError as error:
         raise UnsafeCheckpointError(
             f"the object {key!r} is not in torch.save's form, so that nobody can tell what unpickling it would run; "
             f"{remedy}"
         ) from error
-    if needed:
+    except UnsafeCheckpointError as error:
         raise UnsafeCheckpointError(
-            f"the object {key!r} names {', '.join(needed)}, which a planner of torch.distributed.checkpoint would "
+            f"the object {key!r} names {', '.join(scan(data))}, which a planner of torch.distributed.checkpoint would "
             f"unpickle without restriction; {remedy}"
-        )
+        ) from error

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import types
 import warnings
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dcp_core.archive_crcs import refuse_bomb
 from dcp_core.errors import (
     CorruptCheckpointError,
     DcpError,
@@ -25,10 +24,19 @@ from dcp_core.errors import (
     UnsafeCheckpointError,
     UnsupportedValueError,
 )
-from dcp_core.object_globals import AllowList, allowed_globals, may_never_be_allowed
-from dcp_core.restricted_pickle import ForbiddenGlobalError, RestrictedUnpickler, python3_name
+from dcp_core.object_archive import ObjectArchive, read_archive
+from dcp_core.object_globals import AllowList, allowed_globals, census_table, default_table, may_never_be_allowed
+from dcp_manifest.pickle_table import ForbiddenGlobalError, UnsafePickleError
 
-__all__ = ["DumpedObject", "UnloadableObjectWarning", "dump_object", "load_object", "report_unloadable", "scan"]
+__all__ = [
+    "DumpedObject",
+    "UnloadableObjectWarning",
+    "dump_object",
+    "load_object",
+    "load_tensor",
+    "report_unloadable",
+    "scan",
+]
 
 
 class UnloadableObjectWarning(UserWarning):
@@ -75,14 +83,40 @@ def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
     Raises:
         CorruptCheckpointError: These are not the bytes of a dumped object.
     """
+    named: set[str] = set()
     try:
-        named = _Census(_pickle_of(data)).taken()
+        _examine(data, allowed_globals(allow_globals), named)
+    except UnsafePickleError as error:
+        if not named:
+            raise CorruptCheckpointError(f"the object {error}") from error
     except Exception as error:
         raise CorruptCheckpointError(f"the bytes of an object are damaged: {error}") from error
-    return sorted(named - allowed_globals(allow_globals).by_name.keys())
+    return sorted(named)
 
 
-def report_unloadable(data: bytes, *, key: str, strict: bool = False, allow_globals: Sequence[Any] = ()) -> None:
+def _examine(data: bytes, allowed: AllowList, named: set[str]) -> None:
+    """Read a dumped object without its values, and without the classes that a user allows; raises what a load would.
+
+    Args:
+        data: The bytes.
+        allowed: What may be used.
+        named: Gets the globals that may not.
+    """
+    read_archive(
+        data,
+        census_table(allowed, named),
+        lambda _, __, nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cpu").untyped_storage(),
+    )
+
+
+def report_unloadable(
+    data: bytes,
+    *,
+    key: str,
+    strict: bool = False,
+    allow_globals: Sequence[Any] = (),
+    reported: set[str] | None = None,
+) -> None:
     """Warn, or raise if `strict`, when a dumped object would not load back.
 
     Args:
@@ -90,17 +124,52 @@ def report_unloadable(data: bytes, *, key: str, strict: bool = False, allow_glob
         key: The object's FQN.
         strict: Raise instead of warning.
         allow_globals: What the loader will allow in addition.
+        reported: Globals that there has been a warning of; gets those of this one. A global is warned of once.
 
     Raises:
         UnloadableObjectError: `strict`, and it would not load back.
     """
-    refused = scan(data, allow_globals=allow_globals)
+    if _is_plain(data):
+        return
+    refused: set[str] = set()
+    reason = ""
+    try:
+        _examine(data, allowed_globals(allow_globals), refused)
+    except Exception as error:  # noqa: BLE001 - whatever a load would raise
+        reason = f"the stored object {error}"
+    if refused:
+        reason = f"it is made of {', '.join(sorted(refused))}. {_remedy(sorted(refused))}"
+    elif reason:
+        reason += ". Store plain data instead (numbers, strings, containers, tensors), or keep it out of the state dict"
+        refused = {reason}
     if not refused:
         return
-    message = f"{key!r} would not load back: it is made of {', '.join(refused)}. {_remedy(refused[0])}"
+    message = f"{key!r} would not load back: {reason}"
     if strict:
         raise UnloadableObjectError(message)
-    warnings.warn(message, UnloadableObjectWarning, stacklevel=2)
+    if reported is None or not refused <= reported:
+        warnings.warn(message, UnloadableObjectWarning, stacklevel=2)
+    if reported is not None:
+        reported |= refused
+
+
+class _Plain(pickle.Unpickler):
+    """Reads a pickle that names nothing, so that nothing can be called; only for bytes that this process has made."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise ForbiddenGlobalError(f"{module}.{name}")
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether a dumped object is made of plain values alone; some that are may not be recognised."""
+    try:
+        pickled, start = ObjectArchive(data).pickled()
+        stream = io.BytesIO(pickled)
+        stream.seek(start)
+        _Plain(stream).load()
+    except Exception:  # noqa: BLE001 - then it is examined
+        return False
+    return True
 
 
 def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), trust_objects: bool = False) -> Any:
@@ -125,10 +194,10 @@ def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), tru
     try:
         if trust_objects:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-        return _load_restricted(data, allowed)
+        return read_archive(data, allowed.table)
     except ForbiddenGlobalError as error:
         raise UnsafeCheckpointError(
-            f"the object {key!r} names {error.path}, which is not allowed. {_remedy(error.path)}"
+            f"the object {key!r} names {error.path}, which is not allowed. {_remedy([error.path])}"
         ) from None
     except DcpError:
         raise
@@ -136,100 +205,68 @@ def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), tru
         raise CorruptCheckpointError(f"the stored object cannot be read: {error}", key=key) from error
 
 
-def _remedy(path: str) -> str:
-    if may_never_be_allowed(path):
+def load_tensor(data: bytes | memoryview) -> torch.Tensor:
+    """The tensor in an archive, on the CPU; it must be one of torch's own classes.
+
+    Args:
+        data: The archive; it is not kept.
+
+    Raises:
+        Exception: It is damaged, or holds something else, or something that is not allowed.
+    """
+    tensor = read_archive(data, default_table())
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a {type(tensor).__qualname__} is stored where a tensor should be")
+    return tensor.detach()
+
+
+def _remedy(paths: Sequence[str]) -> str:
+    never = [path for path in paths if may_never_be_allowed(path)]
+    if never:
+        why = " (pickles name it for methods, and for a class within a class)" if never[0] == "builtins.getattr" else ""
         return (
-            "It can run any code, and no checkpoint of plain data names it: do not load it unless you know why it does"
+            f"{never[0]}{why} can run any code, and no checkpoint of plain data names it: do not load it unless you "
+            "know why it does"
         )
-    name = path.rpartition(".")[2]
+    imports, listed = _expression(paths)
     return (
-        f"If you trust it, load with DefaultLoadPlanner(allow_globals=[{name}]) or call "
-        f"torch.serialization.add_safe_globals([{name}]) first; trust_objects=True lifts every restriction "
+        f"If you trust it, load with DefaultLoadPlanner(allow_globals=[{listed}]) after {imports}, or call "
+        f"torch.serialization.add_safe_globals([{listed}]) first; trust_objects=True lifts every restriction "
         "and lets the checkpoint run code"
     )
 
 
-class _NotPlainError(Exception):
-    """A pickle holds more than plain data."""
+def _expression(paths: Sequence[str]) -> tuple[str, str]:
+    """Import statements, and what to list in `allow_globals`, for globals by full name."""
+    imports, listed = [], []
+    taken: set[str] = set()
+    for path in paths:
+        module, names = _split(path)
+        first, _, rest = names.partition(".")
+        known = first
+        while known in taken:
+            known = f"{module.rpartition('.')[2]}_{known}"
+        taken.add(known)
+        renamed = "" if known == first else f" as {known}"
+        imports.append(f"`from {module} import {first}{renamed}`")
+        value = f"{known}.{rest}" if rest else known
+        listed.append(value if _own_path(module, names) == path else f"({value}, {path!r})")
+    return " and ".join(dict.fromkeys(imports)), ", ".join(listed)
 
 
-class _PlainUnpickler(RestrictedUnpickler):
-    """Reads pickles without globals: nothing can be called when no name is ever looked up."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, allowed={}, callables=frozenset())
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise _NotPlainError(f"{module}.{name}")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise _NotPlainError(pid)
+def _split(path: str) -> tuple[str, str]:
+    """Module and name within it. Of what is imported already the module is known, otherwise it is all but the last."""
+    module, _, name = path.rpartition(".")
+    while module and module not in sys.modules and "." in module:
+        module, _, more = module.rpartition(".")
+        name = f"{more}.{name}"
+    return (module, name) if module in sys.modules else path.rpartition(".")[::2]
 
 
-def _load_restricted(data: bytes, allowed: AllowList) -> Any:
-    try:
-        return _PlainUnpickler(_pickle_of(data)).load()
-    except _NotPlainError:
-        pass
-
-    class _Unpickler(RestrictedUnpickler):
-        def __init__(self, file: Any, **kwargs: Any) -> None:
-            super().__init__(file, allowed=allowed.by_name, callables=allowed.callables, **kwargs)
-
-    refuse_bomb(data)
-    # torch.load would also take TorchScript archives and the old tar format: the zip reader below it does not.
-    reader = torch._C.PyTorchFileReader(io.BytesIO(data))  # noqa: SLF001
-    module = types.SimpleNamespace(Unpickler=_Unpickler, UnpicklingError=pickle.UnpicklingError)
-    load: Callable[..., Any] = torch.serialization._load  # noqa: SLF001
-    return load(reader, "cpu", module, encoding="utf-8")
-
-
-def _pickle_of(data: bytes) -> io.BytesIO:
-    """A stream at `data.pkl` of the archive; bytes may follow it, a pickle's end marks it off. Copies nothing large."""
-    # torch.save puts it first; reading the archive's directory takes longer than the rest.
-    if data[:4] == b"PK\3\4" and data[8:10] == b"\0\0":
-        names, extra = (int.from_bytes(data[at : at + 2], "little") for at in (26, 28))
-        if data[30 : 30 + names].endswith(b"/data.pkl"):
-            stream = io.BytesIO(data)
-            stream.seek(30 + names + extra)
-            return stream
-    refuse_bomb(data)
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-        return io.BytesIO(archive.read(name))
-
-
-class _Census(pickle.Unpickler):
-    """Notes the globals of a pickle; in place of each there is a stand-in that swallows whatever is done to it."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self._named: set[str] = set()
-
-    def taken(self) -> set[str]:
-        """All globals that occur, under the names of Python 3."""
-        self.load()
-        return self._named
-
-    def find_class(self, module: str, name: str) -> Any:
-        # Whether the pickle is old enough for Python 2 names is not known here; nothing of Python 3 has such a name.
-        self._named.add(python3_name(module, name))
-        return _StandIn
-
-    def persistent_load(self, pid: Any) -> Any:
-        del pid
-        return _StandIn()
-
-
-class _StandIn:
-    def __new__(cls, *args: Any, **kwargs: Any) -> _StandIn:
-        del args, kwargs
-        return super().__new__(cls)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take any arguments."""
-
-    def swallow(self, *args: Any) -> None:
-        """Do nothing."""
-
-    __setstate__ = __setitem__ = append = extend = add = update = __call__ = swallow
+def _own_path(module: str, names: str) -> str:
+    """The full name by which an object is allowed that has this place; that name itself if it is not imported."""
+    value: Any = sys.modules.get(module)
+    for name in names.split("."):
+        value = vars(value).get(name) if isinstance(value, types.ModuleType | type) else None
+    own, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    return f"{own}.{qualified}" if own and qualified else f"{module}.{names}"

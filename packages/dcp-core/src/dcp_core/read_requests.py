@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch.autograd.graph import increment_version
 
-from dcp_core.archive_crcs import refuse_bomb
 from dcp_core.box_copy import BoxCopy
 from dcp_core.device_copy import DeviceCopies
 from dcp_core.errors import CorruptCheckpointError, DcpError
+from dcp_core.objects import load_tensor
 from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import ReadItem
 from dcp_core.protocols import LoadPlanner
@@ -194,22 +193,12 @@ def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
 
 
 def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tensor:
-    load: Callable[..., Any] = torch.load
     try:
-        refuse_bomb(data)
-        tensor = load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return load_tensor(data)
     except Exception as error:
         raise CorruptCheckpointError(
             f"the stored tensor cannot be read: {error}", file=stored.file, key=key, offset=stored.offset
         ) from error
-    if not isinstance(tensor, torch.Tensor):
-        raise CorruptCheckpointError(
-            f"a {type(tensor).__qualname__} is stored where a tensor should be",
-            file=stored.file,
-            key=key,
-            offset=stored.offset,
-        )
-    return tensor.detach()
 
 
 def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:

@@ -97,6 +97,8 @@ class DefaultSavePlanner(SavePlanner):
         self.mappings = {}
         self._empty: dict[str, tuple[str | int, ...]] = {}
         self._dumped: dict[str, bytes] = {}
+        # Classes that would not load back, each of which is warned of once.
+        self._reported: set[str] = set()
         self._splittable = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -222,7 +224,7 @@ class DefaultSavePlanner(SavePlanner):
         data = self._dumped.pop(fqn, None)
         if data is None:
             data = dump_object(object, key=fqn)
-            report_unloadable(data, key=fqn, strict=self.strict_objects)
+            report_unloadable(data, key=fqn, strict=self.strict_objects, reported=self._reported)
         return io.BytesIO(data)
 
     def plain_values(self) -> Mapping[str, Any] | None:
@@ -238,7 +240,7 @@ class DefaultSavePlanner(SavePlanner):
     def _dump(self, fqn: str, digests: dict[str, int] | None) -> int:
         """How many bytes an object takes; they are kept for writing if they are few."""
         data = dump_object(self.state_dict[fqn], key=fqn)
-        report_unloadable(data, key=fqn, strict=self.strict_objects)
+        report_unloadable(data, key=fqn, strict=self.strict_objects, reported=self._reported)
         small = len(data) <= _SMALL_BYTES
         if small:
             self._dumped[fqn] = data

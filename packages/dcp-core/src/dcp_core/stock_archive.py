@@ -13,17 +13,17 @@ import io
 import math
 import struct
 import zipfile
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from dcp_core.restricted_pickle import RestrictedUnpickler
 from dcp_manifest.dtypes import TYPED_STORAGES
 from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.pickle_table import Function, PickleTable
 from dcp_manifest.requests import ReadRequest
 from dcp_manifest.runs import Runs
+from dcp_manifest.safe_pickle import read_pickle
 
 __all__ = ["ArchiveSearch", "ArchivedTensor", "locate_tensor"]
 
@@ -32,6 +32,7 @@ _SEARCH_MIN_BYTES = 1 << 20
 # So much of each end is enough: the pickle comes first, the directory last.
 _END_BYTES = 16 << 10
 _LOCAL_BYTES = 30
+_MAX_DIMS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def locate_tensor(stored: StoredItem, head: bytes, tail: bytes) -> ArchivedTenso
 def _locate(stored: StoredItem, ends: _Ends) -> ArchivedTensor | None:
     with zipfile.ZipFile(ends) as archive:
         names = {name.partition("/")[2]: name for name in archive.namelist()}
-        tensor = _Reader(io.BytesIO(archive.read(names["data.pkl"]))).load()
+        tensor, _ = read_pickle(archive.read(names["data.pkl"]), _TABLE, persistent=_storage)
         (values,) = (name for name in names if name.startswith("data/"))
         record = archive.getinfo(names[values])
         little = "byteorder" not in names or archive.read(names["byteorder"]) == b"little"
@@ -193,9 +194,11 @@ class _Rebuilt:
 
     def is_ordinary(self) -> bool:
         """Whether its elements are those of its storage in order."""
+        if len(self.sizes) > _MAX_DIMS or not isinstance(self.dtype, torch.dtype):
+            return False
         step = 1
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
-            if type(size) is not int or size < 0 or (size > 1 and stride != step):
+            if type(size) is not int or not 0 <= size < 1 << 63 or (size > 1 and stride != step):
                 return False
             step *= size
         return self.plain and self.offset == 0
@@ -211,27 +214,26 @@ def _rebuild_v3(
     return _Rebuilt(storage, dtype, offset, tuple(sizes), tuple(strides), not any(more))
 
 
+def _no_hooks() -> dict[str, Any]:
+    """The empty mapping in which the hooks of a tensor would be."""
+    return {}
+
+
 _UNTYPED = "UntypedStorage"
 _QUANTIZED = ("qint", "quint")
-_ALLOWED: dict[str, Any] = {
-    "torch._utils._rebuild_tensor_v2": _rebuild_v2,
-    "torch._utils._rebuild_tensor_v3": _rebuild_v3,
+_NAMES: dict[str, Any] = {
+    "torch._utils._rebuild_tensor_v2": Function("_rebuild_tensor_v2", lambda _, arguments: _rebuild_v2(*arguments)),
+    "torch._utils._rebuild_tensor_v3": Function("_rebuild_tensor_v3", lambda _, arguments: _rebuild_v3(*arguments)),
     "torch.storage.UntypedStorage": _UNTYPED,
-    "collections.OrderedDict": OrderedDict,
+    "collections.OrderedDict": Function("OrderedDict", lambda _, arguments: _no_hooks(*arguments)),
     **{f"torch.{cls}": getattr(torch, name) for name, cls in TYPED_STORAGES.items() if not name.startswith(_QUANTIZED)},
     **{f"torch.{name}": dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)},
 }
-_CALLED = frozenset(map(id, (_rebuild_v2, _rebuild_v3, OrderedDict)))
+_TABLE = PickleTable(find=_NAMES.__getitem__)
 
 
-class _Reader(RestrictedUnpickler):
-    """Reads `data.pkl` of a tensor to a `_Rebuilt`."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, allowed=_ALLOWED, callables=_CALLED)
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        kind, storage, key, _, _ = pid
-        if kind != "storage":
-            raise ValueError(f"{kind!r} is not a storage")
-        return _Storage(storage if isinstance(storage, torch.dtype) else None, key)
+def _storage(pid: Any) -> _Storage:
+    kind, storage, key, _, _ = pid
+    if kind != "storage" or type(key) is not str:
+        raise ValueError("a persistent id is not a storage")
+    return _Storage(storage if isinstance(storage, torch.dtype) else None, key)

@@ -32,14 +32,16 @@ class ArchiveRecords:
     """
 
     def __init__(self, mapped: torch.UntypedStorage, *, file: str) -> None:
-        self._view = memoryview(torch.tensor([], dtype=torch.uint8, device="cpu").set_(mapped).numpy())  # type: ignore[arg-type]
+        empty = torch.tensor([], dtype=torch.uint8, device="cpu")
+        self.view = memoryview(empty.set_(mapped).numpy())  # type: ignore[arg-type]
+        """The whole file, mapped."""
         self._file = file
         self.address = mapped.data_ptr()
         """Of the first byte, in this process."""
         self.nbytes = mapped.nbytes()
         """Of the file."""
         try:
-            records = zip_records(self._view)
+            records = zip_records(self.view)
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"the file cannot be read: {error}", file=file) from error
         # Before their sizes are looked at: a record that compresses well is longer than the file without any damage.
@@ -73,7 +75,7 @@ class ArchiveRecords:
     def _check(self, records: Iterable[ZipRecord]) -> None:
         for record in [*records]:
             try:
-                value = record_crc32(self._view, record)
+                value = record_crc32(self.view, record)
             except zlib.error:
                 value = None
             if value != record.crc32:

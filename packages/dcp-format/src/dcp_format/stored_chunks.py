@@ -5,7 +5,6 @@ Small chunks are read many at a time; what must be decoded whole is kept while i
 
 from __future__ import annotations
 
-import io
 import math
 import threading
 from collections import OrderedDict
@@ -14,11 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
-
-from dcp_core.archive_crcs import refuse_bomb
 from dcp_core.block_transforms import BlockUndo, block_undo
 from dcp_core.errors import CorruptCheckpointError
+from dcp_core.objects import load_tensor
 from dcp_core.payloads import tensor_bytes
 from dcp_core.stock_archive import ArchiveSearch
 from dcp_core.transforms import ExtensionRegistry, undo
@@ -199,15 +196,13 @@ class ChunkReader:
 
 
 def _archived(chunk: StoredChunk, data: memoryview) -> memoryview:
-    load: Callable[..., Any] = torch.load
     try:
-        refuse_bomb(data)
-        tensor = load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        tensor = load_tensor(data)
     except Exception as error:
         raise _damage(chunk, f"it cannot be read: {error}") from error
-    if not isinstance(tensor, torch.Tensor) or tensor.is_quantized or str(tensor.dtype) != f"torch.{chunk.dtype}":
+    if tensor.is_quantized or str(tensor.dtype) != f"torch.{chunk.dtype}":
         raise _damage(chunk, f"it is no tensor of dtype {chunk.dtype}")
-    return tensor_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
+    return tensor_bytes(tensor.resolve_conj().resolve_neg().contiguous())
 
 
 def _damage(chunk: StoredChunk, what: str) -> CorruptCheckpointError:

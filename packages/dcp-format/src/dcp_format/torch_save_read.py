@@ -11,11 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pickle
 import stat
-import sys
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +27,9 @@ from dcp_core.errors import (
     UnsupportedValueError,
 )
 from dcp_core.flatten import flatten
+from dcp_core.object_archive import ObjectArchive, read_archive
 from dcp_core.object_globals import allowed_globals
 from dcp_core.objects import dump_object
-from dcp_core.restricted_pickle import ForbiddenGlobalError, RestrictedUnpickler
 from dcp_core.tensor_pieces import TensorPieces
 from dcp_format.archive_records import ArchiveRecords
 from dcp_format.chunk_pieces import ChunkPieces
@@ -40,6 +37,7 @@ from dcp_format.content import Content, TensorEntry
 from dcp_format.stored_chunks import ChunkReader, StoredChunk
 from dcp_io import LocalStore
 from dcp_manifest import Framing, StoredItem
+from dcp_manifest.pickle_table import ForbiddenGlobalError
 from dcp_manifest.requests import PiecewiseData
 from dcp_manifest.schemes import file_path
 
@@ -122,19 +120,18 @@ def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any]
         raise CorruptCheckpointError("this is no torch.save archive (files of torch 1.5 and older are not)", file=place)
     allowed = allowed_globals(allow_globals)
 
-    class _Unpickler(RestrictedUnpickler):
-        def __init__(self, file: Any, **kwargs: Any) -> None:
-            super().__init__(file, allowed=allowed.by_name, callables=allowed.callables, **kwargs)
-
-    module = types.SimpleNamespace(Unpickler=_Unpickler, UnpicklingError=pickle.UnpicklingError)
-    load: Callable[..., Any] = torch.serialization._load  # noqa: SLF001
     try:
         mapped: Any = torch.UntypedStorage.from_file(place, False, size)
         records = ArchiveRecords(mapped, file=place)
         records.check_small()
-        reader = torch._C.PyTorchFileReader(place)  # noqa: SLF001
-        _refuse_other_byte_order(reader, place)
-        return load(reader, "cpu", module, overall_storage=mapped, encoding="utf-8"), records
+
+        def storage(archive: ObjectArchive, key: str, nbytes: int) -> torch.UntypedStorage:
+            start = archive.stored(key, nbytes)
+            found: torch.UntypedStorage = mapped[start : start + nbytes]
+            return found
+
+        _refuse_other_byte_order(records, place)
+        return read_archive(records.view, allowed.table, storage), records
     except (CorruptCheckpointError, UnsupportedFormatError):
         raise
     except ForbiddenGlobalError as error:
@@ -145,14 +142,9 @@ def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any]
         raise CorruptCheckpointError(f"the file cannot be read: {error}", file=place) from error
 
 
-def _refuse_other_byte_order(reader: Any, place: str) -> None:
-    """Refuse: torch would swap the bytes in its mapping, while values are read from the file as they are."""
-    if reader.has_record("byteorder"):
-        other = reader.get_record("byteorder") != sys.byteorder.encode()
-    else:  # files of torch before 2.1, for which the user may have set an order
-        said = torch.serialization.get_default_load_endianness()
-        other = said is not None and said.name not in ("NATIVE", sys.byteorder.upper())
-    if other:
+def _refuse_other_byte_order(records: ArchiveRecords, place: str) -> None:
+    """Refuse: values are read from the file as they are."""
+    if ObjectArchive(records.view).swapped():
         raise UnsupportedFormatError(
             f"{place} was written with the other byte order; load it with torch.load and save it again"
         )

@@ -1,94 +1,86 @@
-"""Reading a pickle without running anything: values, and records of classes that somebody else knows.
+"""Reading a pickle without running anything but what a table allows; the only reader of pickles from checkpoints.
 
 A small machine of its own instead of `pickle.Unpickler`: names are looked up in a table of the caller and are never
-imported, calls reach only functions of that table, memory stays within a constant factor of the pickle's length, and
-nothing is hashed but strings, numbers and records (a deep tuple as a key would end the process).
+imported, calls reach only functions of that table, state and items go only into types of it, memory and work stay
+within a constant factor of the pickle's length, and no key is hashed before it is known to be hashed quickly.
+
+What may be named and called is decided elsewhere: for PyTorch's index in `stock_names`, for objects in `dcp_core`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BrokenPickleError", "Function", "Record", "RecordClass", "UnsafePickleError", "described", "read_pickle"]
+from dcp_manifest.pickle_scalars import SCALAR_OPCODES, ScalarReader
+from dcp_manifest.pickle_table import (
+    BrokenPickleError,
+    Budget,
+    Function,
+    PickleTable,
+    Record,
+    RecordClass,
+    UnsafePickleError,
+    described,
+    python3_name,
+)
 
-_MAX_INT_BYTES = 255
-_U32, _I32 = struct.Struct("<I"), struct.Struct("<i")
+__all__ = ["read_pickle"]
 
-
-class BrokenPickleError(ValueError):
-    """The bytes are no pickle, or an incomplete one. `offset` is where reading stopped."""
-
-    def __init__(self, message: str, offset: int) -> None:
-        super().__init__(message)
-        self.offset = offset
-
-
-class UnsafePickleError(ValueError):
-    """The pickle asks for something that is not in the caller's table."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordClass:
-    """Stands for a class: instances become `Record`s."""
-
-    name: str
+_U32 = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """Stands for a function that the pickle calls: `call` of its arguments is taken instead."""
-
-    name: str
-    call: Callable[[tuple[Any, ...]], Any]
-
-
-class Record:
-    """An instance of a `RecordClass`, as its state."""
-
-    __slots__ = ("name", "state")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.state: Any = None
-
-
-def read_pickle(data: bytes, resolve: Callable[[str, str], object]) -> tuple[Any, int]:
-    """The value of the pickle at the beginning of `data`.
+def read_pickle(
+    data: bytes,
+    table: PickleTable,
+    *,
+    start: int = 0,
+    budget: Budget | None = None,
+    persistent: Callable[[Any], Any] | None = None,
+) -> tuple[Any, int]:
+    """The value of the pickle that begins at `start`.
 
     Args:
-        data: Bytes of protocol 2 or newer; may go on behind the pickle.
-        resolve: Gives what stands for (module, name): a `RecordClass`, a `Function`, or a plain value; raises
-            `UnsafePickleError` for a name that it does not know.
+        data: Any bytes; may go on behind the pickle.
+        table: What the pickle may name, call and fill.
+        start: Where the pickle begins.
+        budget: How much work its calls may cause; as much as it has bytes if None.
+        persistent: Gives what a persistent id stands for; without it there must be none.
 
     Returns:
         The value, and where the pickle ends.
 
     Raises:
-        BrokenPickleError: It is none.
-        UnsafePickleError: From `resolve`, or since the pickle needs an opcode that has no place in plain data.
+        BrokenPickleError: It is none, or a call in it failed.
+        UnsafePickleError: It asks for something that the table does not allow.
     """
-    machine = _Machine(data, resolve)
+    machine = _Machine(data, start, table, Budget(len(data)) if budget is None else budget, persistent)
     try:
         return machine.run(), machine.at
-    except UnsafePickleError:
+    except (UnsafePickleError, MemoryError):
         raise
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
+    except Exception as error:
         raise BrokenPickleError(str(error) or type(error).__name__, machine.at) from error
 
 
-class _Machine:
+class _Machine(ScalarReader):
     """The state of reading one pickle; each method `do_x` carries out one opcode."""
 
-    def __init__(self, data: bytes, resolve: Callable[[str, str], object]) -> None:
-        self.data = data
-        self.at = 0
-        self.stack: list[Any] = []
+    __slots__ = ("below", "budget", "drafts", "memo", "persistent", "proto", "table")
+
+    def __init__(
+        self, data: bytes, at: int, table: PickleTable, budget: Budget, persistent: Callable[[Any], Any] | None
+    ) -> None:
+        super().__init__(data, at)
+        self.table = table
+        self.budget = budget
+        self.persistent = persistent
+        self.proto = 0
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        self.resolve = resolve
+        # id of a value that a state may replace → the value, and where the memo has it
+        self.drafts: dict[int, tuple[Any, list[int]]] = {}
 
     def run(self) -> Any:
         data, handlers = self.data, _HANDLERS
@@ -102,30 +94,14 @@ class _Machine:
                 return value
             handlers[opcode](self)
 
-    def take(self, count: int) -> bytes:
-        end = self.at + count
-        if end > len(self.data):
-            raise ValueError("the pickle is truncated")
-        taken = self.data[self.at : end]
-        self.at = end
-        return taken
-
-    def number(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "little")
-
-    def line(self) -> str:
-        end = self.data.index(b"\n", self.at)
-        taken = self.data[self.at : end]
-        self.at = end + 1
-        return taken.decode("utf-8")
-
     def since_mark(self) -> list[Any]:
         items = self.stack
         self.stack = self.below.pop()
         return items
 
     def do_proto(self) -> None:
-        if self.number(1) > 5:
+        self.proto = self.number(1)
+        if self.proto > 5:
             raise ValueError("the pickle's protocol is newer than 5")
 
     def do_frame(self) -> None:
@@ -144,32 +120,6 @@ class _Machine:
     def do_pop_mark(self) -> None:
         self.since_mark()
 
-    def do_binint(self) -> None:
-        self.stack.append(_I32.unpack_from(self.data, self.at)[0])
-        self.at += 4
-
-    def do_binint1(self) -> None:
-        self.stack.append(self.data[self.at])
-        self.at += 1
-
-    def do_binint2(self) -> None:
-        self.stack.append(self.number(2))
-
-    def do_long1(self) -> None:
-        self.stack.append(int.from_bytes(self.take(self.number(1)), "little", signed=True))
-
-    def do_long4(self) -> None:
-        length = self.number(4)
-        if length > _MAX_INT_BYTES:
-            raise ValueError(f"an int of {length} bytes")
-        self.stack.append(int.from_bytes(self.take(length), "little", signed=True))
-
-    def do_unicode(self, width: int) -> None:
-        self.stack.append(self.take(self.number(width)).decode("utf-8", "surrogatepass"))
-
-    def do_bytes(self, width: int) -> None:
-        self.stack.append(self.take(self.number(width)))
-
     def do_tuple(self) -> None:
         items = self.since_mark()
         self.stack.append(tuple(items))
@@ -181,62 +131,146 @@ class _Machine:
         del self.stack[-count:]
         self.stack.append(items)
 
+    def do_list(self) -> None:
+        items = self.since_mark()
+        self.stack.append(items)
+
+    def do_dict(self) -> None:
+        items, target = self.since_mark(), dict[Any, Any]()
+        self.stack.append(target)
+        self.put_pairs(target, items)
+
+    def do_frozenset(self) -> None:
+        items = self.since_mark()
+        self.budget.admit_keys(items)
+        self.stack.append(frozenset(items))
+
     def do_append(self) -> None:
         value = self.stack.pop()
-        _list(self.stack[-1]).append(value)
+        self.put_items([value])
 
     def do_appends(self) -> None:
-        items = self.since_mark()
-        _list(self.stack[-1]).extend(items)
+        self.put_items(self.since_mark())
 
     def do_setitem(self) -> None:
         value = self.stack.pop()
         key = self.stack.pop()
-        _dict(self.stack[-1])[_key(key)] = value
+        self.put_pairs(self.take_items(self.table.dicts), [key, value])
 
     def do_setitems(self) -> None:
         items = self.since_mark()
-        target = _dict(self.stack[-1])
+        self.put_pairs(self.take_items(self.table.dicts), items)
+
+    def do_additems(self) -> None:
+        items = self.since_mark()
+        target = self.take_items(self.table.sets)
+        for item in items:
+            self.budget.admit_key(target, item)
+        target.update(items)
+
+    def take_items(self, types: frozenset[type]) -> Any:
+        """What is on top of the stack, if items may go into it."""
+        target = self.stack[-1]
+        if type(target) not in types:
+            raise TypeError(f"items for {described(target)} are not allowed")
+        return target
+
+    def put_items(self, items: list[Any]) -> None:
+        target = self.take_items(self.table.lists)
+        target.extend(items)
+        if type(target) is not list:
+            self.budget.nest(target, items)
+
+    def put_pairs(self, target: Any, items: list[Any]) -> None:
+        admit_key = self.budget.admit_key
         for key, value in zip(items[::2], items[1::2], strict=True):
-            target[key if type(key) is str else _key(key)] = value
+            if type(key) is not str:
+                admit_key(target, key)
+            target[key] = value
+        if type(target) is not dict:
+            self.budget.nest(target, items[1::2])
 
     def do_global(self) -> None:
-        module = self.line()
-        self.stack.append(self.resolve(module, self.line()))
+        module = self.line().decode("utf-8")
+        self.find(module, self.line().decode("utf-8"))
 
     def do_stack_global(self) -> None:
         name = self.stack.pop()
         module = self.stack.pop()
-        if not isinstance(name, str) or not isinstance(module, str):
+        if type(name) is not str or type(module) is not str:
             raise TypeError("a global without a name")
-        self.stack.append(self.resolve(module, name))
+        self.find(module, name)
+
+    def find(self, module: str, name: str) -> None:
+        self.budget.spend(len(module) + len(name))
+        self.stack.append(self.table.find(python3_name(module, name) if self.proto < 3 else f"{module}.{name}"))
 
     def do_reduce(self) -> None:
         arguments = self.stack.pop()
         function = self.stack[-1]
-        if not isinstance(function, Function) or not isinstance(arguments, tuple):
-            raise UnsafePickleError(f"calls {described(function)}")
-        self.stack[-1] = function.call(arguments)
+        call = function.call if type(function) is Function else self.table.calls.get(id(function))
+        if call is None:
+            raise UnsafePickleError(f"a call of {described(function)} is not allowed")
+        if type(arguments) is not tuple:
+            raise TypeError("a call without a tuple of arguments")
+        self.put_made(call(self.budget, arguments))
 
     def do_newobj(self) -> None:
         arguments = self.stack.pop()
         cls = self.stack[-1]
-        if not isinstance(cls, RecordClass) or arguments != ():
-            raise UnsafePickleError(f"makes an object of {described(cls)} with arguments")
-        self.stack[-1] = Record(cls.name)
+        if type(cls) is RecordClass and arguments == ():
+            self.stack[-1] = Record(cls.name)
+        elif type(arguments) is tuple and id(cls) in self.table.news:
+            self.put_made(self.table.news[id(cls)](self.budget, arguments, {}))
+        else:
+            self.stack.append(arguments)
+            self.do_reduce()
+
+    def do_newobj_ex(self) -> None:
+        named = self.stack.pop()
+        arguments = self.stack.pop()
+        new = self.table.news.get(id(self.stack[-1]))
+        if new is None or type(named) is not dict or type(arguments) is not tuple:
+            raise UnsafePickleError(f"a call of {described(self.stack[-1])} by NEWOBJ_EX is not allowed")
+        self.put_made(new(self.budget, arguments, named))
+
+    def put_made(self, made: Any) -> None:
+        """Put what a call has made in the place of what was called."""
+        self.stack[-1] = made
+        if type(made) in self.table.drafts:
+            self.drafts[id(made)] = made, []
 
     def do_build(self) -> None:
         state = self.stack.pop()
-        record = self.stack[-1]
-        if not isinstance(record, Record):
-            raise UnsafePickleError(f"sets the state of a {type(record).__name__}")
-        record.state = state
+        instance = self.stack[-1]
+        if type(instance) is Record:
+            instance.state = state
+            return
+        build = self.table.states.get(type(instance))
+        if build is None:
+            raise UnsafePickleError(f"a state for {described(instance)} is not allowed")
+        built = build(self.budget, instance, state)
+        if built is not instance:
+            _, places = self.drafts.pop(id(instance))
+            self.stack[-1] = built
+            self.memo.update(dict.fromkeys(places, built))
 
-    def do_memoize(self) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
+    def do_persistent_id(self) -> None:
+        if self.persistent is None:
+            raise UnsafePickleError("uses the opcode BINPERSID")
+        pid = self.stack.pop()
+        self.stack.append(self.persistent(pid))
 
-    def do_put(self, width: int) -> None:
-        self.memo[self.number(width)] = self.stack[-1]
+    def put(self, place: int) -> None:
+        value = self.memo[place] = self.stack[-1]
+        if self.drafts and id(value) in self.drafts:
+            self.drafts[id(value)][1].append(place)
+
+    def do_put1(self) -> None:
+        value = self.memo[self.data[self.at]] = self.stack[-1]
+        if self.drafts and id(value) in self.drafts:
+            self.drafts[id(value)][1].append(self.data[self.at])
+        self.at += 1
 
     def do_get1(self) -> None:
         self.stack.append(self.memo[self.data[self.at]])
@@ -245,31 +279,6 @@ class _Machine:
     def do_get4(self) -> None:
         self.stack.append(self.memo[_U32.unpack_from(self.data, self.at)[0]])
         self.at += 4
-
-
-def described(value: object) -> str:
-    """What a value is, for messages. Not its `repr`: a few bytes may make a value whose text would never end."""
-    if isinstance(value, (Record, RecordClass, Function)):
-        return value.name
-    return f"a {type(value).__name__}"
-
-
-def _list(value: object) -> list[Any]:
-    if type(value) is not list:
-        raise TypeError("appends to what is no list")
-    return value
-
-
-def _dict(value: object) -> dict[Any, Any]:
-    if type(value) is not dict:
-        raise TypeError("sets an item of what is no dict")
-    return value
-
-
-def _key(value: object) -> Any:
-    if type(value) in {str, int} or isinstance(value, Record):
-        return value
-    raise TypeError(f"a {type(value).__name__} as key of a dict")
 
 
 def _refuse(opcode: int) -> Callable[[_Machine], None]:
@@ -283,51 +292,43 @@ def _refuse(opcode: int) -> Callable[[_Machine], None]:
 
 _STOP = ord(".")
 _UNSAFE = {
-    ord("i"): "INST", ord("o"): "OBJ", ord("P"): "PERSID", ord("Q"): "BINPERSID", 0x92: "NEWOBJ_EX",
-    0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4", 0x97: "NEXT_BUFFER",
+    ord("i"): "INST", ord("o"): "OBJ", ord("P"): "PERSID", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
+    0x97: "NEXT_BUFFER",
 }  # fmt: skip
 _HANDLERS: list[Callable[[_Machine], None]] = [_refuse(opcode) for opcode in range(256)]
 for _opcode, _handler in {
+    **SCALAR_OPCODES,
     0x80: _Machine.do_proto,
     0x95: _Machine.do_frame,
     ord("("): _Machine.do_mark,
     ord("0"): _Machine.do_pop,
     ord("1"): _Machine.do_pop_mark,
     ord("2"): lambda machine: machine.stack.append(machine.stack[-1]),
-    ord("N"): lambda machine: machine.stack.append(None),
-    0x88: lambda machine: machine.stack.append(True),
-    0x89: lambda machine: machine.stack.append(False),
-    ord("J"): _Machine.do_binint,
-    ord("K"): _Machine.do_binint1,
-    ord("M"): _Machine.do_binint2,
-    0x8A: _Machine.do_long1,
-    0x8B: _Machine.do_long4,
-    0x8C: lambda machine: machine.do_unicode(1),
-    ord("X"): lambda machine: machine.do_unicode(4),
-    0x8D: lambda machine: machine.do_unicode(8),
-    ord("C"): lambda machine: machine.do_bytes(1),
-    ord("B"): lambda machine: machine.do_bytes(4),
-    0x8E: lambda machine: machine.do_bytes(8),
-    ord(")"): lambda machine: machine.stack.append(()),
     0x85: lambda machine: machine.do_tuple_of(1),
     0x86: lambda machine: machine.do_tuple_of(2),
     0x87: lambda machine: machine.do_tuple_of(3),
     ord("t"): _Machine.do_tuple,
-    ord("]"): lambda machine: machine.stack.append([]),
-    ord("}"): lambda machine: machine.stack.append({}),
+    ord("l"): _Machine.do_list,
+    ord("d"): _Machine.do_dict,
+    0x91: _Machine.do_frozenset,
     ord("a"): _Machine.do_append,
     ord("e"): _Machine.do_appends,
     ord("s"): _Machine.do_setitem,
     ord("u"): _Machine.do_setitems,
+    0x90: _Machine.do_additems,
     ord("c"): _Machine.do_global,
     0x93: _Machine.do_stack_global,
     ord("R"): _Machine.do_reduce,
     0x81: _Machine.do_newobj,
+    0x92: _Machine.do_newobj_ex,
     ord("b"): _Machine.do_build,
-    0x94: _Machine.do_memoize,
-    ord("q"): lambda machine: machine.do_put(1),
-    ord("r"): lambda machine: machine.do_put(4),
+    ord("Q"): _Machine.do_persistent_id,
+    0x94: lambda machine: machine.put(len(machine.memo)),
+    ord("q"): _Machine.do_put1,
+    ord("r"): lambda machine: machine.put(machine.number(4)),
+    ord("p"): lambda machine: machine.put(machine.decimal()),
     ord("h"): _Machine.do_get1,
     ord("j"): _Machine.do_get4,
+    ord("g"): lambda machine: machine.stack.append(machine.memo[machine.decimal()]),
 }.items():
     _HANDLERS[_opcode] = _handler

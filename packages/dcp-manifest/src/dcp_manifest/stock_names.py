@@ -5,11 +5,21 @@ Everything else is refused. Covered: torch 2.3 to 2.15, pickle protocols 2 to 5,
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from dcp_manifest.consistency import MAX_NDIM
 from dcp_manifest.dtypes import ITEM_BYTES
-from dcp_manifest.safe_pickle import Function, RecordClass, UnsafePickleError, described, read_pickle
+from dcp_manifest.pickle_table import (
+    Budget,
+    ForbiddenGlobalError,
+    Function,
+    PickleTable,
+    RecordClass,
+    UnsafePickleError,
+    described,
+)
+from dcp_manifest.safe_pickle import read_pickle
 from dcp_manifest.stock_paths import FILESYSTEM, GET_LAYOUT, METADATA, OLD_METADATA, PATH_CLASSES, TORCH
 
 __all__ = ["DtypeName", "Layout", "Size", "read_stock_pickle"]
@@ -40,87 +50,69 @@ class Size(NamedTuple):
 
 def read_stock_pickle(data: bytes) -> tuple[Any, int]:
     """The value of a pickle of stock's, and where it ends; see `read_pickle`."""
-    return _Names(len(data) * _COPIED_PER_BYTE).read(data, 0)
+    return read_pickle(data, _table(0), budget=Budget(len(data) * _COPIED_PER_BYTE))
 
 
-class _Names:
-    """The table of names while one file is read.
+@functools.cache
+def _table(depth: int) -> PickleTable:
+    """What a pickle may use that is nested so deep in others."""
+    loads = Function("pickle.loads", lambda budget, arguments: _loads(budget, arguments, depth + 1))
+    names = {**_NAMES, "pickle.loads": loads, "_pickle.loads": loads}
 
-    Args:
-        budget_bytes: How much the calls may copy.
-    """
+    def find(path: str) -> Any:
+        found = names.get(path)
+        if found is None:
+            raise ForbiddenGlobalError(path)
+        return found
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._left = budget_bytes
-
-    def read(self, data: bytes, depth: int) -> tuple[Any, int]:
-        if depth > _MAX_DEPTH:
-            raise UnsafePickleError("nests pickles in pickles")
-        loads = Function("pickle.loads", lambda arguments: self._loads(arguments, depth + 1))
-        names = {
-            **_NAMES,
-            ("pickle", "loads"): loads,
-            ("_pickle", "loads"): loads,
-            ("_codecs", "encode"): Function("_codecs.encode", self._encode),
-        }
-
-        def resolve(module: str, name: str) -> object:
-            found = names.get((module, name))
-            if found is not None:
-                return found
-            if module == TORCH and name in ITEM_BYTES:
-                return DtypeName(name)
-            raise UnsafePickleError(f"asks for {module}.{name}")
-
-        return read_pickle(data, resolve)
-
-    def _spend(self, copied_bytes: int) -> None:
-        self._left -= copied_bytes
-        if self._left < 0:
-            raise UnsafePickleError("asks for far more memory than it has bytes")
-
-    def _loads(self, arguments: tuple[Any, ...], depth: int) -> Any:
-        """The value of a pickle within the pickle."""
-        (data,) = arguments
-        if type(data) is not bytes:
-            raise TypeError("a nested pickle is not bytes")
-        self._spend(len(data))
-        value, end = self.read(data, depth)
-        if end != len(data):
-            raise ValueError("a nested pickle is followed by other bytes")
-        return value
-
-    def _encode(self, arguments: tuple[Any, ...]) -> bytes:
-        """Protocol 2 has no bytes: they are written as a call that encodes a string."""
-        text, encoding = arguments
-        if type(text) is not str or encoding != "latin1":
-            raise UnsafePickleError("encodes something that is not bytes")
-        self._spend(len(text))
-        return text.encode("latin1")
+    return PickleTable(find)
 
 
-def _size(arguments: tuple[Any, ...]) -> Size:
+def _loads(budget: Budget, arguments: tuple[Any, ...], depth: int) -> Any:
+    """The value of a pickle within the pickle."""
+    (data,) = arguments
+    if type(data) is not bytes:
+        raise TypeError("a nested pickle is not bytes")
+    if depth > _MAX_DEPTH:
+        raise UnsafePickleError("nests pickles in pickles")
+    budget.spend(len(data))
+    value, end = read_pickle(data, _table(depth), budget=budget)
+    if end != len(data):
+        raise ValueError("a nested pickle is followed by other bytes")
+    return value
+
+
+def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
+    """Protocol 2 has no bytes: they are written as a call that encodes a string."""
+    text, encoding = arguments
+    if type(text) is not str or encoding != "latin1":
+        raise UnsafePickleError("encodes something that is not bytes")
+    budget.spend(len(text))
+    return text.encode("latin1")
+
+
+def _size(_: Budget, arguments: tuple[Any, ...]) -> Size:
     (numbers,) = arguments
     if type(numbers) is not tuple or len(numbers) > MAX_NDIM or not all(type(number) is int for number in numbers):
         raise TypeError(f"a size that is not made of at most {MAX_NDIM} ints")
     return Size(numbers)
 
 
-def _layout(arguments: tuple[Any, ...]) -> Layout:
+def _layout(_: Budget, arguments: tuple[Any, ...]) -> Layout:
     (name,) = arguments
     if type(name) is not str or not name.startswith("torch."):
         raise TypeError("a layout without a name")
     return Layout(name.removeprefix("torch."))
 
 
-def _memory_format(arguments: tuple[Any, ...]) -> int:
+def _memory_format(_: Budget, arguments: tuple[Any, ...]) -> int:
     (number,) = arguments
     if type(number) is not int or not 0 <= number < len(_MEMORY_FORMATS):
         raise ValueError("a memory format that is not known")
     return number
 
 
-def _getattr(arguments: tuple[Any, ...]) -> int:
+def _getattr(_: Budget, arguments: tuple[Any, ...]) -> int:
     """Some versions of Python pickle a member of an enum as an attribute of its class."""
     owner, name = arguments
     if owner is not _MEMORY_FORMAT or name not in _MEMORY_FORMATS:
@@ -128,22 +120,23 @@ def _getattr(arguments: tuple[Any, ...]) -> int:
     return _MEMORY_FORMATS.index(name)
 
 
-def _path(_: tuple[Any, ...]) -> None:
+def _path(_: Budget, __: tuple[Any, ...]) -> None:
     """Where the checkpoint once was: nobody needs to know."""
 
 
 _MEMORY_FORMAT = Function("_MEM_FORMAT_ENCODING", _memory_format)
 _RECORDS = ("Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "BytesStorageMetadata", "MetadataIndex")
-_NAMES: dict[tuple[str, str], object] = {
-    **{(METADATA, name): RecordClass(name) for name in (*_RECORDS, "StorageMeta", "TensorProperties")},
-    (OLD_METADATA, "TensorProperties"): RecordClass("TensorProperties"),
-    (FILESYSTEM, "_StorageInfo"): RecordClass("_StorageInfo"),
-    (METADATA, "_MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
-    (METADATA, "MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
-    (OLD_METADATA, "MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
-    (TORCH, "Size"): Function("torch.Size", _size),
-    GET_LAYOUT: Function("torch.serialization._get_layout", _layout),
-    ("builtins", "getattr"): Function("getattr", _getattr),
-    ("__builtin__", "getattr"): Function("getattr", _getattr),
-    **dict.fromkeys(PATH_CLASSES, Function("pathlib", _path)),
+_NAMES: dict[str, Any] = {
+    **{f"{METADATA}.{name}": RecordClass(name) for name in (*_RECORDS, "StorageMeta", "TensorProperties")},
+    f"{OLD_METADATA}.TensorProperties": RecordClass("TensorProperties"),
+    f"{FILESYSTEM}._StorageInfo": RecordClass("_StorageInfo"),
+    f"{METADATA}._MEM_FORMAT_ENCODING": _MEMORY_FORMAT,
+    f"{METADATA}.MEM_FORMAT_ENCODING": _MEMORY_FORMAT,
+    f"{OLD_METADATA}.MEM_FORMAT_ENCODING": _MEMORY_FORMAT,
+    f"{TORCH}.Size": Function("torch.Size", _size),
+    ".".join(GET_LAYOUT): Function("torch.serialization._get_layout", _layout),
+    "builtins.getattr": Function("getattr", _getattr),
+    "_codecs.encode": Function("_codecs.encode", _encode),
+    **{f"{TORCH}.{name}": DtypeName(name) for name in ITEM_BYTES},
+    **dict.fromkeys(map(".".join, PATH_CLASSES), Function("pathlib", _path)),
 }

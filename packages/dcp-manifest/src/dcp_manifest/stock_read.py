@@ -13,8 +13,8 @@ from dcp_manifest.columns import CheckpointIndex, ItemColumns, PathElement, Tens
 from dcp_manifest.consistency import check_index
 from dcp_manifest.errors import CorruptCheckpointError, UnsafeCheckpointError
 from dcp_manifest.items import Framing
+from dcp_manifest.pickle_table import BrokenPickleError, Record, UnsafePickleError, described
 from dcp_manifest.relative_paths import check_relative_path
-from dcp_manifest.safe_pickle import BrokenPickleError, Record, UnsafePickleError, described
 from dcp_manifest.stock_names import DtypeName, Layout, Size, read_stock_pickle
 
 __all__ = ["read_stock"]
