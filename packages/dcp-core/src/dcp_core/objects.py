@@ -49,6 +49,8 @@ class DumpedObject:
 
     data: bytes
     """What `dump_object` gave."""
+    digest: bytes = b""
+    """Its `value_digest`, which ranks compare; the bytes may differ for equal values. Empty: they are compared."""
 
 
 def dump_object(value: object, *, key: str) -> bytes:

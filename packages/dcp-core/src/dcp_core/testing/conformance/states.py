@@ -11,6 +11,7 @@ import torch
 from dcp_core.errors import DcpError
 from dcp_core.plan import WriteItem
 from dcp_core.save_planner import DefaultSavePlanner
+from dcp_core.value_bytes import same_value
 
 __all__ = ["VALUES", "FailingPlanner", "blank", "random_state", "same", "state"]
 
@@ -65,7 +66,7 @@ def blank(value: Any) -> Any:
 
 
 def same(actual: Any, wanted: Any) -> bool:
-    """Whether nested values are equal; tensors by dtype, shape and bits."""
+    """Whether nested values are equal: tensors by dtype, shape and bits, others by type and bits."""
     if isinstance(wanted, torch.Tensor):
         return (
             isinstance(actual, torch.Tensor)
@@ -80,7 +81,7 @@ def same(actual: Any, wanted: Any) -> bool:
             and len(actual) == len(wanted)
             and all(same(one, other) for one, other in zip(actual, wanted, strict=True))
         )
-    return type(actual) is type(wanted) and bool(actual == wanted)
+    return same_value(actual, wanted)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
