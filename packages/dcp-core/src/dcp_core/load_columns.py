@@ -14,6 +14,7 @@ from dcp_core.index_records import StateRecords
 from dcp_core.lazy import LazyList
 from dcp_core.metadata import MetadataIndex
 from dcp_core.plan import LoadItemType, ReadItem
+from dcp_core.tensor_checks import has_memory
 from dcp_core.values import is_plain
 
 __all__ = ["ReadColumns", "WholeTensors", "read_columns_of"]
@@ -65,6 +66,7 @@ class WholeTensors:
             and is_plain(value)
             and value.shape == self._shapes[row]
             and value.dtype == self._dtypes[self._dtype_rows[row]]
+            and has_memory(value)
         )
 
 

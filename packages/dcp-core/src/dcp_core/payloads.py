@@ -11,6 +11,7 @@ import io
 import torch
 
 from dcp_core.errors import DcpError
+from dcp_core.tensor_checks import check_memory
 from dcp_core.tensor_pieces import TensorPieces
 from dcp_manifest.items import Framing
 from dcp_manifest.requests import Payload
@@ -48,12 +49,14 @@ def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = Fa
 
     Raises:
         PayloadError: The tensor has no values in memory (meta) or is not strided.
+        UnsupportedValueError: Its storage has been freed.
     """
     tensor = tensor.detach()
     if tensor.is_meta:
         raise PayloadError(f"{key!r} is a meta tensor: it has no values to save; materialise it first")
     if tensor.layout is not torch.strided:
         raise PayloadError(f"{key!r} has layout {tensor.layout}: only strided tensors can be saved; use .to_dense()")
+    check_memory(key, tensor)
     if tensor.is_quantized or self_describing:
         buffer = io.BytesIO()
         torch.save(tensor.cpu().clone(), buffer)

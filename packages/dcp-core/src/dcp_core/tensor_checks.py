@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcp_core.errors import UnsupportedValueError
 
-__all__ = ["check_tensor"]
+__all__ = ["check_memory", "check_tensor", "has_memory"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -21,13 +21,53 @@ def check_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool = False) ->
         allow_meta: Accept tensors on the meta device.
 
     Raises:
-        UnsupportedValueError: It is on the meta device, sparse, nested, or of a class that keeps its data elsewhere.
+        UnsupportedValueError: It is on the meta device, sparse, nested, of a class that keeps its data elsewhere,
+            or its storage has been freed.
     """
     reason = _of_subclass(tensor) if type(tensor) not in _PLAIN else None
     if reason is None:
         reason = _of_layout(tensor, allow_meta=allow_meta)
     if reason is not None:
         raise UnsupportedValueError(f"{fqn!r} {reason}")
+    check_memory(fqn, tensor)
+
+
+def check_memory(fqn: str, tensor: torch.Tensor) -> None:
+    """Refuse a strided tensor whose storage is smaller than its sizes and strides say.
+
+    Args:
+        fqn: Name for the message.
+        tensor: As for `has_memory`.
+
+    Raises:
+        UnsupportedValueError: Its storage has been freed or resized; reading it would read other memory.
+    """
+    if has_memory(tensor):
+        return
+    raise UnsupportedValueError(
+        f"{fqn!r} has the sizes {tuple(tensor.shape)}, {tensor.nbytes} bytes, but its storage holds "
+        f"{_storage_bytes(tensor)}: the memory was freed or resized (FSDP does so between steps, and "
+        "`untyped_storage().resize_`); gather the tensor before you save it or load into it"
+    )
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the storage of a tensor reaches as far as its sizes and strides say.
+
+    Args:
+        tensor: Strided; on the meta device there is nothing to look at, and quantized ones may pack their elements.
+    """
+    count = tensor.numel()
+    if not count or tensor.is_meta or tensor.is_quantized:
+        return True
+    if not tensor.is_contiguous():
+        count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return _storage_bytes(tensor) >= (tensor.storage_offset() + count) * tensor.dtype.itemsize
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    # The zeros that forward differentiation makes say that they have a storage, and have none.
+    return 0 if tensor.is_cpu and not tensor.data_ptr() else tensor.untyped_storage().nbytes()
 
 
 def _of_layout(tensor: torch.Tensor, *, allow_meta: bool) -> str | None:

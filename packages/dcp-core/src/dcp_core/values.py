@@ -15,6 +15,7 @@ from dcp_core.metadata import ChunkStorageMetadata, TensorProperties
 from dcp_core.plan import WriteItem, WriteItemType
 from dcp_core.plan_columns import PlanColumns
 from dcp_core.shards import LocalTensor, local_tensor, write_items
+from dcp_core.tensor_checks import check_memory
 from dcp_manifest.columns import CheckpointIndex
 
 __all__ = ["Held", "LocalValues", "Table", "find_ties", "is_plain", "local_values"]
@@ -54,6 +55,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
     own: dict[str, list[WriteItem]] = {}
     for fqn, value in state_dict.items():
         if is_plain(value):
+            check_memory(fqn, value)
             table.add_plain(fqn, value)
             values.usual = values.usual and not value.is_quantized
             values.held[fqn] = value
