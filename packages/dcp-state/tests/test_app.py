@@ -12,6 +12,7 @@ from torch import nn
 
 from dcp_core import PerRank, load, save
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from dcp_core.value_bytes import value_bytes
 from dcp_state import RandomState, StateMismatchError, app_state
 
 
@@ -74,3 +75,29 @@ def test_mistakes_are_told() -> None:
     state = app_state(net, optimizer).state_dict()
     with pytest.raises(StateMismatchError, match="0 were saved, there are 1"):
         app_state(net, optimizer, scheduler=scheduler).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor(0.00100001), torch.tensor(0.00100004)), (0.0, -0.0), (1, True), (1.0, 1),
+        (torch.tensor(0.0), torch.tensor(-0.0)), (float("nan"), 1.0), ((1, 2), [1, 2]),
+    ],
+)  # fmt: skip
+def test_hyperparameters_of_two_groups_that_look_alike_stay_apart(
+    request: pytest.FixtureRequest, one: object, other: object
+) -> None:
+    """Some print alike, some are equal: each group gets its own."""
+
+    def make(*values: object) -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        groups = [
+            {"params": part.parameters(), "note": value} for part, value in zip(net.children(), values, strict=True)
+        ]
+        return net, torch.optim.SGD(groups, lr=0.1)
+
+    save({"app": app_state(*make(one, other))}, storage_writer=MemoryWriter(request.node.name))
+    net, optimizer = make(None, None)
+    load({"app": app_state(net, optimizer)}, storage_reader=MemoryReader(request.node.name))
+    found = [group["note"] for group in optimizer.param_groups]
+    assert [value_bytes(value) for value in found] == [value_bytes(value) for value in (one, other)]

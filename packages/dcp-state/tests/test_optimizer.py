@@ -180,6 +180,28 @@ def test_other_groups_find_their_parameters_by_name() -> None:
         set_optimizer_state_dict(net, torch.optim.AdamW(net.parameters()), state)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "fits"),
+    [
+        (0.1, 0.1, True), (float("nan"), float("nan"), True), (torch.tensor(0.1), torch.tensor(0.1), True),
+        (0.5, torch.tensor(0.5), True), (0.0, -0.0, False), (1, True, False), ((0.9, 0.99), [0.9, 0.99], False),
+        (torch.tensor(0.0), torch.tensor(-0.0), False), (0.5, torch.tensor(0.25), False),
+    ],
+)  # fmt: skip
+def test_one_group_takes_two_hyperparameters_only_if_they_are_the_same(one: object, other: object, fits: bool) -> None:
+    net = model()
+    groups = [{"params": net[0].parameters(), "note": one}, {"params": net[2].parameters(), "note": other}]
+    state = copy.deepcopy(get_optimizer_state_dict(net, torch.optim.SGD(groups, lr=0.1)))
+    together = torch.optim.SGD(net.parameters(), lr=0.1)
+    if not fits:
+        with pytest.raises(StateMismatchError, match="were saved with different note"):
+            set_optimizer_state_dict(net, together, state)
+        return
+    set_optimizer_state_dict(net, together, state)
+    found, wanted = (torch.as_tensor(each) for each in (together.param_groups[0]["note"], one))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 def test_tied_parameters() -> None:
     net = nn.ModuleDict({"in": nn.Linear(2, 2, bias=False), "out": nn.Linear(2, 2, bias=False)})
     net["out"].weight = net["in"].weight

@@ -7,7 +7,7 @@ so that neither the grouping nor the split over pipeline stages matters; those o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dcp_core.collector import collector_paused
 from dcp_core.per_rank import PerRank
 from dcp_core.protocols import is_stateful
+from dcp_core.value_bytes import value_bytes
 from dcp_state.errors import StateMismatchError
 from dcp_state.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.model import model_state, restore_model
@@ -156,7 +157,7 @@ class AppState:
         unpacked: dict[Any, dict[str, Any]] = {}
         hyperparameters: dict[str, Mapping[str, Any]] = {}
         for fqn, packed in state.get("hyperparameters", {}).items():
-            key = repr(packed)
+            key = _telling(packed)
             if key not in unpacked:
                 unpacked[key] = dict(packed)
             hyperparameters[fqn] = unpacked[key]
@@ -196,6 +197,14 @@ def _take_own(value: PerRank, other: Any) -> None:
         value.value.load_state_dict(state.state_dict() if is_stateful(state) else state)
     else:
         value.value = state
+
+
+def _telling(packed: Any) -> Hashable:
+    """A cache key of a group's hyperparameters: equal only for those that are equal bit by bit, unlike their `repr`."""
+    try:
+        return value_bytes(packed)
+    except Exception:  # noqa: BLE001 - what cannot be pickled is equal to itself alone
+        return id(packed)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

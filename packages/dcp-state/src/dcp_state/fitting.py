@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dcp_core.report import suggest
+from dcp_core.value_bytes import same_value
 from dcp_state.copying import copy_value
 from dcp_state.errors import StateMismatchError
 from dcp_state.initial import InitialStates
@@ -238,9 +239,10 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+    """Whether one value can stand for both: by bits, but a number and a tensor may hold the same."""
+    if isinstance(one, torch.Tensor) is not isinstance(other, torch.Tensor):
         return bool(torch.equal(torch.as_tensor(one, device="cpu"), torch.as_tensor(other, device="cpu")))
-    return bool(one == other)
+    return same_value(one, other)
 
 
 def _like(name: str, value: Any, current: Any) -> Any:
