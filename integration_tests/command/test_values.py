@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -105,7 +108,7 @@ def test_diff(capsys: Any, places: dict[str, Path]) -> None:
         ([float("inf"), 1.0], [float("inf"), 1.0], 0),
         ([float("inf"), 1.0], [1.0, 1.0], 1),
         ([2**62, 1], [2**62 + 1, 1], 1),
-        ([0.0, -0.0], [-0.0, 0.0], 0),
+        ([0.0, -0.0], [-0.0, 0.0], 2),
     ],
 )
 def test_diff_of_special_values(capsys: Any, tmp_path: Path, a: list[Any], b: list[Any], different: int) -> None:
@@ -114,6 +117,39 @@ def test_diff_of_special_values(capsys: Any, tmp_path: Path, a: list[Any], b: li
     _, out, _ = dcp(capsys, "diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--json")
     found = json.loads(out.replace("Infinity", "1e999"))["differences"]
     assert sum(each["different"] for each in found) == different
+
+
+NAN = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001], dtype=torch.int32).view(torch.float32)
+"""Three values that are no numbers, of other bits each."""
+
+
+def test_diff_compares_tensors_by_bits_unless_a_tolerance_is_given(capsys: Any, tmp_path: Path) -> None:
+    zeros, pairs = torch.tensor([0.0, -0.0]), torch.tensor([0.0, -0.0, 1.0, -2.0]).view(torch.complex64)
+    a = {"nan": NAN, "zero": zeros, "complex": pairs, "byte": torch.tensor([0x00, 0x80]).byte()}
+    b = {"nan": NAN.flip(0), "zero": zeros.flip(0), "complex": pairs.conj().resolve_conj(), "byte": a["byte"].clone()}
+    a["small"], b["small"] = (each["byte"].view(torch.float8_e5m2) for each in (a, {"byte": b["byte"].flip(0)}))
+    for name, values in (("a", a), ("b", b)):
+        torch.save(values, tmp_path / f"{name}.pt")
+    code, out, _ = dcp(capsys, "diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
+    found = {each["name"]: each["different"] for each in json.loads(out)["differences"]}
+    assert (code, found) == (1, {"nan": 2, "zero": 2, "complex": 2, "small": 2})
+    code, out, _ = dcp(capsys, "diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json", "--atol", "1e-9")
+    assert [each["name"] for each in json.loads(out)["differences"]] == ["complex"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.0, -0.0), (1, True), (1, 1.0), (0j, -0.0j), ("a", b"a"), ((1,), (True,)), ([0.0], [-0.0]),
+        (np.float64(1), 1.0), (np.zeros(2), np.zeros(2, np.int64)), ((torch.zeros(2),), (-torch.zeros(2),)),
+    ],
+)  # fmt: skip
+def test_diff_compares_objects_by_type_and_bits(capsys: Any, tmp_path: Path, one: Any, other: Any) -> None:
+    for name, value in (("a", one), ("b", other), ("c", copy.deepcopy(one))):
+        torch.save({"value": value, "nan": math.nan, "twice": [name * 0 + "x"] * 2}, tmp_path / f"{name}.pt")
+    code, out, _ = dcp(capsys, "diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
+    assert (code, [each["name"] for each in json.loads(out)["differences"]]) == (1, ["value"])
+    assert dcp(capsys, "diff", tmp_path / "a.pt", tmp_path / "c.pt")[0] == 0
 
 
 def test_convert(capsys: Any, places: dict[str, Path], tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Difference:
     max_rel: float | None = None
     """Largest of |a - b| / |b|; infinite where b is 0."""
     different: int | None = None
-    """Elements that differ."""
+    """Elements that differ: in any bit, unless a tolerance was given."""
 
 
 @click.command("diff")
@@ -80,9 +80,8 @@ def _compare(
         if kinds[0] != kinds[1]:
             yield Difference(name, "kind", kinds[0], kinds[1])
         elif kinds[0] == "object":
-            values = [] if keys_only else [_object(content, name) for content in (one, other)]
-            if values and not _equal(*values):
-                yield Difference(name, "values", repr(values[0])[:60], repr(values[1])[:60])
+            if not keys_only:
+                yield from _objects(name, one.objects[name](), other.objects[name]())
         else:
             yield from _tensors(name, _entry(one, name), _entry(other, name), keys_only, atol, rtol, tick)
 
@@ -91,15 +90,14 @@ def _entry(content: Any, name: str) -> Any:
     return content.tensors[content.aliases.get(name, name)]
 
 
-def _object(content: Any, name: str) -> Any:
-    return importlib.import_module("dcp_core.objects").load_object(content.objects[name](), key=name)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except (ValueError, RuntimeError):  # arrays and tensors inside containers have no single truth
-        return repr(one) == repr(other)
+def _objects(name: str, a: bytes, b: bytes) -> Iterator[Difference]:
+    """The difference of two objects, by type and by bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN is itself."""
+    if a == b:
+        return
+    load = importlib.import_module("dcp_core.objects").load_object
+    left, right = load(a, key=name), load(b, key=name)
+    if not importlib.import_module("dcp_core.value_bytes").same_value(left, right):
+        yield Difference(name, "values", repr(left)[:60], repr(right)[:60])
 
 
 def _tensors(
@@ -153,10 +151,13 @@ class _Measured:
         self.max_abs = self.max_rel = 0.0
 
     def add(self, a: Any, b: Any) -> None:
-        """Compare two runs of elements; NaN equals NaN."""
+        """Compare two runs of elements: by bits; with a tolerance, or between dtypes, by value, and NaN equals NaN."""
         torch = importlib.import_module("torch")
-        if a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
-            return
+        bits = None
+        if a.dtype == b.dtype:
+            bits = (a.view(torch.uint8) != b.view(torch.uint8)).view(-1, a.element_size()).any(1)
+            if not bits.any():
+                return
         wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
         exact = not (a.is_floating_point() or b.is_floating_point() or a.is_complex() or b.is_complex())
         same = (a == b) if exact else None
@@ -165,7 +166,9 @@ class _Measured:
         gap = torch.where((a == b) | (a.isnan() & b.isnan()), torch.zeros_like(gap), gap)
         gap = torch.where(gap.isnan(), torch.full_like(gap, math.inf), gap)
         differs = gap > self._atol + self._rtol * b.abs().nan_to_num(0.0, 0.0, 0.0)
-        if same is not None:  # beyond 2⁵³ neighbouring integers look equal as floats
+        if bits is not None and not (self._atol or self._rtol):
+            differs = bits
+        elif same is not None:  # beyond 2⁵³ neighbouring integers look equal as floats
             differs |= ~same & (gap == 0)
         if differs.any():
             self.different += int(differs.sum())
