@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,7 +78,7 @@ def _backend(*fates: Any) -> tuple[ProcessBackend, FakeWorker, Link, Stager]:
     return backend, worker, Link(), Stager(ArenaPool(shared=False, pinned=False), Copier(1))
 
 
-def _job(link: Link, stager: Stager, step: int) -> SaveJob:
+def _job(link: Link, stager: Stager, step: Any) -> SaveJob:
     job = SaveJob(link, link.draw(), "place", None, None, True)
     job.staged = stager.stage({"w": torch.ones(3), "step": step})
     return job
@@ -88,6 +90,26 @@ def test_only_what_has_changed_is_sent() -> None:
         backend.run(_job(link, stager, step))
     assert [list(save.objects.values()) for save in worker.saves] == [[1], [], [2]]
     assert [save.means is None for save in worker.saves] == [False, True, True]
+
+
+NAN = [struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8000000000000, 0x7FF8000000000001)]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (0.0, -0.0), (0j, complex(-0.0, 0.0)), (1, True), (1, 1.0), (NAN[0], NAN[1]), ("a", b"a"), (None, False),
+        ((1,), (True,)), (np.float64(0.0), np.float64(-0.0)), (np.float64(1.0), 1.0), ({1}, frozenset({1})),
+        (([0.0],), ([-0.0],)),
+    ],
+)  # fmt: skip
+def test_what_is_equal_but_of_other_bits_or_type_has_changed(before: Any, now: Any) -> None:
+    """`0.0 == -0.0`: what counts is what would be stored."""
+    backend, worker, link, stager = _backend("saved", "saved", "saved")
+    for value in (before, now, now):
+        backend.run(_job(link, stager, value))
+    first, second, third = (save.objects for save in worker.saves)
+    assert (len(first), len(second), len(third)) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("fate", ["failed", "unsendable", WorkerLostError("silent")])

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from dcp_async import self_check, staging
 from dcp_async.arena import ArenaPool
 from dcp_async.copying import Copier
-from dcp_async.errors import MutatedWhileStagedError
+from dcp_async.errors import MutatedWhileStagedError, StagingMismatchError
 from dcp_async.mutations import MutationGuard
+from dcp_async.placement import Placement, place
+from dcp_async.skeleton import leaves_of, look_through
 from dcp_async.staging import Stager
 from dcp_core import UnsupportedValueError
+from dcp_core.flatten import flatten
 from dcp_core.objects import DumpedObject, load_object
+
+
+class Word(str):
+    """Equal to the plain string, and printed otherwise."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"<{self!r}>"
 
 
 def _stager(**options: Any) -> Stager:
@@ -47,6 +62,15 @@ def test_one_structure_as_long_as_nothing_but_values_changes() -> None:
 def test_another_structure_is_another_one(other: dict[str, Any]) -> None:
     stager = _stager()
     assert stager.stage({"a": torch.ones(5), "n": 1}).structure is not stager.stage(other).structure
+
+
+@pytest.mark.parametrize(
+    "keys", [(0.0, -0.0), (1, 1.0), (1, True), ((1,), (True,)), (1, np.int64(1)), ("a", Word("a"))]
+)
+def test_keys_that_are_equal_but_have_other_names_or_paths_are_others(keys: tuple[Any, Any]) -> None:
+    stager = _stager()
+    found = [stager.stage({key: torch.ones(2)}).state_dict() for key in keys]
+    assert [flatten(each).paths for each in found] == [flatten({key: None}).paths for key in keys]
 
 
 def test_sharing_is_part_of_the_structure() -> None:
@@ -83,6 +107,138 @@ def test_what_cannot_be_saved_is_named() -> None:
         _stager().stage({"m": {"f": lambda: None}})
     with pytest.raises(UnsupportedValueError, match=r"'m\.meta'"):
         _stager().stage({"m": {"meta": torch.ones(3, device="meta")}})
+
+
+COMPLEX = torch.view_as_complex(torch.arange(1, 49.0).reshape(4, 6, 2))
+VIEWS: dict[str, torch.Tensor] = {
+    "imaginary part of the conjugate": COMPLEX.conj().imag,
+    "strided": COMPLEX[::2].conj(),
+    "columns": COMPLEX[:, 1:3].conj(),
+    "transposed": COMPLEX.t().conj(),
+    "expanded": COMPLEX[0].expand(3, 6).conj(),
+    "negated": COMPLEX.conj().imag[1:, ::2],
+    "negated and transposed": COMPLEX.conj().imag.t(),
+    "a parameter": torch.nn.Parameter(COMPLEX[::2].conj()),
+    "scalar": COMPLEX[1, 1].conj(),
+    "empty": COMPLEX[:, :0].conj(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_conjugated_and_negated_views_are_described_as_they_are_copied(name: str) -> None:
+    """A view is resolved into other memory, of other strides; its description has to be of that."""
+    view = VIEWS[name]
+    wanted = view.detach().clone().resolve_conj().resolve_neg()
+    contents = look_through({"x": view})
+    assert [(each.shape, each.stride()) for each in contents.tensors] == [
+        leaf[1:] for leaf in leaves_of(contents.skeleton)
+    ]
+    for state in ({"x": view}, {"x": view, "beside": COMPLEX, "part": COMPLEX[1:3, 2:]}):
+        found = _stager().stage(state).state_dict()["x"]
+        assert torch.equal(found, wanted)
+        assert torch.equal(_stager().stage_as_it_is(dict(state))[0]["x"], wanted)
+
+
+def test_another_default_device_is_none_of_the_copys_business() -> None:
+    with torch.device("meta"):
+        staged = _stager().stage({"a": COMPLEX, "b": COMPLEX.real[:, ::2]})
+        found = staged.state_dict()
+    assert torch.equal(found["a"], COMPLEX)
+    assert torch.equal(found["b"], COMPLEX.real[:, ::2])
+
+
+@pytest.mark.parametrize("how", ["stage", "stage_as_it_is"])
+def test_memory_that_was_freed_between_two_saves_is_named_not_read(how: str) -> None:
+    """What FSDP does with parameters, and offloading with `param.data`."""
+    stager, parameter = _stager(), torch.nn.Parameter(torch.arange(4096.0))
+    stage = getattr(stager, how)
+    stage({"m": {"w": parameter}})
+    parameter.untyped_storage().resize_(0)
+    with pytest.raises(UnsupportedValueError, match=r"'m\.w'.*its storage holds 0.*gather"):
+        stage({"m": {"w": parameter}})
+    parameter.data = torch.ones(5, 3).t()
+    found = stage({"m": {"w": parameter}})
+    copied = found.state_dict() if how == "stage" else found[0]
+    assert torch.equal(copied["m"]["w"], torch.ones(3, 5))
+
+
+def _swap(parameter: torch.nn.Parameter, other: torch.Tensor) -> None:
+    parameter.data = other
+
+
+MEANWHILE = {
+    "other memory": lambda parameter: _swap(parameter, torch.zeros(4, 6)),
+    "other strides": lambda parameter: _swap(parameter, parameter.data.view(6, 4).t()),
+    "other sizes": lambda parameter: _swap(parameter, parameter.data[:2]),
+    "another dtype": lambda parameter: _swap(parameter, parameter.data.view(torch.int32)),
+    "freed": lambda parameter: parameter.untyped_storage().resize_(0),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_a_tensor_that_gets_other_memory_while_it_is_copied_is_named(what: str) -> None:
+    parameter = torch.nn.Parameter(torch.arange(24.0).reshape(4, 6), requires_grad=False)
+
+    class Copying(Copier):
+        """Copies, and then another thread has its turn."""
+
+        def copy(self, *args: Any) -> None:
+            super().copy(*args)
+            MEANWHILE[what](parameter)
+
+    stager = Stager(ArenaPool(shared=False, pinned=False), Copying(1))
+    with pytest.raises(StagingMismatchError, match=r"'m\.w' is described as float32 \(4, 6\) with strides \(6, 1\)"):
+        stager.stage({"step": 1, "m": {"v": torch.ones(3), "w": parameter}})
+
+
+@pytest.mark.parametrize("leaf", ["dtype", "shape", "strides", "missing"])
+def test_a_description_of_another_tensor_than_the_copied_one_is_found(
+    monkeypatch: pytest.MonkeyPatch, leaf: str
+) -> None:
+    """What the stager would do wrong itself; it once noted the strides of the view, and copied what it resolves to."""
+
+    def described(skeleton: Any) -> Any:
+        for dtype, shape, strides in leaves_of(skeleton):
+            if leaf == "dtype":
+                yield torch.int32, shape, strides
+            elif leaf == "shape":
+                yield dtype, torch.Size((*shape[:-1], 1)), strides
+            elif leaf == "strides":
+                yield dtype, shape, strides[::-1]
+
+    monkeypatch.setattr(self_check, "leaves_of", described)
+    stager = _stager()
+    with pytest.raises(StagingMismatchError, match="nothing was saved"):
+        stager.stage({"w": torch.ones(4, 6)})
+    monkeypatch.undo()
+    stager.stage({"w": torch.ones(4, 6)})
+    assert stager.pool.nbytes == 4096
+
+
+SPOILED: dict[str, Any] = {
+    "not aligned": lambda it: replace(it, offsets=it.offsets + 2),
+    "past the end": lambda it: replace(it, nbytes=it.nbytes - 64),
+    "of the neighbour": lambda it: replace(it, offsets=it.offsets[::-1].copy()),
+    "with gaps": lambda it: replace(it, compact=~it.compact),
+    "not copied": lambda it: replace(it, pieces=tuple(column[1:] for column in it.pieces)),
+    "nothing copied": lambda it: replace(it, pieces=tuple(column[:0] for column in it.pieces)),
+    "two in one place": lambda it: replace(it, offsets=np.where(it.compact, 0, it.offsets)),
+    "from elsewhere": lambda it: replace(it, pieces=(it.pieces[0] + 64, *it.pieces[1:])),
+    "too little": lambda it: replace(it, pieces=(*it.pieces[:2], it.pieces[2] - 4)),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_placement_that_would_mix_up_values_is_found(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    def spoiled(sources: Any) -> Placement:
+        found: Placement = SPOILED[what](place(sources))
+        return found
+
+    base = torch.arange(100.0).reshape(10, 10)
+    state = {"a": base[:2], "b": base[1:3, 2:], "c": torch.ones(30), "d": torch.ones(10, 10)[:, ::2]}
+    monkeypatch.setattr(staging, "place", spoiled)
+    with pytest.raises(StagingMismatchError, match=r"'[abcd]' would not be copied to where its copy is looked for"):
+        _stager().stage(state)
 
 
 def test_an_error_gives_the_memory_back() -> None:

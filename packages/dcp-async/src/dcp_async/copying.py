@@ -14,7 +14,7 @@ import torch
 
 from dcp_async.placement import Placement
 
-__all__ = ["Copier", "arena_view", "on_this_stream"]
+__all__ = ["Copier", "arena_view", "copied_strides", "on_this_stream"]
 
 T = TypeVar("T")
 
@@ -26,9 +26,14 @@ def arena_view(
     memory: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
     """The tensor that lies at `offset` bytes of `memory`."""
-    made = torch.empty(0, dtype=dtype, device="cpu")
+    made = torch.empty(0, dtype=dtype, device="cpu")  # the caller may have another default device
     made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
     return made
+
+
+def copied_strides(shape: Sequence[int], strides: tuple[int, ...], *, compact: bool) -> tuple[int, ...]:
+    """The strides of the copy of a tensor: its own, or without gaps."""
+    return torch.empty(shape, device="meta").stride() if compact else strides
 
 
 def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
@@ -92,10 +97,9 @@ class Copier:
         self, source: torch.Tensor, placement: Placement, row: int, memory: torch.Tensor
     ) -> Callable[[], object]:
         """Begin to copy a tensor by its elements; what waits for the end of that."""
-        compact = bool(placement.compact[row])
-        stride = torch.empty(source.shape, device="meta").stride() if compact else source.stride()
+        strides = copied_strides(source.shape, source.stride(), compact=bool(placement.compact[row]))
         source = source.detach()
-        target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, stride)
+        target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, strides)
         if source.device.type != "cuda":
             target.copy_(source)
             return lambda: None

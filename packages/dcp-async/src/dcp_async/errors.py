@@ -12,6 +12,7 @@ __all__ = [
     "SaverClosedError",
     "SaverDeadlineError",
     "StagingLimitError",
+    "StagingMismatchError",
     "WorkerError",
     "WorkerLostError",
 ]
@@ -23,6 +24,10 @@ class StagingLimitError(DcpError, MemoryError):
 
 class MutatedWhileStagedError(DcpError, RuntimeError):
     """A tensor changed while it was copied: the copy may hold old and new values side by side."""
+
+
+class StagingMismatchError(DcpError, RuntimeError):
+    """What was copied of a tensor is not what its description says: the copy is not used."""
 
 
 class NestedSaveError(DcpError, RuntimeError):

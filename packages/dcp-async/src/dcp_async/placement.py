@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Placement", "Sources", "place", "sources_of"]
+__all__ = ["I64", "Placement", "Sources", "place", "sources_of"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -30,11 +30,24 @@ class Sources:
     """In bytes; 0 for empty tensors."""
     element_bytes: I64
     """Of all elements; less than the extent where there are gaps, more where elements share memory."""
+    item_bytes: I64
+    """Of one element."""
+    room: I64
+    """Of the storage, from the first element to its end."""
 
     def same_as(self, other: Sources) -> bool:
         """Whether these are the same places."""
-        mine = (self.devices, self.addresses, self.extents, self.element_bytes)
-        return all(map(np.array_equal, mine, (other.devices, other.addresses, other.extents, other.element_bytes)))
+        return all(map(np.array_equal, self.columns(), other.columns()))
+
+    def columns(self) -> tuple[I64, ...]:
+        """All that is known, in the order of the fields."""
+        return self.devices, self.addresses, self.extents, self.element_bytes, self.item_bytes, self.room
+
+    def without_memory(self) -> list[int]:
+        """Rows of the tensors whose storage is too small for them, freed as it may be."""
+        nowhere = (self.addresses == 0) & (self.devices == 0)
+        rows: list[int] = np.flatnonzero((self.extents > 0) & (nowhere | (self.extents > self.room))).tolist()
+        return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +79,13 @@ def sources_of(tensors: Sequence[torch.Tensor]) -> Sources:
         nbytes if tensor.is_contiguous() else _extent(tensor)
         for tensor, nbytes in zip(tensors, element_bytes, strict=True)
     ]
-    return Sources(*(np.array(each, np.int64) for each in (devices, addresses, extents, element_bytes)))
+    item_bytes = [tensor.dtype.itemsize for tensor in tensors]
+    room = [
+        tensor.untyped_storage().nbytes() - tensor.storage_offset() * size
+        for tensor, size in zip(tensors, item_bytes, strict=True)
+    ]
+    columns = (devices, addresses, extents, element_bytes, item_bytes, room)
+    return Sources(*(np.array(each, np.int64) for each in columns))
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -78,25 +97,37 @@ def _extent(tensor: torch.Tensor) -> int:
 
 def place(sources: Sources) -> Placement:
     """Lay out copies: overlapping extents stay together, so that views stay views; each stretch is aligned."""
-    used = np.flatnonzero(sources.extents)
+    # What is not aligned for its dtype cannot lie so in the arena. It is copied apart, as bytes: torch may crash on it.
+    astray = sources.addresses % sources.item_bytes != 0
+    lone = np.flatnonzero((sources.extents > 0) & astray)
+    used = np.flatnonzero((sources.extents > 0) & ~astray)
     order = used[np.lexsort((sources.addresses[used], sources.devices[used]))]
     starts, extents, devices = sources.addresses[order], sources.extents[order], sources.devices[order]
     begins = _begins(devices, starts, starts + extents)
     stretch, first = np.cumsum(begins) - 1, np.flatnonzero(begins)
-    within = starts - starts[first][stretch]
+    alone = np.bincount(stretch, minlength=len(first)) == 1
+    # Where several lie together, each stays as far from a border as it was: what was aligned is aligned.
+    leads = np.where(alone, 0, starts[first] % _ALIGNMENT)
+    within = starts - starts[first][stretch] + leads[stretch]
     lengths = np.zeros(len(first), np.int64)
     np.maximum.at(lengths, stretch, within + extents)
-    alone = np.bincount(stretch, minlength=len(first)) == 1
     # What covers less than its extent is copied without its gaps, unless others lie in them.
     gaps = alone[stretch] & (sources.element_bytes[order] < extents)
     lengths[stretch[gaps]] = sources.element_bytes[order][gaps]
-    base = np.concatenate([[0], np.cumsum(-(-lengths // _ALIGNMENT) * _ALIGNMENT)]).astype(np.int64)
+    slots = np.concatenate([lengths, sources.extents[lone]])
+    base = np.concatenate([[0], np.cumsum(-(-slots // _ALIGNMENT) * _ALIGNMENT)]).astype(np.int64)
+    begin, apart = base[: len(first)], base[len(first) : -1]
     offsets, compact = np.zeros(len(sources.addresses), np.int64), np.zeros(len(sources.addresses), bool)
-    offsets[order] = base[:-1][stretch] + within
+    offsets[order], offsets[lone] = begin[stretch] + within, apart
     compact[order] = gaps
-    whole = (devices[first] == 0) & ~gaps[first]
-    pieces = (starts[first][whole], base[:-1][whole], lengths[whole])
-    return Placement(offsets, compact, int(base[-1]), pieces, np.sort(order[gaps | (devices != 0)]))
+    whole, on_host = (devices[first] == 0) & ~gaps[first], sources.devices[lone] == 0
+    pieces = (
+        np.concatenate([starts[first][whole], sources.addresses[lone][on_host]]),
+        np.concatenate([(begin + leads)[whole], apart[on_host]]),
+        np.concatenate([(lengths - leads)[whole], sources.extents[lone][on_host]]),
+    )
+    by_tensor = np.sort(np.concatenate([order[gaps | (devices != 0)], lone[~on_host]]))
+    return Placement(offsets, compact, int(base[-1]), pieces, by_tensor)
 
 
 def _begins(devices: I64, starts: I64, stops: I64) -> npt.NDArray[np.bool_]:

@@ -31,6 +31,7 @@ from dcp_core import CoordinatorLostError, Metadata
 from dcp_core.metadata import DeferredMetadata
 from dcp_core.outcomes import Failure, decode
 from dcp_core.storage_choice import resolve_writer
+from dcp_core.value_bytes import same_value
 
 __all__ = ["ProcessBackend"]
 
@@ -279,7 +280,7 @@ def _changed(before: list[Any], now: list[Any]) -> dict[int, Any]:
     if len(before) != len(now):
         return dict(enumerate(now))
     pairs = enumerate(zip(before, now, strict=True))
-    return {number: new for number, (old, new) in pairs if type(old) is not type(new) or old != new}
+    return {number: new for number, (old, new) in pairs if not same_value(old, new)}
 
 
 def _place(job: SaveJob) -> str:

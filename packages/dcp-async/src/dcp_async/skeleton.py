@@ -1,9 +1,9 @@
 """The structure of a state dict apart from its values: compared with that of the last save, and filled with copies.
 
 A skeleton is made of tuples alone, so that two of them compare fast and one travels to another process:
-`("d", keys, nodes)` a mapping, `("l", nodes)` a list, `("t", dtype, shape, stride, requires_grad)` a tensor,
-`("s", …)` what a rank holds of a sharded one, `("o",)` an object. Tensors and objects are those of `Contents`, in the
-order of the skeleton.
+`("d", keys, nodes)` a mapping (one more element if not all keys are strings), `("l", nodes)` a list,
+`("t", dtype, shape, stride, requires_grad)` a tensor, `("s", …)` what a rank holds of a sharded one, `("o",)` an
+object. Tensors and objects are those of `Contents`, in the order of the skeleton.
 
 Not here: where copies lie.
 """
@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from dcp_core.dtensors import is_dtensor
+from dcp_core.flatten import holds_entry
 from dcp_core.metadata import TensorProperties
 from dcp_core.objects import DumpedObject, dump_object
 from dcp_core.shards import LocalShard, LocalTensor, local_tensor
+from dcp_core.tensor_checks import check_memory
+from dcp_core.value_bytes import value_digest
 from dcp_core.values import is_plain
 
-__all__ = ["Contents", "Skeleton", "TensorByValue", "fill", "look_through"]
+__all__ = ["Contents", "Skeleton", "TensorByValue", "fill", "leaves_of", "look_through"]
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -47,7 +50,7 @@ class Contents:
 
     skeleton: Skeleton = ()
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """The local memories as they are: on any device, of any strides."""
+    """The local memories: on any device, of any strides; conjugated and negated views are resolved."""
     names: list[str] = field(default_factory=list)
     """Of the tensors."""
     objects: list[Any] = field(default_factory=list)
@@ -84,9 +87,10 @@ class _Walk:
         keys = tuple(value)
         node = self._node if top or self._nested else self._object
         nodes = tuple([node(item, f"{prefix}{key}") for key, item in value.items()])
-        kinds = set(map(type, keys))
-        # 1, 1.0 and True are equal, but not one name.
-        return ("d", keys, nodes) if kinds <= {str} else ("d", keys, nodes, tuple(map(type, keys)))
+        if set(map(type, keys)) <= {str}:
+            return ("d", keys, nodes)
+        # 1, 1.0 and True are equal, as are 0.0 and -0.0, but each has another name, or another path.
+        return ("d", keys, nodes, tuple([(type(key).__qualname__, str(key)) for key in keys]))
 
     def _node(self, value: Any, name: str) -> Skeleton:
         if is_plain(value) and not value.is_quantized:
@@ -95,17 +99,20 @@ class _Walk:
             return self._special(value, name)
         if self._nested and isinstance(value, Mapping):
             return self.mapping(value, f"{name}.")
-        if self._nested and isinstance(value, list) and _holds_entry(value):
+        if self._nested and isinstance(value, list) and holds_entry(value):
             return ("l", tuple([self._node(item, f"{name}.{at}") for at, item in enumerate(value)]))
         return self._object(value, name)
 
     def _tensor(self, value: torch.Tensor, name: str) -> Skeleton:
-        self._keep(value, name)
-        return ("t", value.dtype, value.shape, value.stride(), value.requires_grad)
+        kept = self._keep(value, name)
+        return ("t", kept.dtype, kept.shape, kept.stride(), value.requires_grad)
 
     def _keep(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Note a local memory; returns what was noted, which alone may be described: resolved, it has other strides."""
         if tensor.is_conj() or tensor.is_neg():
-            tensor = tensor.resolve_conj().resolve_neg()
+            check_memory(name, tensor)
+            with torch.no_grad():
+                tensor = tensor.resolve_conj().resolve_neg()
         self.contents.tensors.append(tensor)
         self.contents.names.append(name)
         return tensor
@@ -130,7 +137,7 @@ class _Walk:
         if not is_plain(local):
             held = local_tensor(name, value)
             return self._object(value, name) if held is None else self._shards(held, name)
-        form = (value._spec, local.shape, local.dtype, value.requires_grad)  # noqa: SLF001
+        form = (value._spec, local.shape, local.dtype, value.requires_grad, local.is_pinned())  # noqa: SLF001
         known = self._forms.get(form)
         if known is None:
             held = local_tensor(name, value)
@@ -151,8 +158,8 @@ class _Walk:
         return ("s", _facts(held), tuple(boxes))
 
     def _object(self, value: Any, name: str) -> Skeleton:
-        kept = value if type(value) in _SCALARS else DumpedObject(dump_object(value, key=name))
-        self.contents.objects.append(kept)
+        kept = type(value) in _SCALARS or isinstance(value, DumpedObject)
+        self.contents.objects.append(value if kept else DumpedObject(dump_object(value, key=name), value_digest(value)))
         return ("o",)
 
 
@@ -161,14 +168,17 @@ def _facts(held: LocalTensor) -> tuple[Any, ...]:
     return held.size, held.whole, properties.dtype, properties.requires_grad, properties.pin_memory
 
 
-def _holds_entry(values: list[Any]) -> bool:
-    """Whether a list is entered: as `dcp_core.flatten` has it."""
-    return any(
-        isinstance(value, Mapping | torch.Tensor)
-        or hasattr(value, "__create_chunk_list__")
-        or (isinstance(value, list) and _holds_entry(value))
-        for value in values
-    )
+def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
+    """Dtype, shape and strides of every memory that a skeleton describes, in its order."""
+    kind = node[0]
+    if kind == "t":
+        yield node[1], node[2], node[3]
+    elif kind == "s":
+        for _, shape, dtype, stride in node[2]:
+            yield dtype, shape, stride
+    elif kind in "dl":
+        for below in node[-1] if kind == "l" else node[2]:
+            yield from leaves_of(below)
 
 
 def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[Any]) -> dict[Any, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from dcp_async.arena import Arena, ArenaPool
-from dcp_async.copying import Copier, arena_view
+from dcp_async.copying import Copier, arena_view, copied_strides
 from dcp_async.mutations import MutationGuard
 from dcp_async.placement import Placement, Sources, place, sources_of
-from dcp_async.skeleton import Contents, Skeleton, fill, look_through
+from dcp_async.self_check import check_described, check_placed
+from dcp_async.skeleton import Contents, Skeleton, fill, leaves_of, look_through
 from dcp_async.tree_copy import copy_tree
 
-__all__ = ["Staged", "Stager", "Structure", "leaves_of", "staged_tensors"]
+__all__ = ["Staged", "Stager", "Structure", "staged_tensors"]
 
 _KEPT_STRUCTURES = 16
 
@@ -56,22 +57,9 @@ def staged_tensors(structure: Structure, memory: torch.Tensor) -> list[torch.Ten
     """The tensors of a structure, as they lie in `memory`."""
     described = zip(leaves_of(structure.skeleton), structure.offsets, structure.compact, strict=True)
     return [
-        arena_view(memory, offset, dtype, shape, torch.empty(shape, device="meta").stride() if compact else stride)
-        for (dtype, shape, stride), offset, compact in described
+        arena_view(memory, offset, dtype, shape, copied_strides(shape, strides, compact=compact))
+        for (dtype, shape, strides), offset, compact in described
     ]
-
-
-def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
-    """Dtype, shape and strides of every memory that a skeleton describes, in its order."""
-    kind = node[0]
-    if kind == "t":
-        yield node[1], node[2], node[3]
-    elif kind == "s":
-        for _, shape, dtype, stride in node[2]:
-            yield dtype, shape, stride
-    elif kind in "dl":
-        for below in node[-1] if kind == "l" else node[2]:
-            yield from leaves_of(below)
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +99,7 @@ class Stager:
             UnsupportedValueError: A value cannot be saved.
             StagingLimitError: The copy would take more memory than allowed.
             MutatedWhileStagedError: A tensor changed meanwhile.
+            StagingMismatchError: A tensor got other memory meanwhile, or its copy is not what would be said of it.
         """
         with self._lock:
             return self._copy(look_through(state_dict, nested=nested, forms=self._forms))
@@ -119,10 +108,9 @@ class Stager:
         """A copy with containers, DTensors and objects as they are, its tensors in the arena. Raises like `stage`."""
         arenas: list[Arena] = []
 
-        def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        def copy_tensors(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             nodes = tuple([("t", each.dtype, each.shape, each.stride(), False) for each in tensors])
-            names = [f"tensor {number}" for number in range(len(tensors))]
-            staged = self._copy(Contents(("l", nodes), [*tensors], names))
+            staged = self._copy(Contents(("l", nodes), [*tensors], [*names]))
             arenas.append(staged.arena)
             return staged_tensors(staged.structure, staged.arena.view())
 
@@ -141,6 +129,7 @@ class Stager:
             memory = arena.view()
             samples = None if self.guard is None else self.guard.sample(contents, known.placement)
             self.copier.copy(known.placement, contents.tensors, memory)
+            check_described(contents, known.sources)
             if samples is not None:
                 samples.check(memory)
         except BaseException:
@@ -154,7 +143,9 @@ class Stager:
         if known is not None and known.sources.same_as(sources):
             self._known.remove(known)
         else:
-            known = self._adopt(contents, sources, place(sources))
+            placement = place(sources)
+            check_placed(contents, sources, placement)
+            known = self._adopt(contents, sources, placement)
         self._known.append(known)
         del self._known[:-_KEPT_STRUCTURES]
         return known

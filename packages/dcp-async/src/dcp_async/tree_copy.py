@@ -9,46 +9,53 @@ from typing import Any
 import torch
 
 from dcp_core.dtensors import is_dtensor
+from dcp_core.tensor_checks import check_memory
 from dcp_core.values import is_plain
 
 __all__ = ["copy_tree"]
 
 
 def copy_tree(
-    state_dict: dict[str, Any], copy_tensors: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    state_dict: dict[str, Any], copy_tensors: Callable[[Sequence[str], Sequence[torch.Tensor]], list[torch.Tensor]]
 ) -> dict[str, Any]:
     """A deep copy that keeps the types of containers; what is one object in the source is one in the copy.
 
     Args:
         state_dict: Anything that can be copied.
-        copy_tensors: Copies plain tensors; the local ones of DTensors are among them.
+        copy_tensors: Copies plain tensors, given their names, too; the local ones of DTensors are among them.
+
+    Raises:
+        UnsupportedValueError: The storage of a tensor has been freed.
     """
-    found = {id(tensor): tensor for tensor in _tensors(state_dict)}
-    copies = copy_tensors([_memory(tensor) for tensor in found.values()])
+    found = {id(tensor): (name, tensor) for name, tensor in _tensors(state_dict, "")}
+    names, sources = [name for name, _ in found.values()], [source for _, source in found.values()]
+    copies = copy_tensors(names, list(map(_memory, names, sources)))
     # For `deepcopy`, these are done.
-    memo: dict[int, Any] = {
-        number: _like(source, copied) for (number, source), copied in zip(found.items(), copies, strict=True)
-    }
+    memo: dict[int, Any] = {id(source): _like(source, copied) for source, copied in zip(sources, copies, strict=True)}
     copied: dict[str, Any] = copy.deepcopy(state_dict, memo)
     return copied
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested containers whose values are the bytes of their memory."""
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in nested containers whose values are those of strided memory, with their names."""
     if isinstance(value, torch.Tensor):
         local = value._local_tensor if is_dtensor(value) else value  # noqa: SLF001
-        if is_plain(local) and not (local.is_quantized or local.is_conj() or local.is_neg()):
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
+        if is_plain(local) and not local.is_quantized:
+            yield name, value
+        return
+    prefix = f"{name}." if name else ""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{prefix}{key}")
     elif isinstance(value, list | tuple | set):
-        for item in value:
-            yield from _tensors(item)
+        for number, item in enumerate(value):
+            yield from _tensors(item, f"{prefix}{number}")
 
 
-def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor._local_tensor if is_dtensor(tensor) else tensor).detach()  # noqa: SLF001
+def _memory(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    local = tensor._local_tensor if is_dtensor(tensor) else tensor  # noqa: SLF001
+    check_memory(name, local)
+    return local.detach().resolve_conj().resolve_neg()
 
 
 def _like(source: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ __all__ = [
     "flatten",
     "flatten_state_dict",
     "get_element",
+    "holds_entry",
     "set_element",
     "unflatten_state_dict",
 ]
@@ -182,7 +183,7 @@ def _fill(
 def _is_container(value: object, *, descend_plain: bool) -> bool:
     if isinstance(value, Mapping):
         return descend_plain or _holds_tensor(value)
-    return isinstance(value, list) and (_holds_entry(value) if descend_plain else _holds_tensor(value))
+    return isinstance(value, list) and (holds_entry(value) if descend_plain else _holds_tensor(value))
 
 
 def _element(key: object, flat: FlatState) -> PathElement:
@@ -198,9 +199,10 @@ def _element(key: object, flat: FlatState) -> PathElement:
     return text
 
 
-def _holds_entry(values: list[Any]) -> bool:
+def holds_entry(values: list[Any]) -> bool:
+    """Whether a list is entered, because it holds a tensor or a mapping at any depth of lists."""
     return any(
-        isinstance(value, Mapping | torch.Tensor | TensorLike) or (isinstance(value, list) and _holds_entry(value))
+        isinstance(value, Mapping | torch.Tensor | TensorLike) or (isinstance(value, list) and holds_entry(value))
         for value in values
     )
 

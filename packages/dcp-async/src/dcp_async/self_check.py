@@ -1,0 +1,102 @@
+"""The self-check of staging: description and copy of each tensor belong together, or nothing is saved.
+
+A copy is bytes in an arena; dtype, sizes and strides, noted apart from them, say what they mean. Where the two differ,
+wrong values would be stored under sound checksums. The checks look at descriptions and addresses, never at the bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dcp_async.errors import StagingMismatchError
+from dcp_async.placement import I64, Placement, Sources
+from dcp_async.skeleton import Contents, leaves_of
+from dcp_core.tensor_checks import check_memory
+
+__all__ = ["check_described", "check_placed"]
+
+Flags = npt.NDArray[np.bool_]
+
+
+def check_described(contents: Contents, sources: Sources) -> None:
+    """Compare the tensors, once they have been copied, with what the skeleton says of them and where they were.
+
+    Args:
+        contents: What was copied.
+        sources: The memory that was copied, taken from `contents.tensors` before.
+
+    Raises:
+        StagingMismatchError: A tensor has another dtype, shape or strides than the skeleton says, or other memory.
+    """
+    leaves = [*leaves_of(contents.skeleton)]
+    if len(leaves) != len(contents.tensors):
+        raise StagingMismatchError(f"{len(contents.tensors)} tensors were staged, {len(leaves)} described; {_REMEDY}")
+    rows = zip(leaves, contents.tensors, sources.addresses.tolist(), strict=True)
+    for row, ((dtype, shape, strides), tensor, address) in enumerate(rows):
+        same = tensor.dtype is dtype and tensor.shape == shape and tensor.stride() == strides
+        if not (same and tensor.data_ptr() == address):
+            raise StagingMismatchError(
+                f"{contents.names[row]!r} is described as {_text(dtype, shape, strides)} at {address:#x}, but what was "
+                f"staged is {_text(tensor.dtype, tensor.shape, tensor.stride())} at {tensor.data_ptr():#x}; {_REMEDY}"
+            )
+
+
+def check_placed(contents: Contents, sources: Sources, placement: Placement) -> None:
+    """Check a placement before anything is copied: each copy has room, is aligned, and takes the bytes of its source.
+
+    Args:
+        contents: Names the tensors.
+        sources: What is to be copied.
+        placement: Where to.
+
+    Raises:
+        UnsupportedValueError: The storage of a tensor is smaller than its sizes and strides say.
+        StagingMismatchError: The placement is wrong.
+    """
+    for row in sources.without_memory():
+        check_memory(contents.names[row], contents.tensors[row])
+    ends = placement.offsets + np.where(placement.compact, sources.element_bytes, sources.extents)
+    wrong = (placement.offsets % sources.item_bytes != 0) | (ends > placement.nbytes)
+    by_piece = sources.extents > 0
+    by_piece[placement.by_tensor] = False
+    wrong |= (placement.compact == by_piece) & (sources.extents > 0) & (sources.devices == 0)
+    rows = np.flatnonzero(by_piece)
+    wrong[rows] |= ~_in_pieces(sources.addresses[rows], placement.offsets[rows], ends[rows], placement)
+    wrong |= _in_others(placement, ends)
+    if wrong.any():
+        name = contents.names[int(np.flatnonzero(wrong)[0])]
+        raise StagingMismatchError(f"{name!r} would not be copied to where its copy is looked for; {_REMEDY}")
+
+
+def _in_pieces(addresses: I64, offsets: I64, ends: I64, placement: Placement) -> Flags:
+    """Whether copies are parts of pieces that are copied as they are, and each from its own address."""
+    begins, places, lengths = placement.pieces
+    if not len(places):
+        return np.zeros(len(offsets), bool)
+    piece = np.searchsorted(places, offsets, "right") - 1
+    own = offsets - places[piece] == addresses - begins[piece]
+    found: Flags = (piece >= 0) & own & (ends <= (places + lengths)[piece])
+    return found
+
+
+def _in_others(placement: Placement, ends: I64) -> Flags:
+    """Whether the copy of a tensor that is copied by itself lies where another one, or a piece, lies."""
+    compact = np.flatnonzero(placement.compact)
+    begins = np.concatenate([placement.pieces[1], placement.offsets[compact]])
+    until = np.concatenate([placement.pieces[1] + placement.pieces[2], ends[compact]])
+    order = np.argsort(begins, kind="stable")
+    clash = begins[order][1:] < until[order][:-1]
+    found: Flags = np.isin(placement.offsets, begins[order][1:][clash])
+    return found
+
+
+_REMEDY = (
+    "nothing was saved. A tensor may be given other memory (`param.data = …`, offloading) only once its copy is "
+    "complete; if it was not, this is a defect of dcp-async: use `dcp_core.save` and report it"
+)
+
+
+def _text(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)} with strides {tuple(strides)}"
