@@ -6,12 +6,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as stock
 
 import dcp_all as dcp
+from dcp_async import shared_saver
 from dcp_core.dedup import DivergentReplicaWarning
 
 
@@ -73,7 +75,16 @@ def test_stock_and_tools_see_the_values_of_all_ranks(ranks: Any, tmp_path: Path)
     assert [found[f"rank_{n}"]["position"] for n in range(2)] == [100, 101]
 
 
-def save_different(folder: str, options: dict[str, Any]) -> str:
+def save_by(saver: str, state: dict[str, Any], folder: str, options: dict[str, Any]) -> None:
+    """Save with the default planner and these options."""
+    planner = dcp.DefaultSavePlanner(**options)
+    if saver == "sync":
+        dcp.save(state, checkpoint_id=folder, planner=planner)
+    else:
+        shared_saver(saver).save(state, checkpoint_id=folder, planner=planner).result(timeout=120)  # type: ignore[union-attr]
+
+
+def save_different(folder: str, options: dict[str, Any], saver: str) -> str:
     """What a rank is told when names mean different things on different ranks."""
     rank = dist.get_rank()
     large = torch.zeros(100_000)
@@ -81,26 +92,45 @@ def save_different(folder: str, options: dict[str, Any]) -> str:
     word = str(large.shape)
     state = {"small": torch.tensor(rank), "note": f"rank {rank}", "large": large, "same": torch.ones(3)}
     state["alike"] = (word, word if rank else str(large.shape), torch.ones(2))  # a pickle tells these apart
+    state |= {f"equal{number}": pair[rank > 0] for number, pair in enumerate(EQUAL_ONLY)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            dcp.save(state, checkpoint_id=folder, planner=dcp.DefaultSavePlanner(**options))
+            save_by(saver, state, folder, options)
         except dcp.CheckpointException as error:
             return f"error: {error}"
     return "\n".join(str(one.message) for one in caught if one.category is DivergentReplicaWarning)
 
 
-@pytest.mark.parametrize("error", [False, True])
-@pytest.mark.parametrize("everything", [False, True])
-def test_undeclared_differences_are_named(ranks: Any, tmp_path: Path, everything: bool, error: bool) -> None:
+EQUAL_ONLY: list[tuple[Any, Any]] = [
+    (0.0, -0.0), (1, True), (1, 1.0), (0j, complex(-0.0, 0.0)), ("a", b"a"), (torch.tensor(0.0), torch.tensor(-0.0)),
+    (np.int64(1), np.float64(5e-324)), (np.zeros(1), np.zeros(1, np.int64)), (b"1", bytearray(b"1")),
+]  # fmt: skip
+"""What the first rank has, and what the others have; equal, or of the same bytes."""
+
+
+@pytest.mark.parametrize(
+    ("error", "everything", "saver"),
+    [
+        (False, False, "sync"),
+        (False, True, "sync"),
+        (True, False, "sync"),
+        (True, True, "sync"),
+        (True, True, "thread"),
+    ],
+)
+def test_undeclared_differences_are_named(
+    ranks: Any, tmp_path: Path, everything: bool, error: bool, saver: str
+) -> None:
     """Row 14: warned of by default, with keys and ranks; an error on request. Large values only on request."""
     options = {"compare_all": everything, "on_divergence": "error" if error else "warn"}
-    texts = ranks.run(3, save_different, str(tmp_path / "checkpoint"), options)
+    texts = ranks.run(3, save_different, str(tmp_path / "checkpoint"), options, saver)
     for text in texts if error else texts[:1]:
         assert text.startswith("error: ") == error
         assert "'small' on ranks [1, 2]" in text
         assert "'note' on ranks [1, 2]" in text
         assert ("'large' on ranks [1, 2]" in text) == everything
+        assert all(f"'equal{number}' on ranks [1, 2]" in text for number in range(len(EQUAL_ONLY))) or not everything
         assert "'same'" not in text
         assert "'alike'" not in text
         assert "PerRank" in text

@@ -10,6 +10,7 @@ import collections
 import datetime as dt
 import math
 import pathlib
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     """The elements as bytes, row-major."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     if plain.is_quantized:
         return plain.int_repr().numpy().tobytes() + repr((plain.q_scale(), plain.q_zero_point())).encode()
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
@@ -63,8 +64,8 @@ def local_parts(value: Any) -> list[torch.Tensor]:
     ]
 
 
-def same_bits(actual: Any, wanted: Any) -> bool:  # noqa: PLR0911 - one line a kind
-    """Equality of nested values; tensors by shape, dtype and bits; DTensors by their local parts."""
+def same_bits(actual: Any, wanted: Any) -> bool:
+    """Equality of nested values by type and bits; tensors by shape, dtype and bits; DTensors by their local parts."""
     if isinstance(wanted, DTensor):
         return isinstance(actual, DTensor) and same_bits(actual.to_local(), wanted.to_local())
     if hasattr(wanted, "local_shards"):
@@ -79,7 +80,7 @@ def same_bits(actual: Any, wanted: Any) -> bool:  # noqa: PLR0911 - one line a k
     if isinstance(wanted, dict):
         return (
             isinstance(actual, dict)
-            and list(actual) == list(wanted)
+            and list(map(repr, actual)) == list(map(repr, wanted))
             and all(same_bits(actual[key], wanted[key]) for key in wanted)
         )
     if isinstance(wanted, list | tuple):
@@ -88,9 +89,17 @@ def same_bits(actual: Any, wanted: Any) -> bool:  # noqa: PLR0911 - one line a k
             and len(actual) == len(wanted)
             and all(same_bits(a, b) for a, b in zip(actual, wanted, strict=True))
         )
-    if isinstance(wanted, np.ndarray):
-        return isinstance(actual, np.ndarray) and actual.dtype == wanted.dtype and np.array_equal(actual, wanted)
-    return type(actual) is type(wanted) and bool(actual == wanted)
+    return type(actual) is type(wanted) and _plain_bits(actual) == _plain_bits(wanted)
+
+
+def _plain_bits(value: Any) -> Any:
+    """What is equal for plain values of one type only if they have the same bits: 0.0 is not -0.0, NaN is itself."""
+    if isinstance(value, np.ndarray | np.generic):
+        elements = list(map(_plain_bits, value.ravel().tolist())) if value.dtype.hasobject else value.tobytes()
+        return value.dtype, value.shape, elements
+    if isinstance(value, float | complex):
+        return struct.pack("<2d", value.real, value.imag)
+    return repr(value) if isinstance(value, dt.datetime) else value
 
 
 @dataclass(frozen=True)

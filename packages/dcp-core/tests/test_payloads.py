@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dcp_core.payloads import PayloadError, bytes_payload, tensor_payload
+from dcp_core.payloads import PayloadError, bytes_payload, tensor_bytes, tensor_payload
 from dcp_manifest.items import Framing
 
 
@@ -59,3 +59,22 @@ def test_tensors_without_plain_memory_are_refused(tensor: torch.Tensor, words: s
 
 def test_objects_keep_their_bytes() -> None:
     assert bytes_payload(b"abc").data == b"abc"
+
+
+@pytest.mark.parametrize("count", [3, 20_000])
+def test_looking_at_the_bytes_leaves_storages_resizable(count: int) -> None:
+    """`Tensor.numpy` forbids `resize_` for good, which FSDP needs; looking at a tensor must not change it."""
+    tensors = {dtype: torch.ones(count, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.complex128)}
+    for tensor in tensors.values():
+        view = tensor_bytes(tensor)
+        assert (len(view), view.readonly, view.format) == (tensor.nbytes, False, "B")
+        tensor_payload("w", tensor)
+        del view
+        tensor.untyped_storage().resize_(0)
+
+
+def test_the_bytes_of_a_tensor_hold_its_memory() -> None:
+    view = tensor_bytes(torch.full((100_000,), 7, dtype=torch.uint8))
+    others = [torch.zeros(100_000, dtype=torch.uint8) for _ in range(20)]
+    assert bytes(view) == b"\x07" * 100_000
+    assert len(others) == 20

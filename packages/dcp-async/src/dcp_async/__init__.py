@@ -12,6 +12,7 @@ from dcp_async.errors import (
     SaveSkippedError,
     SaveSupersededError,
     StagingLimitError,
+    StagingMismatchError,
     WorkerError,
     WorkerLostError,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "SaverDeadlineError",
     "SaverOptions",
     "StagingLimitError",
+    "StagingMismatchError",
     "StagingOptions",
     "StateDictStager",
     "WorkerError",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import io
 
+import numpy as np
 import torch
 
 from dcp_core.errors import DcpError
@@ -26,9 +27,6 @@ __all__ = [
 
 # Smaller tensors are copied at once: pieces would cost more than their memory.
 _SMALL_BYTES = 64 << 10
-# Dtypes whose numpy arrays can be cast to bytes; others of a size are seen as these integers.
-_NUMPY_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8}
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class PayloadError(DcpError, TypeError):
@@ -86,15 +84,24 @@ def small_bytes(tensor: torch.Tensor) -> bytes | None:
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
+class _Memory:
+    """Offers the memory of a contiguous CPU tensor to numpy, and holds it."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+        }
+
+
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor as writable bytes; it stays alive as long as the view."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    size = tensor.dtype.itemsize
-    if tensor.dtype in _NUMPY_DTYPES:
-        return memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
-    if size in _INTEGERS:
-        return memoryview(tensor.view(_INTEGERS[size]).numpy()).cast("B")  # type: ignore[arg-type]
-    # Not reshape(-1): dimensions of size 1 may have any stride, and a view as bytes would refuse that.
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    # Not `Tensor.numpy`: it forbids the tensor's owner for good to resize the storage, as FSDP does.
+    return memoryview(np.asarray(_Memory(tensor)))
