@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,7 @@ EQUAL_ONLY: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(
     ("error", "everything", "saver"),
-    [
-        (False, False, "sync"),
-        (False, True, "sync"),
-        (True, False, "sync"),
-        (True, True, "sync"),
-        (True, True, "thread"),
-    ],
+    [*itertools.product([False, True], [False, True], ["sync"]), (True, True, "thread")],
 )
 def test_undeclared_differences_are_named(
     ranks: Any, tmp_path: Path, everything: bool, error: bool, saver: str
@@ -130,7 +125,7 @@ def test_undeclared_differences_are_named(
         assert "'small' on ranks [1, 2]" in text
         assert "'note' on ranks [1, 2]" in text
         assert ("'large' on ranks [1, 2]" in text) == everything
-        assert all(f"'equal{number}' on ranks [1, 2]" in text for number in range(len(EQUAL_ONLY))) or not everything
+        assert f"{2 + everything + len(EQUAL_ONLY)} value(s) differ" in text
         assert "'same'" not in text
         assert "'alike'" not in text
         assert "PerRank" in text
