@@ -8,8 +8,6 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import torch
-
 from dcp_async.copying import on_this_stream
 from dcp_async.entry import Entry
 from dcp_async.errors import SaverDeadlineError
@@ -20,11 +18,9 @@ from dcp_async.stagers import DefaultStager, is_plain_blocking
 from dcp_async.staging import Staged, Stager
 from dcp_core import AsyncStager, DefaultSavePlanner, StorageWriter
 from dcp_core.per_rank import with_rank_values
-from dcp_core.protocols import is_stateful
+from dcp_core.protocols import with_states
 
 __all__ = ["JobStager"]
-
-_TENSORS = {torch.Tensor, torch.nn.Parameter}
 
 
 class JobStager:
@@ -153,11 +149,7 @@ class JobStager:
 
 def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
     """This rank's values, in place of what stands for them."""
-    values = {
-        key: value.state_dict() if type(value) not in _TENSORS and is_stateful(value) else value
-        for key, value in state_dict.items()
-    }
-    ranked: dict[str, Any] = with_rank_values(values, link.seat.rank)
+    ranked: dict[str, Any] = with_rank_values(with_states(state_dict), link.seat.rank)
     return ranked
 
 

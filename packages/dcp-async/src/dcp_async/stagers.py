@@ -116,6 +116,9 @@ class StateDictStager:
 
 def is_plain_blocking(stager: object) -> bool:
     """Whether a stager only copies, as `BlockingAsyncStager` does by default."""
-    if not isinstance(stager, BlockingAsyncStager) or type(stager).stage is not BlockingAsyncStager.stage:
+    steps = ("stage", "synchronize_staging", "should_synchronize_after_execute", "_synchronize_after_execute")
+    if not isinstance(stager, BlockingAsyncStager) or any(
+        getattr(type(stager), step) is not getattr(BlockingAsyncStager, step) for step in steps
+    ):
         return False
     return not (stager.cache_staged_state_dict or stager.type_check)

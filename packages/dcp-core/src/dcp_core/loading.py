@@ -29,7 +29,7 @@ from dcp_core.outside_compile import outside_compile
 from dcp_core.peers import PeerOptions
 from dcp_core.per_rank import RankValues
 from dcp_core.plan import LoadPlan
-from dcp_core.protocols import CheckpointId, LoadPlanner, Stateful, StorageReader, is_stateful
+from dcp_core.protocols import CheckpointId, LoadPlanner, Stateful, StorageReader, in_shared_order, is_stateful, with_states
 from dcp_core.report import LoadReport
 from dcp_core.storage_choice import resolve_reader
 
@@ -191,11 +191,8 @@ class _Load:
     def prepare(self) -> bool:
         """Take the template; whether this rank's planner or reader makes something of the plans of all ranks."""
         self.reader = resolve_reader(self.reader, self.checkpoint_id)
-        for key, value in self.state_dict.items():
-            if is_stateful(value):
-                self.stateful[key] = value
-                value = value.state_dict()
-            self.template[key] = value
+        self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}
+        self.template = with_states(self.state_dict)
         methods = (self.planner.create_global_plan, self.reader.prepare_global_plan)
         return any(getattr(method, "__func__", None) not in _IDENTITIES for method in methods)
 
@@ -250,7 +247,7 @@ class _Load:
         self.restore_rank_values()
         if self.rank_values is not None:
             self.rank_values.apply()
-        for key, value in self.stateful.items():
+        for key, value in in_shared_order(self.stateful):
             value.load_state_dict(self.values[key])
         for key, value in self.values.items():
             if key not in self.stateful:

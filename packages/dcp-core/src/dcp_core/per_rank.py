@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from dcp_core.protocols import Stateful, is_stateful
+from dcp_core.protocols import Stateful, in_shared_order, is_stateful
 
 __all__ = ["PerRank", "RankValues", "with_rank_values"]
 
@@ -49,7 +49,8 @@ def with_rank_values(value: Any, rank: int) -> Any:
     if isinstance(value, PerRank):
         return {_key(rank): _held(value)}
     if isinstance(value, Mapping):
-        changed = {key: new for key, old in value.items() if (new := with_rank_values(old, rank)) is not old}
+        held = {key: old for key, old in value.items() if not isinstance(old, torch.Tensor)}
+        changed = {key: new for key, old in in_shared_order(held) if (new := with_rank_values(old, rank)) is not old}
         return {**value, **changed} if changed else value
     if type(value) is list:
         items = [with_rank_values(old, rank) for old in value]
@@ -82,7 +83,7 @@ class RankValues:
         """Name → rank whose value is loaded; None where the template's is kept, or all ranks share one."""
         self._places: list[_Place] = []
         self._states: list[tuple[Stateful, Any]] = []
-        for name, place in [*_find(template, "")]:
+        for name, place in sorted(_find(template, ""), key=lambda found: found[0]):
             saved = _saved_ranks(names, name)
             source: int | None = rank
             if saved and rank not in saved:

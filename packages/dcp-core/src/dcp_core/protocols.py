@@ -30,11 +30,15 @@ __all__ = [
     "StorageReader",
     "StorageWriter",
     "WriteResult",
+    "in_shared_order",
     "is_stateful",
+    "with_states",
 ]
 
 STATE_DICT_TYPE = dict[str, Any]
 CheckpointId = str | os.PathLike[str]
+# Thousands of them in a state dict, and looking for methods of a tensor is slow.
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 @runtime_checkable
@@ -53,6 +57,25 @@ class Stateful(Protocol):
 def is_stateful(value: object) -> TypeGuard[Stateful]:
     """As `isinstance(value, Stateful)`, which costs a tensor of a large state dict 100 times as much."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def in_shared_order(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return the items of a mapping in the order of their keys, which ranks share whose mappings differ in order.
+
+    Calls into values that may be collective (`state_dict()`, `load_state_dict()`) are made in this order: made in each
+    rank's own order, they would wait for each other for ever.
+    """
+    return sorted(values.items(), key=lambda item: (type(item[0]).__qualname__, str(item[0])))
+
+
+def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict with the state of each `Stateful` value in its place, in the order of its own keys.
+
+    Ranks: every rank; `state_dict()` is called in an order that all ranks share, as it may be collective.
+    """
+    stateful = {key: value for key, value in state_dict.items() if type(value) not in _TENSORS and is_stateful(value)}
+    states = {key: value.state_dict() for key, value in in_shared_order(stateful)}
+    return {key: states[key] if key in states else value for key, value in state_dict.items()}
 
 
 StatefulT = TypeVar("StatefulT", bound=Stateful)

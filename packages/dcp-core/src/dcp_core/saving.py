@@ -27,7 +27,7 @@ from dcp_core.per_rank import with_rank_values
 from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import written_of
 from dcp_core.plan_exchange import PlanExchange
-from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, is_stateful
+from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, with_states
 from dcp_core.save_planner import DefaultSavePlanner
 from dcp_core.storage_choice import resolve_writer
 
@@ -125,10 +125,7 @@ class _Save:
 
     def plan_locally(self) -> SavePlan:
         self.writer = resolve_writer(self.writer, self.checkpoint_id)
-        state_dict = {
-            key: value.state_dict() if is_stateful(value) else value for key, value in self.state_dict.items()
-        }
-        state_dict = with_rank_values(state_dict, self.coordinator.rank)
+        state_dict = with_rank_values(with_states(self.state_dict), self.coordinator.rank)
         meta = self.writer.storage_meta()
         is_coordinator = self.coordinator.is_coordinator
         if "storage_meta" in inspect.signature(self.planner.set_up_planner).parameters:

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dcp_core.collector import collector_paused
 from dcp_core.per_rank import PerRank
-from dcp_core.protocols import is_stateful
+from dcp_core.protocols import in_shared_order, is_stateful, with_states
 from dcp_core.value_bytes import value_bytes
 from dcp_state.errors import StateMismatchError
 from dcp_state.inner_optimizers import Optimizers, as_optimizers
@@ -111,9 +111,7 @@ class AppState:
                 state["optimizer"] = self._optimizer_state(names)
         if self._schedulers:
             state["schedulers"] = tuple(scheduler.state_dict() for scheduler in self._schedulers)
-        for name, value in self._values.items():
-            state[name] = value.state_dict() if is_stateful(value) else value
-        return state
+        return {**state, **with_states(self._values)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what a load has put into `state_dict()`, or what another run's `state_dict()` gave.
@@ -135,7 +133,7 @@ class AppState:
             )
         for scheduler, state in zip(self._schedulers, states, strict=True):
             scheduler.load_state_dict(state)
-        for name, value in self._values.items():
+        for name, value in in_shared_order(self._values):
             self._restore_value(name, value, state_dict)
 
     def _names(self) -> list[ModelNames]:
