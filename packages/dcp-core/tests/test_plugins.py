@@ -67,6 +67,18 @@ def test_storage_by_scheme(install: Install) -> None:
     ]
 
 
+def test_a_storage_for_every_scheme_that_it_says_it_knows(install: Install) -> None:
+    code = STORAGE.replace("class Reader: ...", "class Reader:\n    validate_checkpoint_id = lambda uri: '://my' in uri")
+    install("any", code.format(scheme="*", module="any_plugin"))
+    install("named", STORAGE.format(scheme="named", module="named_plugin"))
+    assert plugins.storage_for("other://my/box").plugin.name == "any"
+    assert plugins.storage_for("named://my/box").plugin.name == "named"
+    for uri in ("other://box", "relative"):
+        with pytest.raises(PluginNotFoundError, match="no installed plugin offers a storage") as caught:
+            plugins.storage_for(uri)
+        assert isinstance(caught.value, RuntimeError)  # stock's
+
+
 def test_other_tables(install: Install) -> None:
     code = "@hookimpl\ndef dcp_register_{table}():\n    return {{'{name}': 'collections:OrderedDict'}}\n"
     tables: dict[str, tuple[str, Callable[[], object]]] = {

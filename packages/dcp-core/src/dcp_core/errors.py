@@ -29,6 +29,7 @@ __all__ = [
     "DuplicatePluginError",
     "InvalidPlaceError",
     "MissingKeyError",
+    "NoCheckpointIdError",
     "NotEnoughMemoryError",
     "PeerLostError",
     "PlanError",
@@ -156,8 +157,18 @@ class UnloadableObjectError(DcpError, TypeError):
     """An object would be saved in a form that a later load refuses to run."""
 
 
-class PluginNotFoundError(DcpError, LookupError):
-    """No installed plugin offers what is needed; the message names the package to install."""
+class PluginNotFoundError(DcpError, LookupError, RuntimeError):
+    """No installed plugin offers what is needed; the message names the package to install.
+
+    Also a RuntimeError, which stock raises for a checkpoint id that none of its storages takes.
+    """
+
+
+class NoCheckpointIdError(DcpError, ValueError, RuntimeError):
+    """Neither a checkpoint id nor a storage was passed: there is nowhere to save to or load from.
+
+    Also a RuntimeError, which stock raises.
+    """
 
 
 class DuplicatePluginError(DcpError, ValueError):

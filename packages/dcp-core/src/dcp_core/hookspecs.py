@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pluggy
 
 __all__ = [
+    "ANY_SCHEME",
     "ENTRY_POINT_GROUP",
     "PROJECT_NAME",
     "CheckpointEvent",
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 PROJECT_NAME = "dcp"
+ANY_SCHEME = "*"
+"""Scheme of a storage that decides by itself which ids it takes."""
 ENTRY_POINT_GROUP = "dcp"
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
@@ -32,7 +35,8 @@ class StorageBackendSpec:
     """A storage that `save` and `load` find by the scheme of a checkpoint id.
 
     Args:
-        scheme: Of ids `scheme://…`; `file` also stands for plain paths.
+        scheme: Of ids `scheme://…`; `file` also stands for plain paths. `*` stands for the schemes that nobody names
+            and for which the writer's `validate_checkpoint_id` says that it can handle the id.
         reader: `module:attribute` of what makes a `StorageReader` from a checkpoint id.
         writer: `module:attribute` of what makes a `StorageWriter` from a checkpoint id.
         guarantees: What the storage promises, in words that tools can show, e.g. `atomic publish`, `durable`.

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from dcp_core.declared_shards import copy_declaration, declares_shards
 from dcp_core.dtensors import is_dtensor
 from dcp_core.errors import UnsupportedValueError
+from dcp_core.shards import is_sharded_tensor
 
 __all__ = ["materialise_meta"]
 
@@ -31,7 +32,7 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
     Source: torch 2.13 `planner_helpers._init_state_dict` (contract).
     """
     if isinstance(container, torch.Tensor):
-        if not container.is_meta:
+        if not _is_meta(container):
             return container
         new = _materialised(container, path)
         if made is not None:
@@ -39,7 +40,7 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
         return new
     if isinstance(container, dict):
         for key, value in container.items():
-            if isinstance(value, torch.Tensor) and not value.is_meta:
+            if isinstance(value, torch.Tensor) and not _is_meta(value):
                 continue
             container[key] = materialise_meta(value, path=f"{path}.{key}" if path else str(key), made=made)
         return container
@@ -58,11 +59,17 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
 def _holds_meta(items: list[Any] | tuple[Any, ...]) -> bool:
     """Other lists are left alone: a template may hold long plain ones, and tuples of any type."""
     return any(
-        (isinstance(item, torch.Tensor) and item.is_meta)
+        (isinstance(item, torch.Tensor) and _is_meta(item))
         or isinstance(item, dict)
         or (isinstance(item, list | tuple) and _holds_meta(item))
         for item in items
     )
+
+
+def _is_meta(tensor: torch.Tensor) -> bool:
+    if is_sharded_tensor(tensor):
+        return any(shard.tensor.is_meta for shard in tensor.local_shards())  # type: ignore[operator]
+    return tensor.is_meta
 
 
 def _materialised(tensor: torch.Tensor, path: str) -> torch.Tensor:

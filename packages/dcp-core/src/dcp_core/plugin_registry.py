@@ -139,6 +139,11 @@ class PluginRegistry:
         known = ", ".join(self.names(table)) or "nothing"
         raise PluginNotFoundError(f"no installed plugin offers {what} (installed: {known}); {remedy}")
 
+    def offered(self, table: str, name: str) -> tuple[tuple[Any, PluginInfo], ...]:
+        """Everything that is offered under a name, and by whom; in the order of discovery."""
+        self.discover()
+        return tuple(self._offers[table].get(name, ()))
+
     def factory(self, table: str, name: str, *, what: str, remedy: str) -> Any:
         """What is offered under a name, imported. Raises like `find`."""
         path, info = self.find(table, name, what=what, remedy=remedy)

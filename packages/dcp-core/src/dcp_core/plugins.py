@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dcp_core.hookspecs import CheckpointEvent
+from dcp_core.errors import PluginNotFoundError
+from dcp_core.hookspecs import ANY_SCHEME, CheckpointEvent
 from dcp_core.plugin_registry import PluginInfo, PluginRegistry, StorageBackend
 from dcp_manifest.schemes import file_path, package_for, scheme_of
 
@@ -59,7 +60,14 @@ def storage_for(uri: str) -> StorageBackend:
     if scheme == "file":
         file_path(uri)
     remedy = f"install one that does (pip install {package_for(scheme)}), or pass a storage reader or writer"
-    spec, plugin = _registry.find("storage", scheme, what=f"a storage for {scheme}:// ids", remedy=remedy)
+    try:
+        spec, plugin = _registry.find("storage", scheme, what=f"a storage for {scheme}:// ids", remedy=remedy)
+    except PluginNotFoundError:
+        for spec, plugin in _registry.offered("storage", ANY_SCHEME):
+            backend = StorageBackend(spec, plugin)
+            if backend.load_writer().validate_checkpoint_id(uri):
+                return backend
+        raise
     return StorageBackend(spec, plugin)
 
 

@@ -27,6 +27,7 @@ from dcp_core.per_rank import with_rank_values
 from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import written_of
 from dcp_core.plan_exchange import PlanExchange
+from dcp_core.positional import with_positional_storage
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, with_states
 from dcp_core.save_planner import DefaultSavePlanner
 from dcp_core.storage_choice import resolve_writer
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 @outside_compile
+@with_positional_storage("storage_writer")
 def save(
     state_dict: dict[str, Any],
     *,

@@ -37,6 +37,7 @@ __all__ = [
     "find_shard",
     "find_state_dict_object",
     "find_tensor_shard",
+    "is_sharded_tensor",
     "local_tensor",
     "sharded_dims",
     "write_items",
@@ -101,7 +102,7 @@ def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalT
         return _of_dtensor(fqn, value, allow_meta=allow_meta)
     if hasattr(value, "__create_chunk_list__"):
         return _of_hooks(fqn, value, value)
-    if _is_sharded_tensor(value):
+    if is_sharded_tensor(value):
         return _of_sharded_tensor(fqn, value)
     if isinstance(value, torch.Tensor):
         return _of_tensor(fqn, value, allow_meta=allow_meta)
@@ -323,7 +324,8 @@ def _from_hook(holder: Any, index: MetadataIndex) -> Callable[[], torch.Tensor]:
     return get
 
 
-def _is_sharded_tensor(value: object) -> bool:
+def is_sharded_tensor(value: object) -> bool:
+    """Whether a value is a ShardedTensor: most of a tensor's own methods raise for one without exactly one shard."""
     # By name: importing ShardedTensor costs time, and nothing can be one before someone else has imported it.
     return any(
         cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed._shard.")

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from dcp_core import plugins
+from dcp_core.errors import NoCheckpointIdError
 from dcp_core.protocols import CheckpointId, StorageReader, StorageWriter
 
 __all__ = ["resolve_reader", "resolve_writer"]
@@ -15,7 +16,7 @@ def resolve_writer(storage_writer: StorageWriter | None, checkpoint_id: Checkpoi
     """The given writer, reset to `checkpoint_id` if there is one; else a new one for the id.
 
     Raises:
-        ValueError: Neither is given, or both are None.
+        NoCheckpointIdError: Neither is given, or the id is empty.
         PluginNotFoundError: No installed package handles ids of that scheme; names the package to install.
     """
     return _resolve(storage_writer, checkpoint_id, "writer")  # type: ignore[no-any-return]
@@ -31,8 +32,8 @@ def _resolve(storage: Any, checkpoint_id: CheckpointId | None, role: str) -> Any
         if checkpoint_id is not None:
             storage.reset(checkpoint_id)
         return storage
-    if checkpoint_id is None:
-        raise ValueError(f"pass a checkpoint_id or a storage_{role}: there is nowhere to go to")
+    if checkpoint_id is None or checkpoint_id == "":
+        raise NoCheckpointIdError(f"pass a checkpoint_id or a storage_{role}: there is nowhere to go to")
     backend = plugins.storage_for(os.fspath(checkpoint_id))
     factory = backend.load_writer() if role == "writer" else backend.load_reader()
     return factory(checkpoint_id)

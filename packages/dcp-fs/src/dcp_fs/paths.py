@@ -12,14 +12,14 @@ __all__ = ["is_local_id", "local_path"]
 
 
 def local_path(checkpoint_id: str | os.PathLike[str]) -> Path:
-    """The folder that an id names; `file://` URIs are accepted. Raises InvalidPlaceError; see `file_path`."""
+    """The folder that an id names; `file://` and `local://` URIs are accepted. Raises InvalidPlaceError: `file_path`."""
     return Path(file_path(checkpoint_id))
 
 
 def is_local_id(checkpoint_id: str | os.PathLike[str]) -> bool:
     """Whether an id names a folder that could be written here: a path, under an existing writable folder.
 
-    Source: torch 2.13 `FileSystem.validate_checkpoint_id` (same answer, plus `file://`).
+    Source: torch 2.13 `FileSystem.validate_checkpoint_id` (same answer, plus URIs).
     """
     if isinstance(checkpoint_id, Path):
         return True

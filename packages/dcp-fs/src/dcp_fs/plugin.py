@@ -1,4 +1,4 @@
-"""Registers the local folder as the storage of plain paths and `file://` URIs. Imports nothing heavy."""
+"""Registers the local folder as the storage of plain paths, `file://` and `local://` URIs. Imports nothing heavy."""
 
 from dcp_core.hookspecs import StorageBackendSpec, hookimpl
 
@@ -10,9 +10,10 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
     """The storage of local and mounted folders."""
     return [
         StorageBackendSpec(
-            scheme="file",
+            scheme=scheme,
             reader="dcp_fs:FileSystemReader",
             writer="dcp_fs:FileSystemWriter",
             guarantees=("atomic publish", "durable", "verified reads", "ranged reads"),
         )
+        for scheme in ("file", "local")
     ]

@@ -1,6 +1,6 @@
 """Registers the storage of fsspec's schemes, for what no specialised package handles. Imports nothing heavy."""
 
-from dcp_core.hookspecs import StorageBackendSpec, hookimpl
+from dcp_core.hookspecs import ANY_SCHEME, StorageBackendSpec, hookimpl
 
 __all__ = ["dcp_register_storage"]
 
@@ -28,7 +28,7 @@ _SCHEMES = (
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """File systems of fsspec."""
+    """File systems of fsspec: those that are named, and whatever else fsspec knows when it is asked."""
     return [
         StorageBackendSpec(
             scheme=scheme,
@@ -37,5 +37,5 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
             guarantees=("verified reads", "ranged reads"),
             fallback=True,
         )
-        for scheme in _SCHEMES
+        for scheme in (*_SCHEMES, ANY_SCHEME)
     ]

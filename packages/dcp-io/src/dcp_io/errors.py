@@ -41,5 +41,5 @@ class StorageError(DcpError, OSError):
     """The storage failed after all retries: it does not answer, or refuses. Messages never hold credentials."""
 
 
-class StoreNotFoundError(DcpError, LookupError):
+class StoreNotFoundError(DcpError, LookupError, RuntimeError):
     """No installed package opens stores of this kind, or two do."""

@@ -2,7 +2,8 @@
 
 A package that brings stores names, for each URI scheme, a function of a URI and options in the entry-point group
 `dcp.stores`: `s3 = "my_package.opening:open_store"`. A package that can do many schemes, but none better than a
-specialised one, uses the group `dcp.stores.fallback`. The module must not import torch: whoever only looks at
+specialised one, uses the group `dcp.stores.fallback`; it is also asked for schemes that nobody names, and raises
+ValueError for those that it does not know. The module must not import torch: whoever only looks at
 checkpoints should not wait for it.
 """
 
@@ -41,7 +42,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     Ranks: one; nothing is asked of the storage.
     """
     text, scheme = os.fspath(uri), scheme_of(uri)
-    if scheme == "file":
+    if scheme in ("file", "local"):
         if storage_options:
             raise ValueError(f"{text}: a folder of the file system takes no storage_options, got {[*storage_options]}")
         return LocalStore(file_path(text))
@@ -55,8 +56,24 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         if points:
             store: Store = _load(points[0], text)(text, storage_options=storage_options)
             return store
+    return _store_of_any(text, scheme, storage_options)
+
+
+def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | None) -> Store:
+    """The folder, opened by a package that is asked for schemes that nobody names; raises StoreNotFoundError."""
+    import importlib.metadata  # noqa: PLC0415 - as in `open_store`
+
+    reasons: list[str] = []
+    fallbacks = {point.value: point for point in importlib.metadata.entry_points(group=FALLBACK_GROUP)}
+    for _, point in sorted(fallbacks.items()):
+        try:
+            store: Store = point.load()(text, storage_options=storage_options)
+        except ValueError as error:
+            reasons.append(f"; {error}")
+        else:
+            return store
     raise StoreNotFoundError(
-        f"{text}: no installed package opens {scheme}:// stores; pip install {package_for(scheme)}"
+        f"{text}: no installed package opens {scheme}:// stores; pip install {package_for(scheme)}{''.join(reasons)}"
     )
 
 

@@ -16,23 +16,25 @@ WEB_SCHEMES = ("http", "https")
 # What is left of a URI that went through a function for paths: `pathlib` makes s3:/bucket/x of s3://bucket/x.
 _LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/")
 _THIS_HOST = "localhost/"
+_OF_PATHS = ("file", "local")
 
 
 def package_for(scheme: str) -> str:
     """The distribution of this project that handles ids of a scheme (`file` for plain paths); one that may, if any."""
-    if scheme == "file":
+    if scheme in _OF_PATHS:
         return "dcp-fs"
     return "dcp-object" if scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES) else "dcp-fsspec"
 
 
 def scheme_of(place: str | os.PathLike[str]) -> str:
-    """The scheme of a URI in lower case; `file` for a path, such as `./a://b`, in which a slash comes first."""
+    """The scheme of a URI in lower case; `file` for `local://`, and for a path, such as `./a://b`: a slash comes first."""
     head, found, _ = os.fspath(place).partition("://")
-    return head.lower() if found and "/" not in head else "file"
+    scheme = head.lower() if found and "/" not in head else "file"
+    return "file" if scheme in _OF_PATHS else scheme
 
 
 def file_path(place: str | os.PathLike[str]) -> str:
-    """The path that a path, or a `file://` URI, names: what follows `file://` or `file://localhost`, as it is.
+    """The path that a path, or a URI `file://`, `file://localhost` or `local://`, names: what follows, as it is.
 
     Raises:
         InvalidPlaceError: It is empty, which would mean the current folder; or it is a URI of another scheme, or one
@@ -43,8 +45,9 @@ def file_path(place: str | os.PathLike[str]) -> str:
         raise InvalidPlaceError(
             f"{text} is a URI, and a file or folder of this machine is needed here: use a path, and copy the file there"
         )
-    if text[:7].lower() == "file://":
-        path = text[7:]
+    head, found, rest = text.partition("://")
+    if found and head.lower() in _OF_PATHS:
+        path = rest
         path = path.removeprefix(_THIS_HOST[:-1]) if path.startswith(_THIS_HOST) else path
     if not path:
         raise InvalidPlaceError(f"{text!r} names no file or folder: write . for the current folder")

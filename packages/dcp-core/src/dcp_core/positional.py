@@ -1,0 +1,46 @@
+"""Old calls `save(state_dict, writer)` and `load(state_dict, reader)`: the storage as a positional argument.
+
+Source: torch 2.13 `torch.distributed.checkpoint.utils._api_bc_check` (which calls are taken, and the warning).
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+__all__ = ["with_positional_storage"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a decorator that takes a second positional argument as a keyword argument, with a warning.
+
+    Args:
+        parameter: Name of the keyword argument: `storage_writer` or `storage_reader`.
+
+    Raises:
+        TypeError: The decorated function got the argument in both ways.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = function.__name__  # type: ignore[attr-defined]
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) != 2:  # noqa: PLR2004 - the state dict and the storage
+                return function(*args, **kwargs)
+            if parameter in kwargs:
+                raise TypeError(f"{name}() got its {parameter} twice: as a positional argument and by name")
+            warnings.warn(
+                f"the argument order of {name} has changed: pass {parameter}= by name", UserWarning, stacklevel=2
+            )
+            kwargs[parameter] = args[1]
+            return function(*args[:1], **kwargs)  # type: ignore[arg-type]
+
+        return call
+
+    return decorate
