@@ -23,6 +23,7 @@ from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_pl
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, StorageWriter
 from dcp_core.convert import as_metadata
+from dcp_core.protocols import placed_plans
 
 __all__ = ["WriterForStock"]
 
@@ -93,7 +94,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
     def prepare_global_plan(self, plans: list[planner.SavePlan]) -> list[planner.SavePlan]:
         """See stock."""
         with self._part_of_save():
-            prepared = self.wrapped.prepare_global_plan([own_save_plan(plan) for plan in plans])
+            prepared = placed_plans(self.wrapped, [own_save_plan(plan) for plan in plans])
             return [stock_save_plan(plan) for plan in prepared]
 
     def write_data(

@@ -38,8 +38,11 @@ class ByteBackend(Protocol):
         """Keys whose destination the last `read` may have changed, also if it failed."""
         ...
 
-    def begin_save(self, *, overwrite: bool) -> str:
-        """Make the folder, refuse a second live save, clear away dead ones; the new save's id. Coordinator."""
+    def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
+        """Make the folder, refuse a second live save, clear away dead ones; the new save's id. Coordinator.
+
+        `save_id` is the id to take, which nobody has used; None takes a new one.
+        """
         ...
 
     def join_save(self, save_id: str) -> None:

@@ -5,6 +5,7 @@ What is asked of the engine for one item, and what becomes of the bytes, is in `
 
 from __future__ import annotations
 
+import secrets
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -19,7 +20,7 @@ from dcp_core.collector import collector_paused
 from dcp_core.columns import metadata_from_index
 from dcp_core.device_copy import DeviceCopies
 from dcp_core.errors import CorruptCheckpointError, DcpError
-from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorageMetadata
+from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, StorageMeta, TensorStorageMetadata
 from dcp_core.plan import LoadItemType, LoadPlan, ReadItem
 from dcp_core.protocols import CheckpointId, LoadPlanner, StorageReader
 from dcp_core.read_requests import (
@@ -63,6 +64,10 @@ class ByteStorageReader(StorageReader):
 
     def _clear(self) -> None:
         self._metadata: Metadata | None = None
+        self.storage_data: Any = {}
+        """Where the items lie, by `MetadataIndex`, once `set_up_storage_reader` has been called."""
+        self.load_id = secrets.token_hex(8)
+        """Id of this load; a new one with each `reset`."""
         self.unverified_keys: set[str] = set()
         """Keys read by the last `read_data` whose bytes no CRC vouches for."""
         self.bytes_read = 0
@@ -94,12 +99,22 @@ class ByteStorageReader(StorageReader):
             CorruptCheckpointError: The index is damaged.
         """
         del args, kwargs
-        return metadata_from_index(self._backend.read_index())
+        self._reopen()
+        metadata = metadata_from_index(self._backend.read_index())
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def _reopen(self) -> None:
+        """Take attributes that were set since as those of the next load."""
+        self._backend = self._open(self._checkpoint_id)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the metadata whose `storage_data` says where items lie."""
         del is_coordinator, args, kwargs
         self._metadata = metadata
+        self.storage_data = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan as it is."""
@@ -178,8 +193,8 @@ class ByteStorageReader(StorageReader):
 
     def _stored(self, item: ReadItem) -> StoredItem:
         index = item.storage_index
-        places = self._known().storage_data
-        info = None if places is None else places.get(index)
+        self._known()
+        info = None if self.storage_data is None else self.storage_data.get(index)
         if info is None:
             raise CorruptCheckpointError(
                 f"the index names no stored data for the chunk at offset {tuple(index.offset or ())}; "

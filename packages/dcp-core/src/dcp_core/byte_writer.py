@@ -5,6 +5,7 @@ A concrete storage says how to open its backend (`_open`) and which ids it accep
 
 from __future__ import annotations
 
+import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -35,7 +36,16 @@ from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
 
-_OF_A_SAVE = {"_backend", "_is_coordinator", "_rank", "_world_size", "_rank_local", "_placement", "state_dict_cache"}
+_OF_A_SAVE = {
+    "_backend",
+    "_is_coordinator",
+    "_rank",
+    "_world_size",
+    "_rank_local",
+    "_placement",
+    "_begun",
+    "state_dict_cache",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,8 @@ class ByteStorageWriter(StorageWriter):
         compression: Compression = None,
     ) -> None:
         self._compression = CompressionPolicy(compression)
-        self._overwrite = overwrite
+        self.overwrite = overwrite
+        """Whether an existing checkpoint may be replaced; counts from the next save."""
         self._interop = interop
         self._set_id(checkpoint_id)
         self._backend = self._open(self.absolute_id)
@@ -95,6 +106,9 @@ class ByteStorageWriter(StorageWriter):
         self._world_size = 1
         self._rank_local = False
         self._placement: SavePlacement | None = None
+        self._begun = False
+        self.save_id = secrets.token_hex(8)
+        """Id of the save that runs or ran last, or of the next one if there was none since `reset`."""
 
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to a running save stays in its process: a copy elsewhere begins anew.
@@ -121,10 +135,28 @@ class ByteStorageWriter(StorageWriter):
         self._backend = self._open(self.absolute_id)
         self._clear()
 
+    def _reopen(self) -> None:
+        """Take attributes that were set since as those of the next save."""
+        self._backend = self._open(self._checkpoint_id)
+
+    def renew_save_id(self) -> None:
+        """Take a new save id if the present one is that of a save that was begun: each save has one of its own."""
+        if self._begun:
+            self._begun, self.save_id = False, secrets.token_hex(8)
+
+    @property
+    def rank(self) -> int:
+        """This rank in the save that runs or ran last."""
+        return self._rank
+
+    @property
+    def use_collectives(self) -> bool:
+        """Whether the save that runs or ran last has a coordinator."""
+        return not self._rank_local
+
     def storage_meta(self) -> StorageMeta | None:
-        """The checkpoint id, and the save id once it is known."""
-        save_id = self._placement.save_id if self._placement else None
-        return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=save_id)
+        """The checkpoint id and the save id; before ranks have met, the id that the save has if this one coordinates."""
+        return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the rank's place in the save.
@@ -135,6 +167,7 @@ class ByteStorageWriter(StorageWriter):
             kwargs: `rank`, `world_size`, `use_collectives`, and for a save without collectives the agreed `save_id`.
         """
         del args
+        self._reopen()
         self._is_coordinator = is_coordinator
         self._rank = kwargs.get("rank", 0)
         self._world_size = kwargs.get("world_size", 1)
@@ -143,11 +176,14 @@ class ByteStorageWriter(StorageWriter):
             save_id = kwargs.get("save_id")
             if save_id is None:
                 raise DcpError(f"rank {self._rank}: a save without collectives needs a save id that all ranks agree on")
-            self._backend.begin_rank_local_save(save_id, self._rank, overwrite=self._overwrite)
-            self._placement = self._place(save_id, self._rank)
+            self._backend.begin_rank_local_save(save_id, self._rank, overwrite=self.overwrite)
+            self._take(self._place(save_id, self._rank))
 
-    def _place(self, save_id: str, rank: int) -> SavePlacement:
-        return SavePlacement(save_id, f"__{rank}_", self._backend.generation, self._world_size)
+    def _place(self, save_id: str, rank: int, prefix: str | None = None) -> SavePlacement:
+        return SavePlacement(save_id, prefix or f"__{rank}_", self._backend.generation, self._world_size)
+
+    def _take(self, placement: SavePlacement) -> None:
+        self._placement, self.save_id, self._begun = placement, placement.save_id, True
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """The plan as it is."""
@@ -160,12 +196,35 @@ class ByteStorageWriter(StorageWriter):
             SaveInProgressError: Another live save writes to this id.
             CheckpointExistsError: A checkpoint is there and `overwrite` is False.
         """
-        if self._rank_local:
-            return [replace(plan, storage_data=self._placement) for plan in plans]
-        self._world_size = len(plans)
-        save_id = self._backend.begin_save(overwrite=self._overwrite)
-        self._placement = self._place(save_id, self._rank)
-        return [replace(plan, storage_data=self._place(save_id, rank)) for rank, plan in enumerate(plans)]
+        return self._begin(plans, [None] * len(plans))
+
+    def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The plans as `prepare_global_plan` of a subclass gave them, with placements; begins the save if need be.
+
+        A subclass in stock's style gives each rank's plan storage data of its own with a `prefix`, with which the names
+        of the rank's data files begin; such a subclass does not call the method of this class.
+
+        Ranks: the coordinator; every rank in a save without one.
+        """
+        kind = type(self)
+        if kind.write_data is not ByteStorageWriter.write_data and kind.finish is not ByteStorageWriter.finish:
+            return plans  # it does not write by way of this class
+        prefixes = [getattr(plan.storage_data, "prefix", None) for plan in plans]
+        placed = [isinstance(plan.storage_data, SavePlacement) for plan in plans]
+        return plans if all(placed) or None in prefixes else self._begin(plans, prefixes)
+
+    def _begin(self, plans: list[SavePlan], prefixes: Sequence[str | None]) -> list[SavePlan]:
+        """Begin the save, and give each rank its placement, with a beginning for its files if there is one."""
+        if not self._rank_local:
+            self.renew_save_id()
+            self._world_size = len(plans)
+            save_id = self._backend.begin_save(overwrite=self.overwrite, save_id=self.save_id)
+            self._take(self._place(save_id, self._rank))
+        ranks = [self._rank] if self._rank_local else range(len(plans))
+        return [
+            replace(plan, storage_data=self._place(self.save_id, rank, prefix))
+            for rank, plan, prefix in zip(ranks, plans, prefixes, strict=True)
+        ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         """Write every item of the plan; durable when it returns."""
@@ -175,8 +234,9 @@ class ByteStorageWriter(StorageWriter):
                 f"rank {self._rank}: the plan lost its storage data ({type(placement).__name__}); a planner's "
                 "finish_plan must keep SavePlan.storage_data"
             )
-        self._placement = placement
-        if not self._rank_local and not self._is_coordinator:
+        begun_here = self._placement is not None and self._placement.save_id == placement.save_id
+        self._take(placement)
+        if not begun_here:
             self._backend.join_save(placement.save_id)
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         columns = columns_of(plan.items)

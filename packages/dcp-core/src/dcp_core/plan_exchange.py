@@ -32,7 +32,7 @@ from dcp_core.plan_cache import (
 )
 from dcp_core.plan_columns import PlanColumns, Selection, columns_of, written_of
 from dcp_core.planned_rows import PlannedRows
-from dcp_core.protocols import SavePlanner, StorageWriter, WriteResult
+from dcp_core.protocols import SavePlanner, StorageWriter, WriteResult, placed_plans
 
 __all__ = ["PlanExchange"]
 
@@ -182,7 +182,7 @@ class PlanExchange:
         adopt = getattr(self._planner, "adopt_global_plan", None)
         if adopt is not None:
             adopt(plans, self.metadata)
-        plans = writer.prepare_global_plan(plans)
+        plans = placed_plans(writer, plans)
         self._final = [*known.plans]
         # A storage that looked at the items may have changed them.
         return [
@@ -196,7 +196,7 @@ class PlanExchange:
         all_plans = [offer.plan for offer in offers]
         plans, metadata = self._planner.create_global_plan(all_plans)
         self.metadata = metadata
-        plans = writer.prepare_global_plan(plans)
+        plans = placed_plans(writer, plans)
         chosen = [columns_of(plan.items) for plan in plans]
         rows = _planned_rows(metadata, chosen)
         self._final = rows

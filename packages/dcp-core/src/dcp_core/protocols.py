@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
@@ -32,6 +32,7 @@ __all__ = [
     "WriteResult",
     "in_shared_order",
     "is_stateful",
+    "placed_plans",
     "with_states",
 ]
 
@@ -210,6 +211,16 @@ class StorageWriter(ABC):
     def storage_meta(self) -> StorageMeta | None:
         """What this storage tells planners about itself."""
         return None
+
+
+def placed_plans(writer: StorageWriter, plans: list[SavePlan]) -> list[SavePlan]:
+    """The plans with what a storage adds to them; a writer may complete what its subclass made of them.
+
+    Ranks: the coordinator; every rank in a save without one.
+    """
+    plans = writer.prepare_global_plan(plans)
+    complete: Callable[[list[SavePlan]], list[SavePlan]] | None = getattr(writer, "placed_plans", None)
+    return plans if complete is None else complete(plans)
 
 
 class StorageReader(ABC):

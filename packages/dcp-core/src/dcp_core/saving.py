@@ -28,7 +28,7 @@ from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import written_of
 from dcp_core.plan_exchange import PlanExchange
 from dcp_core.positional import with_positional_storage
-from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, with_states
+from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, placed_plans, with_states
 from dcp_core.save_planner import DefaultSavePlanner
 from dcp_core.storage_choice import resolve_writer
 
@@ -128,6 +128,9 @@ class _Save:
     def plan_locally(self) -> SavePlan:
         self.writer = resolve_writer(self.writer, self.checkpoint_id)
         state_dict = with_rank_values(with_states(self.state_dict), self.coordinator.rank)
+        renew = getattr(self.writer, "renew_save_id", None)  # a writer that has saved before
+        if renew is not None:
+            renew()
         meta = self.writer.storage_meta()
         is_coordinator = self.coordinator.is_coordinator
         if "storage_meta" in inspect.signature(self.planner.set_up_planner).parameters:
@@ -175,7 +178,7 @@ class _Save:
     def save_alone(self) -> None:
         """A whole save of this rank's own items, without any other rank."""
         plans, metadata = self.planner.create_global_plan([self.plan_locally()])
-        (plan,) = self.chosen_writer().prepare_global_plan(plans)
+        (plan,) = placed_plans(self.chosen_writer(), plans)
         self.publish(metadata, [self.write(plan)])
 
     def result(self, fields: dict[str, Any] | None) -> Metadata:

@@ -71,7 +71,7 @@ class SafetensorsBackend(StoreBackend):
         # A template takes every name's own bytes: nothing is gained from knowing which of them are the same.
         return open_safetensors(self._place, ties=False).index
 
-    def begin_save(self, *, overwrite: bool) -> str:
+    def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
         """Refuse: `HuggingFaceStorageWriter` writes these files."""
-        del overwrite
+        del overwrite, save_id
         raise UnsupportedFormatError(f"{self._place}: write safetensors with HuggingFaceStorageWriter")

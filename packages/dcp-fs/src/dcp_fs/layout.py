@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from enum import Enum
 
-__all__ = ["SerializationFormat", "default_thread_count"]
+__all__ = ["SerializationFormat", "check_format", "default_thread_count"]
 
 _MAX_DEFAULT_THREADS = 8
 
@@ -15,6 +15,15 @@ class SerializationFormat(Enum):
 
     TORCH_SAVE = "torch_save"
     SAFETENSORS = "safetensors"
+
+
+def check_format(serialization_format: Enum) -> None:
+    """Refuse item formats but `TORCH_SAVE`; by value, as stock's enum means the same. Raises ValueError."""
+    if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
+        raise ValueError(
+            f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
+            "again; use layout='raw' for plain bytes"
+        )
 
 
 def default_thread_count() -> int:

@@ -1,19 +1,26 @@
-"""Which checkpoint ids mean a local folder."""
+"""Which checkpoint ids mean a local folder, and what opens the files in it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+from dcp_io import LocalStore, Store, StreamStore
 from dcp_manifest.errors import InvalidPlaceError
 from dcp_manifest.schemes import file_path, scheme_of
 
-__all__ = ["is_local_id", "local_path"]
+__all__ = ["is_local_id", "local_path", "store_of"]
 
 
 def local_path(checkpoint_id: str | os.PathLike[str]) -> Path:
     """The folder that an id names; `file://` and `local://` URIs are accepted. Raises InvalidPlaceError: `file_path`."""
     return Path(file_path(checkpoint_id))
+
+
+def store_of(foreign_fs: Any, folder: Any) -> Store:
+    """What opens the files in a folder: a file system that is not ours, if there is one."""
+    return LocalStore(folder) if foreign_fs is None else StreamStore(foreign_fs, folder)
 
 
 def is_local_id(checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from dcp_core import ByteStorageReader
+from dcp_core.file_attributes import FileAttributes
 from dcp_core.transforms import ExtensionRegistry
+from dcp_fs.filesystem import FileSystem
 from dcp_fs.layout import default_thread_count
-from dcp_fs.paths import is_local_id, local_path
-from dcp_io import LocalStore, StoreBackend, Verify, check_verify
+from dcp_fs.paths import is_local_id, local_path, store_of
+from dcp_io import StoreBackend, Verify, check_verify
 
 __all__ = ["FileSystemReader"]
 
 
-class FileSystemReader(ByteStorageReader):
+class FileSystemReader(FileAttributes, ByteStorageReader):
     """Loads from a folder, checking every byte that a value depends on.
 
     Args:
@@ -49,15 +52,17 @@ class FileSystemReader(ByteStorageReader):
         self.max_inflight_bytes = max_inflight_bytes
         super().__init__(path, extensions=_extension_registry)
 
-    @property
-    def path(self) -> os.PathLike[str]:
-        """The folder."""
-        return local_path(self.checkpoint_id)
+    def _make_fs(self) -> FileSystem:
+        return FileSystem()
+
+    def _own_path(self, checkpoint_id: str | os.PathLike[str]) -> Path:
+        return local_path(checkpoint_id)
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        fs = self.foreign_fs
         return StoreBackend(
-            LocalStore(local_path(checkpoint_id)),
-            threads=self.thread_count,
+            store_of(fs, self._path_of(checkpoint_id)),
+            threads=self.thread_count if fs is None else 1,  # streams of others are read one at a time, as in stock
             verify=self.verify,
             max_inflight_bytes=self.max_inflight_bytes,
         )

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
 from dcp_core.compression import Compression, one_setting
 from dcp_core.transforms import StreamTransformExtension
-from dcp_fs.layout import SerializationFormat, default_thread_count
-from dcp_fs.paths import is_local_id, local_path
-from dcp_io import STALE_AFTER_SECONDS, Layout, LocalStore, StoreBackend, check_layout
+from dcp_core.file_attributes import FileAttributes
+from dcp_fs.filesystem import FileSystem
+from dcp_fs.layout import SerializationFormat, check_format, default_thread_count
+from dcp_fs.paths import is_local_id, local_path, store_of
+from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, check_layout
 
 __all__ = ["FileSystemWriter"]
 
 DEFAULT_INFLIGHT_BYTES = 64 << 20
 
 
-class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
+class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
     """Saves to a folder; the old checkpoint in it stays loadable until the new one is published in one step.
 
     Args:
@@ -70,15 +73,11 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
     ) -> None:
         check_layout(layout)
         setting = one_setting(_extensions, compression)
-        if serialization_format is not SerializationFormat.TORCH_SAVE:
-            raise ValueError(
-                f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
-                "again; use layout='raw' for plain bytes"
-            )
         if thread_count is not None and thread_count < 1:
             raise ValueError(f"thread_count={thread_count} must be at least 1")
         if max_inflight_bytes is not None and max_inflight_bytes < 1:
             raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
+        self.serialization_format = serialization_format
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
         self.thread_count = thread_count or default_thread_count()
@@ -91,14 +90,16 @@ class FileSystemWriter(ByteStorageWriter, BlockingAsyncStager):
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
 
-    @property
-    def path(self) -> os.PathLike[str]:
-        """The folder."""
-        return local_path(self.checkpoint_id)
+    def _make_fs(self) -> FileSystem:
+        return FileSystem()
+
+    def _own_path(self, checkpoint_id: str | os.PathLike[str]) -> Path:
+        return local_path(checkpoint_id)
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        check_format(self.serialization_format)
         return StoreBackend(
-            LocalStore(local_path(checkpoint_id)),
+            store_of(self.foreign_fs, self._path_of(checkpoint_id)),
             layout=self.layout,
             threads=self.thread_count,
             single_file=self.single_file_per_rank,

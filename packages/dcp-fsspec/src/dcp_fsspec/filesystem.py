@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from fsspec.core import url_to_fs
 
 from dcp_fsspec.opening import is_fsspec_id
 
-__all__ = ["FileSystem"]
+__all__ = ["FileSystem", "init_path", "made_file_system"]
 
 AnyPath = str | os.PathLike[str]
 
@@ -81,3 +81,15 @@ class FileSystem:
         if self.fs is None:
             raise ValueError("no file system is chosen yet: call init_path first")
         return self.fs
+
+
+def made_file_system(path: AnyPath, options: Mapping[str, Any]) -> FileSystem:
+    """The file system of a path, with its options."""
+    made = FileSystem()
+    made.init_path(path, **options)
+    return made
+
+
+def init_path(fs: Any, path: AnyPath, options: Mapping[str, Any]) -> Any:
+    """Have a file system choose what is behind a path: one of fsspec with the options, another in its own way."""
+    return fs.init_path(path, **options) if isinstance(fs, FileSystem) else fs.init_path(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["SerializationFormat"]
+__all__ = ["SerializationFormat", "check_format"]
 
 
 class SerializationFormat(Enum):
@@ -12,3 +12,12 @@ class SerializationFormat(Enum):
 
     TORCH_SAVE = "torch_save"
     SAFETENSORS = "safetensors"
+
+
+def check_format(serialization_format: Enum) -> None:
+    """Refuse item formats but `TORCH_SAVE`; by value, as the enums of stock and of other storages mean the same."""
+    if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
+        raise ValueError(
+            f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
+            "again; use layout='raw' for plain bytes"
+        )

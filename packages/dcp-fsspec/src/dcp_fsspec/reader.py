@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcp_core import ByteStorageReader
+from dcp_core.file_attributes import FileAttributes
+from dcp_fsspec.filesystem import FileSystem, init_path, made_file_system
 from dcp_fsspec.opening import is_fsspec_id, open_store
-from dcp_io import StoreBackend, Verify, check_verify
+from dcp_io import StoreBackend, StreamStore, Verify, check_verify
 
 __all__ = ["FsspecReader"]
 
 
-class FsspecReader(ByteStorageReader):
+class FsspecReader(FileAttributes, ByteStorageReader):
     """Loads from a folder of an fsspec file system by ranged reads, checking every byte that a value depends on.
 
     Args:
@@ -48,15 +50,22 @@ class FsspecReader(ByteStorageReader):
         self._options = {**(storage_options or {}), **kwargs}
         super().__init__(path)
 
-    @property
-    def path(self) -> str | os.PathLike[str]:
-        """The folder's URI."""
-        return self.checkpoint_id
+    def _make_fs(self) -> FileSystem:
+        return made_file_system(self.checkpoint_id, self._options)
+
+    def _init_path(self, checkpoint_id: str | os.PathLike[str]) -> Any:
+        return init_path(self.fs, checkpoint_id, self._options)
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        fs = self.foreign_fs
+        store = (
+            open_store(checkpoint_id, storage_options=self._options)
+            if fs is None
+            else StreamStore(fs, self._path_of(checkpoint_id))
+        )
         return StoreBackend(
-            open_store(checkpoint_id, storage_options=self._options),
-            threads=self.thread_count,
+            store,
+            threads=self.thread_count if fs is None else 1,  # streams of others are read one at a time, as in stock
             verify=self.verify,
             # What a request brings is in memory once more until it lies in its destination.
             max_inflight_bytes=max(1, self.max_inflight_bytes // 2),

@@ -9,10 +9,12 @@ from typing import Any
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
 from dcp_core.compression import Compression, one_setting
+from dcp_core.file_attributes import FileAttributes
 from dcp_core.transforms import StreamTransformExtension
-from dcp_fsspec.layout import SerializationFormat
+from dcp_fsspec.filesystem import FileSystem, init_path, made_file_system
+from dcp_fsspec.layout import SerializationFormat, check_format
 from dcp_fsspec.opening import is_fsspec_id, open_store
-from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend
+from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, StreamStore
 
 __all__ = ["FsspecWriter"]
 
@@ -20,7 +22,7 @@ _DEFAULT_INFLIGHT_BYTES = 64 << 20
 _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 5 << 20, 64 << 20
 
 
-class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
+class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
     """Saves to a folder of an fsspec file system; the old checkpoint stays loadable until the new one is published.
 
     Args:
@@ -68,15 +70,10 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
         storage_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        # By value: stock's enum, and that of other storages, means the same.
-        if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
-            raise ValueError(
-                f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
-                "again; use layout='raw' for plain bytes"
-            )
         setting = one_setting(_extensions, compression)
         if thread_count < 1 or (max_inflight_bytes is not None and max_inflight_bytes < 1):
             raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
+        self.serialization_format = serialization_format
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
         self.thread_count = thread_count
@@ -90,17 +87,24 @@ class FsspecWriter(ByteStorageWriter, BlockingAsyncStager):
         BlockingAsyncStager.__init__(self)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
 
-    @property
-    def path(self) -> str | os.PathLike[str]:
-        """The folder's URI."""
-        return self.checkpoint_id
+    def _make_fs(self) -> FileSystem:
+        return made_file_system(self.checkpoint_id, self._options)
+
+    def _init_path(self, checkpoint_id: str | os.PathLike[str]) -> Any:
+        return init_path(self.fs, checkpoint_id, self._options)
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        check_format(self.serialization_format)
         block_bytes = self.max_inflight_bytes // self.thread_count // 2
-        store = open_store(
-            checkpoint_id,
-            storage_options=self._options,
-            block_bytes=max(_MIN_BLOCK_BYTES, min(_MAX_BLOCK_BYTES, block_bytes)),
+        fs = self.foreign_fs
+        store = (
+            StreamStore(fs, self._path_of(checkpoint_id))
+            if fs is not None
+            else open_store(
+                checkpoint_id,
+                storage_options=self._options,
+                block_bytes=max(_MIN_BLOCK_BYTES, min(_MAX_BLOCK_BYTES, block_bytes)),
+            )
         )
         return StoreBackend(
             store,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dcp_io.removal import checkpoint_files, clear_dead_saves, remove_checkpoint
     from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
     from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
+    from dcp_io.stream_store import StreamFileSystem, StreamStore
     from dcp_io.upload_sink import UploadSink
     from dcp_io.verify import Problem, VerifyReport, verify_checkpoint
     from dcp_io.write_engine import DATA_SUFFIX, write_items
@@ -71,6 +72,8 @@ __all__ = [
     "Store",
     "StoreBackend",
     "StoreNotFoundError",
+    "StreamFileSystem",
+    "StreamStore",
     "TruncatedError",
     "UploadSink",
     "Verify",
@@ -202,6 +205,10 @@ _HOMES = {
         "Source",
         "Store",
         "check_name",
+    ),
+    "stream_store": (
+        "StreamFileSystem",
+        "StreamStore",
     ),
     "upload_sink": ("UploadSink",),
     "verify": (

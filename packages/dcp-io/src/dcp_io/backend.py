@@ -76,10 +76,14 @@ class StoreBackend:
         """The index of the newest complete checkpoint; None if there is none, or none that can be read."""
         return read_current(self.store).index
 
-    def begin_save(self, *, overwrite: bool) -> str:
+    def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
         """Take the folder for a new save and remove what dead ones left; the save's id.
 
         A damaged checkpoint may be replaced like any other.
+
+        Args:
+            overwrite: Whether an existing checkpoint may be replaced.
+            save_id: The id to take, which nobody has used; None takes a new one.
 
         Raises:
             SaveInProgressError: Another live save is in the folder.
@@ -87,7 +91,7 @@ class StoreBackend:
 
         Ranks: the coordinator.
         """
-        return self._begin(overwrite=overwrite).save_id
+        return self._begin(overwrite=overwrite, save_id=save_id).save_id
 
     def begin_rank_local_save(self, save_id: str, rank: int, *, overwrite: bool) -> None:
         """As `begin_save`, for one rank of a save without a coordinator.

@@ -38,8 +38,9 @@ class MemoryBackend:
         self._files = FOLDERS[folder]
         self._save_id = ""
 
-    def begin_save(self, *, overwrite: bool) -> str:
+    def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
         """A new save id."""
+        del save_id
         if not overwrite and METADATA_NAME in self._files:
             raise FileExistsError(self.url)
         self._save_id = f"save{next(_save_ids)}"
