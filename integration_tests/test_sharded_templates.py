@@ -62,9 +62,7 @@ def round_trips(folder: str, cases: list[tuple[list[int], list[int]]]) -> list[b
 def test_templates_with_any_number_of_shards(ranks: Any, tmp_path: Path, world_size: int) -> None:
     rng = random.Random(world_size)
     cases = [([0], [0, world_size - 1, 0]), ([0, 0, world_size - 1], [world_size - 1])]
-    cases += [
-        ([rng.randrange(world_size) for _ in range(rng.randint(1, 6))] for _ in range(2)) for _ in range(8)
-    ]  # type: ignore[misc]
+    cases += [([rng.randrange(world_size) for _ in range(rng.randint(1, 6))] for _ in range(2)) for _ in range(8)]  # type: ignore[misc]
     cases = [(list(saved), list(loaded)) for saved, loaded in cases]
     for found in ranks.run(world_size, round_trips, str(tmp_path), cases):
         assert found == [True] * len(cases)

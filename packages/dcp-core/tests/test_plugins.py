@@ -68,7 +68,7 @@ def test_storage_by_scheme(install: Install) -> None:
 
 
 def test_a_storage_for_every_scheme_that_it_says_it_knows(install: Install) -> None:
-    code = STORAGE.replace("class Reader: ...", "class Reader:\n    validate_checkpoint_id = lambda uri: '://my' in uri")
+    code = STORAGE.replace("class Reader: ...", "class Reader:\n    validate_checkpoint_id = lambda id: '://my' in id")
     install("any", code.format(scheme="*", module="any_plugin"))
     install("named", STORAGE.format(scheme="named", module="named_plugin"))
     assert plugins.storage_for("other://my/box").plugin.name == "any"

@@ -7,11 +7,11 @@ from dcp_fs import FileSystemReader, FileSystemWriter, plugin
 
 
 def test_registers_local_folders() -> None:
-    (spec,) = plugin.dcp_register_storage()
-    assert spec.scheme == "file"
-    backend = plugins.storage_for("some/folder")
-    assert backend.load_writer() is FileSystemWriter
-    assert backend.load_reader() is FileSystemReader
+    assert [spec.scheme for spec in plugin.dcp_register_storage()] == ["file", "local"]
+    for place in ("some/folder", "file:///some/folder", "local:///some/folder"):
+        backend = plugins.storage_for(place)
+        assert backend.load_writer() is FileSystemWriter
+        assert backend.load_reader() is FileSystemReader
 
 
 def test_is_found_by_entry_point() -> None:

@@ -62,7 +62,7 @@ def test_a_scheme_that_no_fallback_knows(monkeypatch: pytest.MonkeyPatch) -> Non
         importlib.metadata, "entry_points", lambda group, name=None: [] if name else [point] * (len(group) > 10)
     )
     monkeypatch.setattr(importlib.metadata.EntryPoint, "load", lambda point: refuse)
-    with pytest.raises(StoreNotFoundError, match="opens other:// stores; .*nobody knows other://x") as caught:
+    with pytest.raises(StoreNotFoundError, match=r"opens other:// stores; .*nobody knows other://x") as caught:
         open_store("other://x")
     assert isinstance(caught.value, RuntimeError)
 

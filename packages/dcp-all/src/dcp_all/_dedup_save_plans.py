@@ -1,5 +1,10 @@
 """Mirror of `torch.distributed.checkpoint._dedup_save_plans`: re-exports only."""
 
+from dcp_all.planner import SavePlan, WriteItem
 from dcp_core.dedup import dedup_save_plans
 
-__all__ = ["dedup_save_plans"]
+__all__ = [
+    "SavePlan",
+    "WriteItem",
+    "dedup_save_plans",
+]

@@ -1,5 +1,19 @@
 """Mirror of `torch.distributed.checkpoint.filesystem`: re-exports only."""
 
+from dcp_all._extension import ExtensionRegistry, StreamTransformExtension
+from dcp_all.metadata import STATE_DICT_TYPE, Metadata, StorageMeta
+from dcp_all.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from dcp_all.staging import BlockingAsyncStager
+from dcp_all.storage import StorageReader, StorageWriter, WriteResult
 from dcp_core.global_plan import FORMAT_VERSION as CURRENT_DCP_VERSION
 from dcp_core.metadata import StorageInfo
 from dcp_core.metadata import StorageInfo as _StorageInfo
@@ -11,12 +25,29 @@ from dcp_manifest import METADATA_NAME as _metadata_fn  # noqa: N811 - stock's n
 __all__ = [
     "CURRENT_DCP_VERSION",
     "DEFAULT_SUFFIX",
+    "STATE_DICT_TYPE",
+    "BlockingAsyncStager",
+    "ExtensionRegistry",
     "FileSystem",
     "FileSystemBase",
     "FileSystemReader",
     "FileSystemWriter",
+    "LoadItemType",
+    "LoadPlan",
+    "LoadPlanner",
+    "Metadata",
+    "ReadItem",
+    "SavePlan",
+    "SavePlanner",
     "SerializationFormat",
     "StorageInfo",
+    "StorageMeta",
+    "StorageReader",
+    "StorageWriter",
+    "StreamTransformExtension",
+    "WriteItem",
+    "WriteItemType",
+    "WriteResult",
     "_FileSystemWriter",
     "_StorageInfo",
     "_metadata_fn",

@@ -1,6 +1,7 @@
 """Mirror of `torch.distributed.checkpoint.metadata`: re-exports only."""
 
 from dcp_core.metadata import (
+    STORAGE_TYPES,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -10,15 +11,17 @@ from dcp_core.metadata import (
     TensorStorageMetadata,
 )
 from dcp_core.metadata import MemoryFormatEncoding as _MEM_FORMAT_ENCODING  # noqa: N814 - stock's name
-from dcp_core.protocols import STATE_DICT_TYPE
+from dcp_core.protocols import STATE_DICT_TYPE, StatefulT
 
 __all__ = [
     "STATE_DICT_TYPE",
+    "STORAGE_TYPES",
     "_MEM_FORMAT_ENCODING",
     "BytesStorageMetadata",
     "ChunkStorageMetadata",
     "Metadata",
     "MetadataIndex",
+    "StatefulT",
     "StorageMeta",
     "TensorProperties",
     "TensorStorageMetadata",

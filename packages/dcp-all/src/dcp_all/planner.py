@@ -1,5 +1,13 @@
 """Mirror of `torch.distributed.checkpoint.planner`: re-exports only."""
 
+from dcp_all.metadata import (
+    STATE_DICT_TYPE,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
 from dcp_core.plan import (
     BytesIOWriteData,
     LoadItemType,
@@ -13,13 +21,19 @@ from dcp_core.plan import (
 from dcp_core.protocols import LoadPlanner, SavePlanner
 
 __all__ = [
+    "STATE_DICT_TYPE",
     "BytesIOWriteData",
+    "ChunkStorageMetadata",
     "LoadItemType",
     "LoadPlan",
     "LoadPlanner",
+    "Metadata",
+    "MetadataIndex",
     "ReadItem",
     "SavePlan",
     "SavePlanner",
+    "StorageMeta",
+    "TensorProperties",
     "TensorWriteData",
     "WriteItem",
     "WriteItemType",

@@ -1,5 +1,30 @@
 """Mirror of `torch.distributed.checkpoint.planner_helpers`: re-exports only."""
 
+from dcp_all.metadata import (
+    STATE_DICT_TYPE,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from dcp_all.planner import LoadItemType, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from dcp_core.load_plan import create_read_items_for_chunk_list
+from dcp_core.metadata import STORAGE_TYPES
 
-__all__ = ["create_read_items_for_chunk_list"]
+__all__ = [
+    "STATE_DICT_TYPE",
+    "STORAGE_TYPES",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "LoadItemType",
+    "MetadataIndex",
+    "ReadItem",
+    "SavePlan",
+    "TensorProperties",
+    "TensorStorageMetadata",
+    "TensorWriteData",
+    "WriteItem",
+    "WriteItemType",
+    "create_read_items_for_chunk_list",
+]

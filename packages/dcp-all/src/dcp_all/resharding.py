@@ -1,5 +1,11 @@
 """Mirror of `torch.distributed.checkpoint.resharding`: re-exports only."""
 
+from dcp_all.metadata import ChunkStorageMetadata
 from dcp_core.boxes import find_overlap, intersect, overlaps
 
-__all__ = ["find_overlap", "intersect", "overlaps"]
+__all__ = [
+    "ChunkStorageMetadata",
+    "find_overlap",
+    "intersect",
+    "overlaps",
+]

@@ -155,7 +155,7 @@ class ByteStorageWriter(StorageWriter):
         return not self._rank_local
 
     def storage_meta(self) -> StorageMeta | None:
-        """The checkpoint id and the save id; before ranks have met, the id that the save has if this one coordinates."""
+        """The checkpoint id and the save id, which is the coordinator's once the ranks have met."""
         return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

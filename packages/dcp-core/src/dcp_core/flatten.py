@@ -13,7 +13,7 @@ Source: torch 2.13 `torch.distributed.checkpoint.{_nested_dict,_traverse}` (nami
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,9 @@ from dcp_manifest.columns import PathElement
 from dcp_manifest.literal_keys import LiteralKey
 
 __all__ = [
+    "CONTAINER_TYPE",
+    "FLATTEN_MAPPING",
+    "STATE_DICT_ITEM",
     "FlatState",
     "Path",
     "assign",
@@ -37,6 +40,10 @@ __all__ = [
 ]
 
 Path = tuple[PathElement, ...]
+FLATTEN_MAPPING = dict[str, Path]
+"""Flat name → path; stock's name for annotations, as are the next two."""
+CONTAINER_TYPE = MutableMapping[PathElement, Any]
+STATE_DICT_ITEM = object
 _MAX_LIST_INDEX = 1 << 24
 
 

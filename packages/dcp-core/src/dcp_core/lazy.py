@@ -157,13 +157,18 @@ class LazyList(list[V]):
     """A list over a `LazyListSource`, made whole by whatever looks at an item or changes it.
 
     Until then `source` tells what it stands for; afterwards it is an ordinary list and `source` is None.
+
+    Args:
+        source: Where the items come from.
+        key: Sorts the items when they are made; None leaves them in the order of the source. It does not travel.
     """
 
-    __slots__ = ("_source",)
+    __slots__ = ("_key", "_source")
 
-    def __init__(self, source: LazyListSource[V]) -> None:
+    def __init__(self, source: LazyListSource[V], *, key: Callable[[V], Any] | None = None) -> None:
         super().__init__()
         self._source: LazyListSource[V] | None = source
+        self._key = key
 
     @property
     def source(self) -> LazyListSource[V] | None:
@@ -184,7 +189,7 @@ class LazyList(list[V]):
         """Make every item; from here on this is an ordinary list."""
         source, self._source = self._source, None
         if source is not None:
-            super().extend(source)
+            super().extend(source if self._key is None else sorted(source, key=self._key))
 
     def __radd__(self, other: list[V]) -> list[V]:
         # `list + self` would else copy what lies in memory, which is nothing as long as no item was made.

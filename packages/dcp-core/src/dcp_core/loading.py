@@ -30,7 +30,15 @@ from dcp_core.peers import PeerOptions
 from dcp_core.per_rank import RankValues
 from dcp_core.plan import LoadPlan
 from dcp_core.positional import with_positional_storage
-from dcp_core.protocols import CheckpointId, LoadPlanner, Stateful, StorageReader, in_shared_order, is_stateful, with_states
+from dcp_core.protocols import (
+    CheckpointId,
+    LoadPlanner,
+    Stateful,
+    StorageReader,
+    in_shared_order,
+    is_stateful,
+    with_states,
+)
 from dcp_core.report import LoadReport
 from dcp_core.storage_choice import resolve_reader
 

@@ -185,9 +185,20 @@ class PlanColumns:
         made.chosen = chosen
         return made
 
-    def items(self) -> LazyList[WriteItem]:
-        """The items as a plan holds them."""
-        return LazyList(self)
+    def items(self, order: Sequence[str] | None = None) -> LazyList[WriteItem]:
+        """The items as a plan holds them: tensors before objects, or in the order of these names."""
+        return LazyList(self, key=None if order is None else _by_name(order))
+
+
+def _by_name(order: Sequence[str]) -> Callable[[WriteItem], int]:
+    positions: dict[str, int] = {}
+
+    def position(item: WriteItem) -> int:
+        if not positions:  # most lists are never looked at
+            positions.update((name, number) for number, name in enumerate(order))
+        return positions.get(item.index.fqn, len(positions))
+
+    return position
 
 
 def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:

@@ -31,7 +31,7 @@ def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callab
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if len(args) != 2:  # noqa: PLR2004 - the state dict and the storage
+            if len(args) != 2:
                 return function(*args, **kwargs)
             if parameter in kwargs:
                 raise TypeError(f"{name}() got its {parameter} twice: as a positional argument and by name")

@@ -76,7 +76,7 @@ def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """
     stateful = {key: value for key, value in state_dict.items() if type(value) not in _TENSORS and is_stateful(value)}
     states = {key: value.state_dict() for key, value in in_shared_order(stateful)}
-    return {key: states[key] if key in states else value for key, value in state_dict.items()}
+    return {key: states.get(key, value) for key, value in state_dict.items()}
 
 
 StatefulT = TypeVar("StatefulT", bound=Stateful)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import warnings
 import zlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,7 +135,7 @@ class DefaultSavePlanner(SavePlanner):
         items = values.items
         if plain and values.objects:
             sizes = {fqn: self._dump(fqn, digests) for fqn in values.objects}
-            items = _with_object_sizes(items, sizes)
+            items = _with_object_sizes(items, sizes, tuple(self.state_dict))
         self._splittable = plain and values.usual
         plan = SavePlan(
             items,
@@ -274,11 +274,11 @@ def _warn_of_text_keys(text_keys: Mapping[type, str]) -> None:
         )
 
 
-def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list[WriteItem]:
+def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int], order: Sequence[str]) -> list[WriteItem]:
     columns = columns_of(items)
     if columns is not None:
         nbytes = np.array([sizes[fqn] for fqn in columns.index.object_names], np.int64)
-        return PlanColumns(columns.index, columns.whole, nbytes).items()
+        return PlanColumns(columns.index, columns.whole, nbytes).items(order)
     return [
         replace(item, bytes_io_data=BytesIOWriteData(sizes[item.index.fqn])) if item.index.fqn in sizes else item
         for item in items

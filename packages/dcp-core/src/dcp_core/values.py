@@ -68,7 +68,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
         else:
             values.objects.append(fqn)
     if all(table.add_items(fqn, items) for fqn, items in own.items()):
-        values.items = table.columns(values.objects).items()
+        values.items = table.columns(values.objects).items(tuple(state_dict))
     else:
         values.items = [item for fqn, value in state_dict.items() for item in own.get(fqn) or write_items(fqn, value)]
     return values
