@@ -27,7 +27,7 @@ def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callab
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        name = function.__name__  # type: ignore[attr-defined]
+        name = function.__name__
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -41,8 +41,16 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
     @property
     def path(self) -> str | os.PathLike[str]:
-        """What is read."""
+        """What is read; setting it counts from the next load."""
         return self.checkpoint_id
+
+    @path.setter
+    def path(self, value: str | os.PathLike[str]) -> None:
+        self.reset(value)
+
+    @property
+    def fs(self) -> None:
+        """None: safetensors files are read from local folders alone. It has no setter, so that none is ignored."""
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> SafetensorsBackend:
         return SafetensorsBackend(checkpoint_id, threads=self.thread_count)

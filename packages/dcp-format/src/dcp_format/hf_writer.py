@@ -99,8 +99,16 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def path(self) -> Path:
-        """The folder. Raises InvalidPlaceError for a URI."""
+        """The folder; setting it counts from the next save. Raises InvalidPlaceError for a URI."""
         return Path(file_path(self.checkpoint_id))
+
+    @path.setter
+    def path(self, value: str | os.PathLike[str]) -> None:
+        self.checkpoint_id = value
+
+    @property
+    def fs(self) -> None:
+        """None: safetensors files are written into local folders alone. It has no setter, so that none is ignored."""
 
     @property
     def metadata_path(self) -> str:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from dcp_io.removal import checkpoint_files, clear_dead_saves, remove_checkpoint
     from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
     from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
-    from dcp_io.stream_store import StreamFileSystem, StreamStore
+    from dcp_io.stream_files import StreamFileSystem
+    from dcp_io.stream_store import StreamStore
     from dcp_io.upload_sink import UploadSink
     from dcp_io.verify import Problem, VerifyReport, verify_checkpoint
     from dcp_io.write_engine import DATA_SUFFIX, write_items
@@ -206,10 +207,8 @@ _HOMES = {
         "Store",
         "check_name",
     ),
-    "stream_store": (
-        "StreamFileSystem",
-        "StreamStore",
-    ),
+    "stream_files": ("StreamFileSystem",),
+    "stream_store": ("StreamStore",),
     "upload_sink": ("UploadSink",),
     "verify": (
         "Problem",

@@ -1,23 +1,50 @@
-"""Files behind streams: a new one while it is written, one that is read, and the bytes of a whole one."""
+"""A file system of streams and its files: a new one while it is written, one that is read, a whole one's bytes."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from dcp_io.store import Buffer, Sink, Source, Store
 from dcp_manifest.errors import CorruptCheckpointError
 
-if TYPE_CHECKING:
-    from dcp_io.stream_store import StreamFileSystem
-
 _KNOWN = (io.BufferedWriter, io.FileIO, io.BytesIO)
 
-__all__ = ["StreamSink", "StreamSource", "read_all"]
+__all__ = ["StreamFileSystem", "StreamSink", "StreamSource", "read_all"]
+
+
+class StreamFileSystem(Protocol):
+    """What is asked of a file system: stock's `FileSystemBase`, by its methods."""
+
+    def create_stream(self, path: Any, mode: str) -> AbstractContextManager[Any]:
+        """A stream on a file, closed at the end of the block; modes `rb` and `wb`."""
+        ...
+
+    def concat_path(self, path: Any, suffix: str) -> Any:
+        """`suffix` below `path`."""
+        ...
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Give a file another name."""
+        ...
+
+    def mkdir(self, path: Any) -> None:
+        """Make a folder."""
+        ...
+
+    def exists(self, path: Any) -> bool:
+        """Whether there is a file."""
+        ...
+
+    def rm_file(self, path: Any) -> None:
+        """Remove a file."""
+        ...
 
 
 def read_all(fs: StreamFileSystem, place: Any) -> bytes:
@@ -103,10 +130,13 @@ class StreamSource(Source):
         self._stream: Any = self._context.__enter__()
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Bytes of the file; as many as anybody may want of a stream that does not know its end."""
         with self._lock:
-            self._stream.seek(0, os.SEEK_END)
-            return int(self._stream.tell())
+            try:
+                self._stream.seek(0, os.SEEK_END)
+                return int(self._stream.tell())
+            except (ValueError, io.UnsupportedOperation):  # a stream of announced ranges, such as s3torchconnector's
+                return sys.maxsize
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers in order."""

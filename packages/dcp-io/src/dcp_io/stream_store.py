@@ -14,45 +14,16 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dcp_io.errors import StorageError
 from dcp_io.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
-from dcp_io.stream_files import StreamSink, StreamSource, read_all
+from dcp_io.stream_files import StreamFileSystem, StreamSink, StreamSource, read_all
 from dcp_manifest.discover import METADATA_NAME
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 
-__all__ = ["StreamFileSystem", "StreamStore"]
-
-
-class StreamFileSystem(Protocol):
-    """What is asked of a file system: stock's `FileSystemBase`, by its methods."""
-
-    def create_stream(self, path: Any, mode: str) -> AbstractContextManager[Any]:
-        """A stream on a file, closed at the end of the block; modes `rb` and `wb`."""
-        ...
-
-    def concat_path(self, path: Any, suffix: str) -> Any:
-        """`suffix` below `path`."""
-        ...
-
-    def rename(self, path: Any, new_path: Any) -> None:
-        """Give a file another name."""
-        ...
-
-    def mkdir(self, path: Any) -> None:
-        """Make a folder."""
-        ...
-
-    def exists(self, path: Any) -> bool:
-        """Whether there is a file."""
-        ...
-
-    def rm_file(self, path: Any) -> None:
-        """Remove a file."""
-        ...
+__all__ = ["StreamStore"]
 
 
 class StreamStore(Store):
