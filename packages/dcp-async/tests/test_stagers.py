@@ -85,6 +85,15 @@ def test_which_stagers_only_copy() -> None:
         def stage(self, state_dict: dict[str, object]) -> dict[str, object]:
             return state_dict
 
+    class Waits(BlockingAsyncStager):
+        _synchronize_after_execute = True
+
+    class WaitsInItsOwnWay(BlockingAsyncStager):
+        def synchronize_staging(self) -> None:
+            raise AssertionError
+
+    assert not is_plain_blocking(Waits())
+    assert not is_plain_blocking(WaitsInItsOwnWay())
     assert is_plain_blocking(BlockingAsyncStager())
     assert not is_plain_blocking(BlockingAsyncStager(cache_staged_state_dict=True))
     assert not is_plain_blocking(BlockingAsyncStager(type_check=True))

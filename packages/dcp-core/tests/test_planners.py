@@ -324,3 +324,15 @@ def test_flaws_of_plans_reach_the_caller(folder: str) -> None:
 
     with pytest.raises(PlanError, match="no rank holds"):
         put(folder, {"a": torch.ones(4)}, Half())
+
+
+def test_local_plans_are_in_the_order_of_the_state_dict() -> None:
+    state = {"z": torch.ones(2), "step": 3, "a": torch.ones(1), "set": {1}, "nested": {"k": 1, "b": torch.zeros(3)}}
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state)
+    wanted = ["z", "step", "a", "set", "nested.k", "nested.b"]
+    assert [item.index.fqn for item in planner.create_local_plan().items] == wanted
+    plan = planner.create_local_plan()
+    assert [item.index.fqn for item in plan.items] == wanted
+    (global_plan,), _ = planner.create_global_plan([plan])
+    assert [item.index.fqn for item in global_plan.items] == wanted

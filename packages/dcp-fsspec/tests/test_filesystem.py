@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import fsspec
 import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
-from dcp_fsspec import FileSystem
+from dcp_core import load, save
+from dcp_core.errors import PluginNotFoundError
+from dcp_fsspec import FileSystem, FsspecReader, FsspecWriter
 
 
 @pytest.fixture
@@ -52,3 +56,47 @@ def test_a_new_file_is_removed_if_the_block_raises(file: str) -> None:
     with pytest.raises(TypeError), system.create_stream(f"{file}2", "xb") as stream:
         stream.write("not bytes")  # type: ignore[arg-type]
     assert not system.exists(f"{file}2")
+
+
+class Unheard(MemoryFileSystem):
+    """A protocol that only fsspec knows."""
+
+    protocol = "unheard"
+
+
+def test_any_protocol_that_fsspec_knows_by_id_alone() -> None:
+    fsspec.register_implementation("unheard", Unheard, clobber=True)
+    save({"w": torch.ones(2)}, checkpoint_id="unheard://box/made")
+    found = {"w": torch.zeros(2)}
+    load(found, checkpoint_id="unheard://box/made")
+    assert found["w"].tolist() == [1, 1]
+    with pytest.raises(PluginNotFoundError, match="unknown-to-all://"):
+        save(found, checkpoint_id="unknown-to-all://box/made")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_another_file_system_gets_every_byte(inside: bool) -> None:
+    opened: list[str] = []
+
+    class Noting(FileSystem):
+        def create_stream(self, path: object, mode: str):  # type: ignore[no-untyped-def, override]
+            opened.append(mode)
+            return super().create_stream(path, mode)  # type: ignore[arg-type]
+
+    def changed(storage: FsspecWriter | FsspecReader) -> None:
+        if inside:
+            storage.fs.create_stream = Noting.create_stream.__get__(Noting())
+            storage.fs.create_stream.__self__.init_path(storage.path)
+        else:
+            storage.fs = Noting()
+
+    writer, reader = FsspecWriter("memory://noting/made"), FsspecReader("memory://noting/made")
+    for storage in (writer, reader):
+        changed(storage)
+    save({"w": torch.ones(2)}, storage_writer=writer)
+    assert "wb" in opened
+    opened.clear()
+    found = {"w": torch.zeros(2)}
+    load(found, storage_reader=reader)
+    assert set(opened) == {"rb"}
+    assert found["w"].tolist() == [1, 1]

@@ -68,7 +68,7 @@ def _holds_meta(items: list[Any] | tuple[Any, ...]) -> bool:
 
 def _is_meta(tensor: torch.Tensor) -> bool:
     if is_sharded_tensor(tensor):
-        return any(shard.tensor.is_meta for shard in tensor.local_shards())  # type: ignore[operator]
+        return any(shard.tensor.is_meta for shard in tensor.local_shards())  # type: ignore[attr-defined]
     return tensor.is_meta
 
 
