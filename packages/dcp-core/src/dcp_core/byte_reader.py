@@ -6,7 +6,6 @@ What is asked of the engine for one item, and what becomes of the bytes, is in `
 from __future__ import annotations
 
 import secrets
-from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 import torch
 
 from dcp_core.block_transforms import block_undo
-from dcp_core.byte_backend import ByteBackend
-from dcp_core.checkpoint_ids import absolute_id
+from dcp_core.byte_storage import ByteStorage
 from dcp_core.collector import collector_paused
 from dcp_core.columns import metadata_from_index
 from dcp_core.device_copy import DeviceCopies
@@ -41,26 +39,17 @@ __all__ = ["ByteStorageReader"]
 _SHOWN_KEYS = 20
 
 
-class ByteStorageReader(StorageReader):
+class ByteStorageReader(ByteStorage, StorageReader):
     """Reads checkpoints through a `ByteBackend`: ours in any layout, and those that stock wrote.
 
     Every byte that reaches a value is checked against the checkpoint's CRCs as the backend's `verify` setting says;
     what has none is listed in `unverified_keys`.
     """
 
-    ids_are_paths = False
-    """Whether an id without a scheme is a path: a relative one means the folder at the moment in which it is given."""
-
     def __init__(self, checkpoint_id: CheckpointId, *, extensions: ExtensionRegistry | None = None) -> None:
         self._extensions = extensions or ExtensionRegistry()
         self._set_id(checkpoint_id)
-        self._backend = self._open(self.absolute_id)
         self._clear()
-
-    def _set_id(self, checkpoint_id: CheckpointId) -> None:
-        self._checkpoint_id = checkpoint_id
-        self.absolute_id = absolute_id(checkpoint_id) if self.ids_are_paths else checkpoint_id
-        """The id with the working folder of the moment in which it was given, where it is a relative path."""
 
     def _clear(self) -> None:
         self._metadata: Metadata | None = None
@@ -73,20 +62,11 @@ class ByteStorageReader(StorageReader):
         self.bytes_read = 0
         """Bytes that the last `read_data` took from storage."""
 
-    @abstractmethod
-    def _open(self, checkpoint_id: CheckpointId) -> ByteBackend:
-        """The backend for one checkpoint id. Must not touch storage."""
-
-    @property
-    def checkpoint_id(self) -> CheckpointId:
-        """The id of the checkpoint that is read, as it was given."""
-        return self._checkpoint_id
-
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
         """Begin a new load, from `checkpoint_id` if given."""
         if checkpoint_id is not None:
             self._set_id(checkpoint_id)
-        self._backend = self._open(self.absolute_id)
+        self._reopen()
         self._clear()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -105,10 +85,6 @@ class ByteStorageReader(StorageReader):
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
-
-    def _reopen(self) -> None:
-        """Take attributes that were set since as those of the next load."""
-        self._backend = self._open(self._checkpoint_id)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the metadata whose `storage_data` says where items lie."""

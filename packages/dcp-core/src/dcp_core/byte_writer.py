@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -15,8 +14,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.byte_backend import ByteBackend
-from dcp_core.checkpoint_ids import absolute_id
+from dcp_core.byte_storage import ByteStorage
 from dcp_core.collector import collector_paused
 from dcp_core.columns import index_from_metadata, metadata_from_index
 from dcp_core.compression import CompressedRequest, Compression, CompressionPolicy
@@ -37,7 +35,7 @@ from dcp_manifest.stored_items import StoredItems
 __all__ = ["ByteStorageWriter", "SavePlacement"]
 
 _OF_A_SAVE = {
-    "_backend",
+    "_opened",
     "_is_coordinator",
     "_rank",
     "_world_size",
@@ -59,7 +57,7 @@ class SavePlacement:
     world_size: int
 
 
-class ByteStorageWriter(StorageWriter):
+class ByteStorageWriter(ByteStorage, StorageWriter):
     """Writes items through a `ByteBackend` and publishes the index in one step.
 
     Args:
@@ -76,9 +74,6 @@ class ByteStorageWriter(StorageWriter):
     stores_aliases = True
     """Whether `finish` gives the names in `Metadata.aliases` a place, too; writers that do not say so get none."""
 
-    ids_are_paths = False
-    """Whether an id without a scheme is a path: a relative one means the folder at the moment in which it is given."""
-
     def __init__(
         self,
         checkpoint_id: CheckpointId,
@@ -92,13 +87,7 @@ class ByteStorageWriter(StorageWriter):
         """Whether an existing checkpoint may be replaced; counts from the next save."""
         self._interop = interop
         self._set_id(checkpoint_id)
-        self._backend = self._open(self.absolute_id)
         self._clear()
-
-    def _set_id(self, checkpoint_id: CheckpointId) -> None:
-        self._checkpoint_id = checkpoint_id
-        self.absolute_id = absolute_id(checkpoint_id) if self.ids_are_paths else checkpoint_id
-        """The id with the working folder of the moment in which it was given, where it is a relative path."""
 
     def _clear(self) -> None:
         self._is_coordinator = False
@@ -116,28 +105,14 @@ class ByteStorageWriter(StorageWriter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._backend = self._open(self.absolute_id)
         self._clear()
-
-    @abstractmethod
-    def _open(self, checkpoint_id: CheckpointId) -> ByteBackend:
-        """The backend for one checkpoint id. Must not touch storage."""
-
-    @property
-    def checkpoint_id(self) -> CheckpointId:
-        """The id of the checkpoint that is, or was last, saved; as it was given."""
-        return self._checkpoint_id
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
         """Begin a new save, to `checkpoint_id` if given."""
         if checkpoint_id is not None:
             self._set_id(checkpoint_id)
-        self._backend = self._open(self.absolute_id)
+        self._reopen()
         self._clear()
-
-    def _reopen(self) -> None:
-        """Take attributes that were set since as those of the next save."""
-        self._backend = self._open(self._checkpoint_id)
 
     def renew_save_id(self) -> None:
         """Take a new save id if the present one is that of a save that was begun: each save has one of its own."""
@@ -296,7 +271,7 @@ class ByteStorageWriter(StorageWriter):
         """
         if save_id is None and self._placement is not None:
             save_id = self._placement.save_id
-        index = self._open(self.absolute_id).read_index()
+        index = self._open(self._id_to_open()).read_index()
         if index.info is None or index.info.save_id != save_id:
             raise CheckpointNotFoundError(
                 f"{self._backend.url}: the checkpoint of save {save_id} has been replaced since; look at a save's "

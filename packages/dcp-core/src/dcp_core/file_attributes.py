@@ -21,7 +21,9 @@ class FileAttributes:
 
     if TYPE_CHECKING:  # the storage's own, which comes after this one among the bases
         _checkpoint_id: CheckpointId
+        absolute_id: CheckpointId
 
+        def _set_id(self, checkpoint_id: CheckpointId) -> None: ...
         def _reopen(self) -> None: ...
 
     _fs: Any = None
@@ -59,8 +61,12 @@ class FileAttributes:
 
     @path.setter
     def path(self, value: Any) -> None:
-        self._checkpoint_id = self._set_path = value
-        self._reopen()
+        self._set_path = value
+        self._set_id(value)
+
+    def _id_to_open(self) -> CheckpointId:
+        # A relative name in a file system that was set is its own, and has nothing to do with the working folder.
+        return self.absolute_id if self.foreign_fs is None else self._checkpoint_id
 
     def _path_of(self, checkpoint_id: CheckpointId) -> Any:
         """The folder that an id names, in the type of the file system."""

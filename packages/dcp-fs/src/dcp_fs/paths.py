@@ -14,7 +14,7 @@ __all__ = ["is_local_id", "local_path", "store_of"]
 
 
 def local_path(checkpoint_id: str | os.PathLike[str]) -> Path:
-    """The folder that an id names; `file://` and `local://` URIs are accepted. Raises InvalidPlaceError: `file_path`."""
+    """The folder that an id names, `file://` and `local://` URIs included. Raises InvalidPlaceError: `file_path`."""
     return Path(file_path(checkpoint_id))
 
 

@@ -44,6 +44,8 @@ class FileSystemReader(FileAttributes, ByteStorageReader):
         thread_count: int | None = None,
         max_inflight_bytes: int = 64 << 20,
     ) -> None:
+        if type(self) is FileSystemReader:  # a subclass may set another file system, whose ids are its own
+            local_path(path)
         check_verify(verify)
         self.verify: Verify = "blocks" if verify is True else verify
         if max_inflight_bytes < 1:

@@ -71,7 +71,10 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         max_inflight_bytes: int | None = None,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:
+        if type(self) is FileSystemWriter:  # a subclass may set another file system, whose ids are its own
+            local_path(path)
         check_layout(layout)
+        check_format(serialization_format)
         setting = one_setting(_extensions, compression)
         if thread_count is not None and thread_count < 1:
             raise ValueError(f"thread_count={thread_count} must be at least 1")
@@ -97,7 +100,6 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         return local_path(checkpoint_id)
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
-        check_format(self.serialization_format)
         return StoreBackend(
             store_of(self.foreign_fs, self._path_of(checkpoint_id)),
             layout=self.layout,

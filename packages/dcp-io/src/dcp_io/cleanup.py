@@ -6,6 +6,7 @@ A marker or an index may name anything: what is named goes only if its own name 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
@@ -14,7 +15,7 @@ from dcp_io.markers import FoundMarker, Marker, is_marker_temporary
 from dcp_io.own_files import is_own_file, own_name
 from dcp_io.store import Entry, Store
 from dcp_manifest.discover import METADATA_NAME, is_index_name
-from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError, UnsafeCheckpointError
 from dcp_manifest.manifest import read_index
 
 __all__ = [
@@ -60,9 +61,19 @@ def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], worl
     named = [name for name in marker.replaced if name not in keep and not _is_own(name, marker, world_size=world_size)]
     if not named:
         return True
-    sizes = {entry.name: entry.bytes for entry in store.list()}
-    present = {name: sizes[name] for name in named if name in sizes and not _is_index_of(store, name, marker.save_id)}
+    sizes = _sizes(store, named)
+    present = {name: size for name, size in sizes.items() if not _is_index_of(store, name, marker.save_id)}
     return _delete_made(store, present, f"marker {marker.name}")
+
+
+def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
+    """Bytes of those files that are there, in the order of their names; not every store lists all that it has."""
+    listed = {entry.name: entry.bytes for entry in store.list()}
+    found: dict[str, int] = {}
+    for name in names:
+        with contextlib.suppress(CheckpointNotFoundError, UnsafeCheckpointError):
+            found[name] = listed[name] if name in listed else store.size(name)
+    return found
 
 
 def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:

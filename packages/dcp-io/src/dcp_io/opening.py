@@ -10,6 +10,7 @@ checkpoints should not wait for it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FALLBACK_GROUP", "GROUP", "file_at", "open_store", "scheme_of"]
 
+# Of one letter are drives of another system, which some libraries take for paths of this one.
+_SCHEME = re.compile(r"[a-z][a-z0-9+.:-]+")
 GROUP = "dcp.stores"
 FALLBACK_GROUP = "dcp.stores.fallback"
 
@@ -64,6 +67,8 @@ def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | N
     import importlib.metadata  # noqa: PLC0415 - as in `open_store`
 
     reasons: list[str] = []
+    if not _SCHEME.fullmatch(scheme):
+        raise StoreNotFoundError(f"{text} is no URI: {scheme!r} is no scheme; for a path of that name write ./{text}")
     fallbacks = {point.value: point for point in importlib.metadata.entry_points(group=FALLBACK_GROUP)}
     for _, point in sorted(fallbacks.items()):
         try:

@@ -145,7 +145,7 @@ class StreamStore(Store):
         else:
             names.update(self._rank_indexes())
         now = time.time()  # of a time that nobody knows, only that it is past
-        return [Entry(name, 0, now) for name in sorted(names)]
+        return [Entry(name, self.size(name), now) for name in sorted(names) if self.exists(name)]
 
     def _rank_indexes(self) -> Iterator[str]:
         rank = 0

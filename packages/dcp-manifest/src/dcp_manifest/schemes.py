@@ -27,7 +27,7 @@ def package_for(scheme: str) -> str:
 
 
 def scheme_of(place: str | os.PathLike[str]) -> str:
-    """The scheme of a URI in lower case; `file` for `local://`, and for a path, such as `./a://b`: a slash comes first."""
+    """The scheme of a URI in lower case; `file` for `local://`, and for paths, such as `./a://b`: a slash first."""
     head, found, _ = os.fspath(place).partition("://")
     scheme = head.lower() if found and "/" not in head else "file"
     return "file" if scheme in _OF_PATHS else scheme
