@@ -104,4 +104,4 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(bytearray())
     # Not `Tensor.numpy`: it forbids the tensor's owner for good to resize the storage, as FSDP does.
-    return memoryview(np.asarray(_Memory(tensor)))
+    return memoryview(np.asarray(_Memory(tensor)))  # type: ignore[arg-type]

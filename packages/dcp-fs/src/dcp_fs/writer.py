@@ -100,6 +100,7 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         return local_path(checkpoint_id)
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
+        check_format(self.serialization_format)  # which may have been set since
         return StoreBackend(
             store_of(self.foreign_fs, self._path_of(checkpoint_id)),
             layout=self.layout,
