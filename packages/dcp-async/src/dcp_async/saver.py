@@ -38,6 +38,7 @@ from dcp_core import (
     plugins,
 )
 from dcp_core.checkpoint_ids import absolute_id_for
+from dcp_core.outside_compile import outside_compile
 from dcp_core.protocols import CheckpointId
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ class AsyncSaver:
         finally:
             self._entry.leave()
 
+    @outside_compile
     def save(
         self,
         state_dict: dict[str, Any],

@@ -35,10 +35,11 @@ class DeviceCopies:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy `source`, on the CPU, into `target`; `source` may change once this returns."""
         lane = self._lanes.get(target.device)
-        if lane is None:
-            target.copy_(source)
-        else:
-            lane.copy(target, source)
+        with torch.inference_mode(target.is_inference()):  # a tensor made in that mode is changed in it alone
+            if lane is None:
+                target.copy_(source)
+            else:
+                lane.copy(target, source)
 
     def finish(self, device: torch.device) -> None:
         """Wait until every copy to `device` that was made before is done."""

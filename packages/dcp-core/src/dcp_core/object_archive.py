@@ -128,8 +128,8 @@ class _Storages:
         self._load = load
         self._loaded: dict[str, tuple[int, torch.UntypedStorage]] = {}
 
-    def load(self, pid: Any) -> torch.storage.TypedStorage:
-        """The storage of an id ("storage", storage class, key, device, number of elements)."""
+    def load(self, pid: Any) -> torch.storage.TypedStorage | torch.UntypedStorage:
+        """The storage of an id ("storage", storage class, key, device, number of elements), of that class."""
         kind, storage_type, key, _, count = pid
         if kind != "storage" or type(key) is not str or type(count) is not int or not 0 <= count < 1 << 60:
             raise UnsafePickleError("a persistent id that is no storage is not allowed")
@@ -145,6 +145,8 @@ class _Storages:
         known, storage = self._loaded[key]
         if nbytes != known:
             raise UnsafePickleError("a storage of two sizes is not allowed")
+        if storage_type is torch.UntypedStorage:
+            return storage
         make: Callable[..., torch.storage.TypedStorage] = torch.storage.TypedStorage
         return make(wrap_storage=storage, dtype=dtype, _internal=True)
 

@@ -6,6 +6,7 @@ a later load would refuse is reported when it is saved.
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import pickle
 import sys
@@ -34,9 +35,29 @@ __all__ = [
     "dump_object",
     "load_object",
     "load_tensor",
+    "reduce_exactly",
     "report_unloadable",
     "scan",
 ]
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        return reduce_exactly(value)
+
+
+_PICKLE = types.SimpleNamespace(__name__="pickle", Pickler=_Pickler)
+"""What `torch.save` takes for the module `pickle`."""
+
+
+def reduce_exactly(value: object) -> Any:
+    """Reduce a value for pickling where the protocol of `torch.save` loses something; NotImplemented elsewhere.
+
+    Protocol 2 leaves out the fold of a time, which tells the two hours apart that a change of clocks gives one name.
+    """
+    if type(value) in (dt.datetime, dt.time) and getattr(value, "fold", 0):
+        return value.__reduce_ex__(4)
+    return NotImplemented
 
 
 class UnloadableObjectWarning(UserWarning):
@@ -68,7 +89,7 @@ def dump_object(value: object, *, key: str) -> bytes:
         return value.data
     buffer = io.BytesIO()
     try:
-        torch.save(value, buffer)
+        torch.save(value, buffer, pickle_module=_PICKLE)
     except DcpError:
         raise
     except Exception as error:

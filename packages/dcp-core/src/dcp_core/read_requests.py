@@ -204,9 +204,10 @@ def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tenso
 def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
     target = _target(item, planner)
     part = box_view(tensor, item.storage_offsets, item.lengths)
-    if tensor.is_quantized:
-        fqn = item.dest_index.fqn
-        copy_quantized(fqn, target, part, is_whole=target is getattr(planner, "state_dict", {}).get(fqn))
-    else:
-        target.copy_(part)
+    with torch.inference_mode(target.is_inference()):  # a tensor made in that mode is changed in it alone
+        if tensor.is_quantized:
+            fqn = item.dest_index.fqn
+            copy_quantized(fqn, target, part, is_whole=target is getattr(planner, "state_dict", {}).get(fqn))
+        else:
+            target.copy_(part)
     planner.commit_tensor(item, target)

@@ -22,6 +22,7 @@ __all__ = ["TENSOR_CALLS", "tensor_functions"]
 _MAX_ELEMENTS = 1 << 62
 _MAX_DIMS = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STORAGES = (torch.storage.TypedStorage, torch.UntypedStorage)
 _METADATA = {"conj", "neg"}
 # Elements that share a byte; of all other dtypes each has its own bytes.
 _PER_BYTE = {torch.quint4x2: 2, torch.quint2x4: 4}
@@ -71,9 +72,9 @@ def _over(
     budget: Budget, storage: Any, dtype: Any, offset: Any, size: Any, stride: Any, requires_grad: Any
 ) -> torch.Tensor:
     """A tensor over a storage of the archive."""
-    if type(storage) is not torch.storage.TypedStorage or type(dtype) is not torch.dtype:
+    untyped = getattr(storage, "_untyped_storage", storage)
+    if type(storage) not in _STORAGES or type(dtype) is not torch.dtype:
         raise _refuse("no storage or dtype")
-    untyped = storage._untyped_storage  # noqa: SLF001
     sizes, strides = _check_bounds(budget, size, stride, offset, untyped.nbytes() // dtype.itemsize)
     tensor = torch.empty((0,), dtype=dtype, device="cpu").set_(untyped, offset, sizes, strides)
     if requires_grad:
@@ -97,13 +98,17 @@ def _with_metadata(tensor: torch.Tensor, metadata: Any) -> torch.Tensor:
 
 def _rebuild_v1(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
     storage, offset, size, stride = arguments
-    return _over(budget, storage, storage.dtype, offset, size, stride, requires_grad=False)
+    return _over(budget, storage, _dtype_of(storage), offset, size, stride, requires_grad=False)
+
+
+def _dtype_of(storage: Any) -> Any:
+    return getattr(storage, "dtype", torch.uint8)
 
 
 def _rebuild_v2(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
     storage, offset, size, stride, requires_grad, hooks, *metadata = arguments
     _check_hooks(hooks)
-    tensor = _over(budget, storage, storage.dtype, offset, size, stride, requires_grad)
+    tensor = _over(budget, storage, _dtype_of(storage), offset, size, stride, requires_grad)
     return _with_metadata(tensor, *metadata) if metadata else tensor
 
 

@@ -19,7 +19,7 @@ import torch
 
 from dcp_core.empty_mappings import restore_empty_mappings
 from dcp_core.flatten import unflatten_state_dict
-from dcp_core.objects import load_object
+from dcp_core.objects import load_object, reduce_exactly
 from dcp_core.payloads import tensor_bytes
 from dcp_format.content import Content, TensorEntry
 from dcp_format.new_file import new_file
@@ -144,7 +144,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """How a stand-in is rebuilt: as torch rebuilds the tensor that it stands for."""
         if not isinstance(value, _Tensor):
-            return NotImplemented
+            return reduce_exactly(value)
         entry = value.entry
         shape, dtype = entry.shape, getattr(torch, entry.dtype)
         strides, step = [], 1
