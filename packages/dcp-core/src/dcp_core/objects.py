@@ -55,7 +55,7 @@ def reduce_exactly(value: object) -> Any:
 
     Protocol 2 leaves out the fold of a time, which tells the two hours apart that a change of clocks gives one name.
     """
-    if type(value) in (dt.datetime, dt.time) and getattr(value, "fold", 0):
+    if isinstance(value, dt.datetime | dt.time) and type(value) in (dt.datetime, dt.time) and value.fold:
         return value.__reduce_ex__(4)
     return NotImplemented
 
