@@ -9,6 +9,7 @@ from dcp_all import (
     default_planner,
     filesystem,
     format_utils,
+    fsspec_filesystem,
     hf_storage,
     logger,
     logging_handlers,
@@ -16,6 +17,7 @@ from dcp_all import (
     optimizer,
     planner,
     planner_helpers,
+    protocol,
     quantized_hf_storage,
     resharding,
     staging,
@@ -71,6 +73,7 @@ from dcp_core import (
     save,
     save_state_dict,
 )
+from dcp_core.declared_shards import CheckpointableTensor
 from dcp_format import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -111,6 +114,7 @@ __all__ = [
     "CheckpointException",
     "CheckpointManager",
     "CheckpointNotFoundError",
+    "CheckpointableTensor",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
     "DcpError",
@@ -169,6 +173,7 @@ __all__ = [
     "filesystem",
     "find_checkpoints",
     "format_utils",
+    "fsspec_filesystem",
     "hf_storage",
     "latest_valid",
     "load",
@@ -183,6 +188,7 @@ __all__ = [
     "planner",
     "planner_helpers",
     "plugins",
+    "protocol",
     "quantized_hf_storage",
     "resharding",
     "run_command",

@@ -9,6 +9,7 @@ from dcp_all.metadata import (
     TensorStorageMetadata,
 )
 from dcp_all.planner import LoadItemType, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.declared_shards import CheckpointableTensor
 from dcp_core.load_plan import create_read_items_for_chunk_list
 from dcp_core.metadata import STORAGE_TYPES
 
@@ -16,6 +17,7 @@ __all__ = [
     "STATE_DICT_TYPE",
     "STORAGE_TYPES",
     "BytesStorageMetadata",
+    "CheckpointableTensor",
     "ChunkStorageMetadata",
     "LoadItemType",
     "MetadataIndex",

@@ -43,6 +43,7 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
             `per_thread_copy_ahead` asks for more.
         stale_after_seconds: After this long without a sign of life a save of another host counts as dead.
         storage_options: Options of the file system, as fsspec takes them. Never logged.
+        cache_staged_state_dict: See `BlockingAsyncStager`; from torch 2.15 on.
         kwargs: More of them, as in stock.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecWriter` (parameters up to
@@ -68,6 +69,7 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         max_inflight_bytes: int | None = None,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         storage_options: Mapping[str, Any] | None = None,
+        cache_staged_state_dict: bool = False,
         **kwargs: Any,
     ) -> None:
         setting = one_setting(_extensions, compression)
@@ -84,7 +86,7 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         )
         self.stale_after_seconds = stale_after_seconds
         self._options = {**(storage_options or {}), **kwargs}
-        BlockingAsyncStager.__init__(self)
+        BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
 
     def _make_fs(self) -> FileSystem:
