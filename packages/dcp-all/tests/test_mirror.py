@@ -288,7 +288,7 @@ def test_names_that_are_said_to_be_missing_are() -> None:
 
 
 def _comes_from_elsewhere(module: ModuleType, name: str) -> bool:
-    """Whether a name is the standard library's or torch's own: whoever needs it imports it from there."""
+    """Whether a name is the standard library's or torch's own, to be imported from there."""
     value = getattr(module, name)
     if inspect.ismodule(value):
         return not value.__name__.startswith(STOCK)

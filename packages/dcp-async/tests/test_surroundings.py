@@ -1,4 +1,4 @@
-"""What a worker is told of the trainer's working folder and environment."""
+"""The trainer's working folder and environment, as messages to a worker."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ class ProcessBackend:
 
 
 def _weakly(method: Callable[[], object]) -> Callable[[], object]:
-    """A method's call that does not keep its object: a saver that nobody holds ends its worker."""
+    """A method's call that does not keep its object: a saver without references ends its worker."""
     found = weakref.WeakMethod(method)
 
     def call() -> None:

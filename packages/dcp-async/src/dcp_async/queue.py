@@ -63,17 +63,17 @@ class SaveQueue:
             raise SaverClosedError("the saver is closed: make another one, or close it after the last save")
 
     def raise_unasked(self) -> None:
-        """Raise the error of an earlier save that nobody has asked about: the first one's, the others' come later."""
+        """Raise the error of an earlier save that were never retrieved: the first one's, the others' come later."""
         error = self.next_unasked()
         if error is not None:
             raise error
 
     def next_unasked(self) -> BaseException | None:
-        """The error of the first save that failed and that nobody has asked about, which counts as asked then."""
+        """The error of the first save that failed and were never retrieved, which counts as asked then."""
         return _next_unasked(self._failed)
 
     def log_unasked(self) -> None:
-        """Log the errors of all saves that failed and that nobody has asked about, where nothing can raise them."""
+        """Log the errors of all saves that failed and were never retrieved, where nothing can raise them."""
         _log_unasked(self._failed)
 
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
@@ -248,9 +248,9 @@ def _log_at_end(failed: list[SaveJob], owner: int) -> None:
 
 
 def _log_unasked(failed: list[SaveJob]) -> None:
-    """Log the errors of failed saves that nobody has asked about; they count as asked then."""
+    """Log the errors of failed saves that were never retrieved; they count as asked then."""
     while (error := _next_unasked(failed)) is not None:
-        _logger.error("a save in the background failed, and nobody asked its future", exc_info=error)
+        _logger.error("a save in the background failed, and its future was never read", exc_info=error)
 
 
 def _overdue(what: str, job: SaveJob | None, seconds: float) -> SaverDeadlineError:

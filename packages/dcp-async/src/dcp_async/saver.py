@@ -66,7 +66,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Release everything. A backend that nobody holds any more does so by itself: a saver may be dropped."""
+        """Release everything. A backend without references does so by itself: a saver may be dropped."""
         ...
 
 
@@ -268,7 +268,7 @@ class AsyncSaver:
             raise error
 
     def log_unasked(self) -> None:
-        """Log the errors of all saves that failed and that nobody has asked about, where nothing can raise them."""
+        """Log the errors of all saves that failed and were never retrieved, where nothing can raise them."""
         self._queue.log_unasked()
 
     def end(self) -> None:

@@ -29,7 +29,7 @@ def naming_the_end() -> Iterator[None]:
 
 
 def warn_dropped(name: str, owner: int) -> None:
-    """Warn of a saver that nobody holds any more, in the process that made it; a finalizer.
+    """Warn of a saver without references, in the process that made it; a finalizer.
 
     Args:
         name: Its kind.

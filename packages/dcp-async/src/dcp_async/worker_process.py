@@ -69,7 +69,7 @@ class WorkerProcess:
         weakref.finalize(self, os.close, self._end)
         _open.add(ours)
         self._on_end = on_end
-        # A worker that nobody holds any more ends by itself: the thread that waits for its end does not hold it.
+        # A worker without references ends by itself: the thread that waits for its end does not hold it.
         weakref.finalize(self, _shut, ours).atexit = False
         watch = (self._process, weakref.ref(self))
         threading.Thread(target=_watch, args=watch, name="dcp-worker-watch", daemon=True).start()

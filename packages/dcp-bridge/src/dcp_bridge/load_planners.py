@@ -128,7 +128,7 @@ class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
 
 
 def _harmless(key: str, data: bytes) -> io.BytesIO:
-    """Bytes that may be unpickled without restriction: of the same object, made anew after it was loaded with ours.
+    """Bytes that may be unpickled without restriction: of the same object, rebuilt after it was loaded with ours.
 
     What one reader finds harmless in the bytes of a stranger another one may read otherwise.
     """

@@ -41,7 +41,7 @@ class ByteBackend(Protocol):
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
         """Make the folder, refuse a second live save, clear away dead ones; the new save's id. Coordinator.
 
-        `save_id` is the id to take, which nobody has used; None takes a new one.
+        `save_id` is an id that no save has used; None takes a new one.
         """
         ...
 

@@ -35,8 +35,8 @@ class StorageBackendSpec:
     """A storage that `save` and `load` find by the scheme of a checkpoint id.
 
     Args:
-        scheme: Of ids `scheme://…`; `file` also stands for plain paths. `*` stands for the schemes that nobody names
-            and for which the writer's `validate_checkpoint_id` says that it can handle the id.
+        scheme: Of ids `scheme://…`; `file` also stands for plain paths. `*` stands for schemes that are not
+            registered and for which the writer's `validate_checkpoint_id` says that it can handle the id.
         reader: `module:attribute` of what makes a `StorageReader` from a checkpoint id.
         writer: `module:attribute` of what makes a `StorageWriter` from a checkpoint id.
         guarantees: What the storage promises, in words that tools can show, e.g. `atomic publish`, `durable`.

@@ -46,7 +46,7 @@ class PeerHandles:
             self.poller.register(door.fileno(), select.EPOLLIN)
 
     def shut_doors(self) -> None:
-        """Close the listening sockets: nobody else is to come."""
+        """Close the listening sockets: all ranks have come."""
         for descriptor, door in self.doors.items():
             self.poller.unregister(descriptor)
             door.close()

@@ -1,7 +1,7 @@
 """What commands print: lines, tables and trees for people, JSON for programs, progress on long work.
 
 Whatever is printed comes through here, and what is not a character that can be read is escaped: names, paths, values
-and messages may come from somebody else. Colours and bars appear on terminals only; bars go to stderr, so that output
+and messages may come from others. Colours and bars appear on terminals only; bars go to stderr, so that output
 can be piped.
 """
 

@@ -83,7 +83,7 @@ class StoreBackend:
 
         Args:
             overwrite: Whether an existing checkpoint may be replaced.
-            save_id: The id to take, which nobody has used; None takes a new one.
+            save_id: An id that no save has used; None takes a new one.
 
         Raises:
             SaveInProgressError: Another live save is in the folder.

@@ -2,8 +2,8 @@
 
 A package that brings stores names, for each URI scheme, a function of a URI and options in the entry-point group
 `dcp.stores`: `s3 = "my_package.opening:open_store"`. A package that can do many schemes, but none better than a
-specialised one, uses the group `dcp.stores.fallback`; it is also asked for schemes that nobody names, and raises
-ValueError for those that it does not know. The module must not import torch: whoever only looks at
+specialised one, uses the group `dcp.stores.fallback`; it is also asked for schemes that are not registered, and raises
+ValueError for those that it does not know. The module must not import torch: looking at
 checkpoints should not wait for it.
 """
 
@@ -63,7 +63,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
 
 def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | None) -> Store:
-    """The folder, opened by a package that is asked for schemes that nobody names; raises StoreNotFoundError."""
+    """The folder, opened by a package that is asked for schemes that are not registered; raises StoreNotFoundError."""
     import importlib.metadata  # noqa: PLC0415 - as in `open_store`
 
     reasons: list[str] = []

@@ -1,4 +1,4 @@
-"""`StreamStore`: a folder behind somebody's file system of streams, in stock's small interface, as a store.
+"""`StreamStore`: a folder of a foreign file system with stock's stream interface, as a store.
 
 What that interface lacks, this lacks: it lists no folder, so only what this store made and what a checkpoint's own
 names lead to is found. Two saves at once are not noticed, and what a killed save left stays.
