@@ -113,7 +113,7 @@ def test_the_socket_of_a_worker_has_no_name(monkeypatch: pytest.MonkeyPatch) -> 
         return pairs[-1]
 
     def started(*command: Any, pass_fds: Any, env: Any, **options: Any) -> Any:
-        passed.append((pass_fds, env["PYTHONSAFEPATH"], [end.fileno() for end in pairs[-1]]))
+        passed.append((pass_fds, env["PYTHONPATH"], [end.fileno() for end in pairs[-1]]))
         assert all(not end.getsockname() and not end.get_inheritable() for end in pairs[-1])
         raise InterruptedError("far enough")
 
@@ -123,7 +123,8 @@ def test_the_socket_of_a_worker_has_no_name(monkeypatch: pytest.MonkeyPatch) -> 
 
     with pytest.raises(InterruptedError):
         WorkerProcess(WorkerOptions(), lambda: None)
-    ((fds, safe_path, (_, theirs)),) = passed
-    assert (fds, safe_path) == ([theirs], "1")
+    ((fds, search_path, (_, theirs)),) = passed
+    assert fds == [theirs]
+    assert all(map(os.path.isabs, search_path.split(os.pathsep)))  # none of them means the working folder
     for each in pairs[-1]:
         each.close()

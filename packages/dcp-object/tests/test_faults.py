@@ -136,7 +136,7 @@ def test_credentials_are_never_told(
     writer = ObjectStoreWriter(folder, storage_options=options(proxy))
     reader = ObjectStoreReader(folder, storage_options=options(proxy))
     save({"w": torch.ones(3)}, storage_writer=writer)
-    told = [repr(writer), repr(reader), str(vars(writer)["_backend"])]
+    told = [repr(writer), repr(reader), str(writer._backend)]
     proxy.decide = always("503", "GET")
     with pytest.raises(StorageError) as caught:
         load({"w": torch.ones(3)}, storage_reader=reader)

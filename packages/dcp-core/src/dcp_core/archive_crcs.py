@@ -36,18 +36,13 @@ def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
     return None if bad is None else f"the record {bad!r} of its archive does not match its CRC"
 
 
-def refuse_bomb(data: memoryview | bytearray | bytes) -> None:
-    """Make sure that the records of an archive take no more bytes than it has: `torch.save` compresses none.
+def refuse_bomb(archive: zipfile.ZipFile, nbytes: int) -> None:
+    """Make sure that the records of an archive of `nbytes` take no more than it has: `torch.save` compresses none.
 
     Raises:
-        ValueError: They do, or its directory cannot be read.
+        ValueError: They do.
     """
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            bomb = _is_bomb(archive, len(data))
-    except Exception as error:
-        raise ValueError(f"its archive cannot be read: {error}") from error
-    if bomb:
+    if _is_bomb(archive, nbytes):
         raise ValueError(_BOMB)
 
 

@@ -196,7 +196,7 @@ def _is_container(value: object, *, descend_plain: bool) -> bool:
 def _element(key: object, flat: FlatState) -> PathElement:
     try:
         literal = LiteralKey.of(key)
-    except ValueError:
+    except ValueError:  # Python refuses to print it
         raise UnsupportedValueError("a key of the state dict is an integer with too many digits for a name") from None
     if literal is not None:
         return literal

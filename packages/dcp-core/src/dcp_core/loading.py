@@ -49,8 +49,8 @@ _MAX_ATTEMPTS = 3
 _IDENTITIES = (DefaultLoadPlanner.create_global_plan, ByteStorageReader.prepare_global_plan)
 
 
-@outside_compile
 @with_positional_storage("storage_reader")
+@outside_compile
 def load(
     state_dict: dict[str, Any],
     *,

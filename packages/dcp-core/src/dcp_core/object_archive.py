@@ -110,8 +110,8 @@ class ObjectArchive:
 
     def _directory(self) -> dict[str, zipfile.ZipInfo]:
         if self._records is None:
-            refuse_bomb(self._data)
             with zipfile.ZipFile(_file_of(self._data)) as archive:
+                refuse_bomb(archive, len(self._data))
                 records = archive.infolist()
             root = next(record.filename for record in records if record.filename.endswith("/data.pkl"))[
                 : -len("data.pkl")

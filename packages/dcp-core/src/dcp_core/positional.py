@@ -28,7 +28,6 @@ def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callab
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         name = function.__name__
-        # The functions that this is for are called by way of `outside_compile`, which is one more frame.
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -37,7 +36,7 @@ def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callab
             if parameter in kwargs:
                 raise TypeError(f"{name}() got its {parameter} twice: as a positional argument and by name")
             warnings.warn(
-                f"the argument order of {name} has changed: pass {parameter}= by name", UserWarning, stacklevel=3
+                f"the argument order of {name} has changed: pass {parameter}= by name", UserWarning, stacklevel=2
             )
             kwargs[parameter] = args[1]
             return function(*args[:1], **kwargs)  # type: ignore[arg-type]

@@ -66,7 +66,12 @@ def in_shared_order(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     Calls into values that may be collective (`state_dict()`, `load_state_dict()`) are made in this order: made in each
     rank's own order, they would wait for each other for ever.
     """
-    return sorted(values.items(), key=lambda item: (type(item[0]).__qualname__, str(item[0])))
+    return sorted(values.items(), key=lambda item: _sort_key(item[0]))
+
+
+def _sort_key(key: Any) -> tuple[str, int, str]:
+    # Numbers by their value: Python refuses to print very long ones.
+    return type(key).__qualname__, key if type(key) is int else 0, "" if type(key) is int else str(key)
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:

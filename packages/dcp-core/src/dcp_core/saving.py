@@ -37,8 +37,8 @@ __all__ = ["save", "save_state_dict", "save_with"]
 _log = logging.getLogger(__name__)
 
 
-@outside_compile
 @with_positional_storage("storage_writer")
+@outside_compile
 def save(
     state_dict: dict[str, Any],
     *,
