@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,6 +75,12 @@ class InitialStates:
         except UnsupportedOptimizerError:
             return None
 
+    def prepare(self) -> None:
+        """Find out the state of every parameter now, as far as that is possible; it is kept."""
+        for number, group in enumerate(self._optimizer.param_groups):
+            for parameter in group["params"]:
+                self.like(number, parameter)
+
     def is_untouched(self, group_index: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> bool:
         """Whether state says that there was no step yet. Without it the optimizer begins by itself, and exactly.
 
@@ -82,9 +89,10 @@ class InitialStates:
         if self._of_adapter(group_index, parameter) is not None or not self.like(group_index, parameter):
             return False
         known = self._of_kind(group_index, parameter)
-        fixed = known.state.keys() - known.by_value
+        size = partial(_size, known.state)
+        fixed = sorted(known.state.keys() - known.by_value, key=size)
         return (
-            not fixed.isdisjoint(known.counted)
+            not known.counted.isdisjoint(fixed)
             and values.keys() == known.state.keys()
             and all(same_value(known.state[name], values[name]) for name in fixed)
         )
@@ -160,6 +168,12 @@ class InitialStates:
             f"with cannot be found out on a copy ({type(error).__name__}: {error}){lacks}: take a step before, or "
             "register an OptimizerAdapter with `initial_state` (hook dcp_register_state_adapters); nothing was changed"
         )
+
+
+def _size(state: Mapping[str, Any], name: str) -> int:
+    """Elements of a value, by which a count of steps is compared before tensors as large as the parameter."""
+    value = state[name]
+    return value.numel() if isinstance(value, torch.Tensor) else 0
 
 
 def _closure() -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dcp_core.collector import collector_paused
-from dcp_state.adapters import installed_adapters
+from dcp_state.adapters import OptimizerAdapter, installed_adapters
 from dcp_state.broadcast import broadcast_tensors
 from dcp_state.errors import StateMismatchError, nameless_state
 from dcp_state.fitting import FittedState, fit
@@ -188,7 +188,10 @@ def restore_optimizers(
     """`set_optimizer_state_dict` for the parts of a model whose names are known; `adopt` keeps tensors uncopied."""
     optimizers = as_optimizers(optimizers)
     names = optimizer_names(parts)
+    initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
     if options.broadcast_from_rank0:
+        for one in initial:
+            one.prepare()  # what it takes to find out is free again before the tensors come
         saved = _broadcast(optimizers, names, state_dict)
         adopt = True
     else:
@@ -197,7 +200,14 @@ def restore_optimizers(
                 "optimizer state", ["the state dict is empty; pass what get_optimizer_state_dict gave"]
             )
         saved = read_saved(_with_names(state_dict, optimizers, names), names.known)
-    return restore_saved(optimizers, names, saved, options, adopt=adopt)
+    return restore_saved(optimizers, names, saved, options, adopt=adopt, initial=initial)
+
+
+def _adapter_of(optimizer: torch.optim.Optimizer) -> OptimizerAdapter | None:
+    adapter = installed_adapters().of_optimizer(optimizer)
+    if adapter is not None:
+        adapter.check(optimizer)
+    return adapter
 
 
 def restore_saved(
@@ -207,18 +217,18 @@ def restore_saved(
     options: StateDictOptions,
     *,
     adopt: bool,
+    initial: Sequence[InitialStates] | None = None,
 ) -> StateReport:
     """Fit saved state to each optimizer; none is changed unless it fits all."""
+    if initial is None:
+        initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
     empty_groups = iter(saved.empty_groups)
     fitted: list[FittedState] = []
     problems: list[str] = []
     taken: set[str] = set()
     report = StateReport()
-    for optimizer in optimizers:
-        adapter = installed_adapters().of_optimizer(optimizer)
-        if adapter is not None:
-            adapter.check(optimizer)
-        one = fit(optimizer, InitialStates(optimizer, adapter), names, saved, empty_groups, options, adopt=adopt)
+    for optimizer, its_initial in zip(optimizers, initial, strict=True):
+        one = fit(optimizer, its_initial, names, saved, empty_groups, options, adopt=adopt)
         fitted.append(one)
         problems += one.problems
         taken |= one.taken
