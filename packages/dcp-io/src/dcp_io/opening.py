@@ -45,7 +45,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     Ranks: one; nothing is asked of the storage.
     """
     text, scheme = os.fspath(uri), scheme_of(uri)
-    if scheme in ("file", "local"):
+    if scheme == "file":
         if storage_options:
             raise ValueError(f"{text}: a folder of the file system takes no storage_options, got {[*storage_options]}")
         return LocalStore(file_path(text))
