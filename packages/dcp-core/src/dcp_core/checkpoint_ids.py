@@ -11,10 +11,9 @@ from typing import Any
 
 from dcp_core.errors import CheckpointNotFoundError
 from dcp_core.protocols import CheckpointId
+from dcp_manifest.schemes import PATH_SCHEMES
 
 __all__ = ["absolute_id", "absolute_id_for"]
-
-_LOCAL_SCHEMES = ("file", "local")
 
 
 def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
@@ -31,7 +30,7 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
     """
     text = os.fspath(checkpoint_id)
     scheme, separator, path = text.rpartition("://")
-    local = not separator or scheme.rpartition("::")[2].lower() in _LOCAL_SCHEMES
+    local = not separator or scheme.rpartition("::")[2].lower() in PATH_SCHEMES
     if not local or os.path.isabs(path) or (separator and path.startswith("~")):
         return checkpoint_id
     try:

@@ -7,7 +7,7 @@ import re
 
 from dcp_manifest.errors import InvalidPlaceError
 
-__all__ = ["OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "file_path", "package_for", "scheme_of"]
+__all__ = ["OBJECT_STORE_SCHEMES", "PATH_SCHEMES", "WEB_SCHEMES", "file_path", "package_for", "scheme_of"]
 
 OBJECT_STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
 WEB_SCHEMES = ("http", "https")
@@ -16,12 +16,12 @@ WEB_SCHEMES = ("http", "https")
 # What is left of a URI that went through a function for paths: `pathlib` makes s3:/bucket/x of s3://bucket/x.
 _LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/")
 _THIS_HOST = "localhost/"
-_OF_PATHS = ("file", "local")
+PATH_SCHEMES = ("file", "local")
 
 
 def package_for(scheme: str) -> str:
     """The distribution of this project that handles ids of a scheme (`file` for plain paths); one that may, if any."""
-    if scheme in _OF_PATHS:
+    if scheme in PATH_SCHEMES:
         return "dcp-fs"
     return "dcp-object" if scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES) else "dcp-fsspec"
 
@@ -30,7 +30,7 @@ def scheme_of(place: str | os.PathLike[str]) -> str:
     """The scheme of a URI in lower case; `file` for `local://`, and for paths, such as `./a://b`: a slash first."""
     head, found, _ = os.fspath(place).partition("://")
     scheme = head.lower() if found and "/" not in head else "file"
-    return "file" if scheme in _OF_PATHS else scheme
+    return "file" if scheme in PATH_SCHEMES else scheme
 
 
 def file_path(place: str | os.PathLike[str]) -> str:
@@ -46,7 +46,7 @@ def file_path(place: str | os.PathLike[str]) -> str:
             f"{text} is a URI, and a file or folder of this machine is needed here: use a path, and copy the file there"
         )
     head, found, rest = text.partition("://")
-    if found and head.lower() in _OF_PATHS:
+    if found and head.lower() in PATH_SCHEMES:
         path = rest
         path = path.removeprefix(_THIS_HOST[:-1]) if path.startswith(_THIS_HOST) else path
     if not path:
