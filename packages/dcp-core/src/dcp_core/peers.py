@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 
 from dcp_core.peer_cards import Card, CardBox
 from dcp_core.peer_handles import PeerHandles
@@ -158,7 +159,7 @@ class Peers:
             if above is not None and above.rank is None and not above.reached and time.monotonic() > self._give_up_at:
                 above.broken = "it does not answer"
                 self._drop(above)
-            self._see_out()
+            self._see_out(self._guests.unwelcome())
 
     def begin(self, sequence: int) -> None:
         """An operation starts: keep what comes in for it."""
@@ -208,6 +209,7 @@ class Peers:
         came = {*self._held.watched.values(), *self._lost, *self._below}
         if self._leads and not self.relays and self._met and len(came) == self._world_size - 1:
             self._held.shut_doors()
+            self._see_out(self._guests.waiting)  # none of those who are still there is a rank
 
     def _watch_host(self, wire: StoreWire) -> None:
         known = {self._rank, *self._held.watched.values(), *self._lost}
@@ -280,10 +282,10 @@ class Peers:
         for link in self._guests.accept(door, self._options.peer_timeout_seconds):
             self._held.add_link(link)
             self._receive(link)  # of a rank the proof is there already, most likely
-            self._see_out()
+            self._see_out(self._guests.unwelcome())
 
-    def _see_out(self) -> None:
-        for link in self._guests.unwelcome():
+    def _see_out(self, guests: Iterable[Link]) -> None:
+        for link in guests:
             link.broken = "it has not proved that it belongs to this job"
             self._drop(link)
 

@@ -25,6 +25,11 @@ class Guests:
     def __init__(self) -> None:
         self._came: dict[Link, float] = {}
 
+    @property
+    def waiting(self) -> list[Link]:
+        """All of them."""
+        return [*self._came]
+
     def accept(self, door: socket.socket, peer_timeout_seconds: float) -> Iterator[Link]:
         """Take connections that wait at a door, but not so many that nothing else is done.
 
