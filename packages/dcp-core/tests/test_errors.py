@@ -14,10 +14,12 @@ def test_every_error_is_a_dcp_error_and_a_builtin() -> None:
         assert issubclass(cls, errors.DcpError)
         assert inspect.getdoc(cls)
     builtin = {
+        errors.CheckpointException: RuntimeError,
         errors.CoordinatorLostError: ConnectionError,
         errors.DuplicateKeyError: ValueError,
         errors.PlanError: ValueError,
         errors.PluginLoadError: ImportError,
+        errors.NoCheckpointIdError: RuntimeError,
         errors.PluginNotFoundError: LookupError,
         errors.ShardNotFoundError: ValueError,
         errors.UnsupportedValueError: TypeError,

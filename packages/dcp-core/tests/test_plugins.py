@@ -74,7 +74,7 @@ def test_a_storage_for_every_scheme_that_it_says_it_knows(install: Install) -> N
     assert plugins.storage_for("other://my/box").plugin.name == "any"
     assert plugins.storage_for("named://my/box").plugin.name == "named"
     for uri in ("other://box", "relative"):
-        with pytest.raises(PluginNotFoundError, match="no installed plugin offers a storage") as caught:
+        with pytest.raises(PluginNotFoundError, match=f"^Cannot detect .* {uri!r}: no .* storage") as caught:
             plugins.storage_for(uri)
         assert isinstance(caught.value, RuntimeError)  # stock's
 

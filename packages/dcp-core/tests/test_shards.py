@@ -168,6 +168,8 @@ def test_local_shards_wrapper_alone_and_in_a_dtensor() -> None:
             assert find_shard(value, MetadataIndex("w", (4, 0))).data_ptr() == parts[1].data_ptr()
             with pytest.raises(ShardNotFoundError, match=r"^'w'.*(shards here: \(0, 0\), \(4, 0\)|LocalShardsWrapper)"):
                 find_shard(value, MetadataIndex("w", (1, 0)))
+            with pytest.raises(ShardNotFoundError, match="^'w'.*(no offset was provided|LocalShardsWrapper)"):
+                find_shard(value, MetadataIndex("w"))
         assert write_items("w", nothing) == []
         empty = local_tensor("w", nothing)
         assert empty is not None
@@ -276,13 +278,13 @@ def test_objects_have_no_shards() -> None:
     assert item.index == MetadataIndex("o")
     assert local_tensor("o", 3) is None
     assert find_state_dict_object({"o": 3}, MetadataIndex("o")) == 3
-    for call in (
-        lambda: find_state_dict_object({"o": 3}, MetadataIndex("o", (0,))),
-        lambda: find_state_dict_object({"o": 3}, MetadataIndex("x")),
-        lambda: find_shard(3, MetadataIndex("o")),
-        lambda: find_tensor_shard(torch.ones(2), MetadataIndex("o", (1,))),
+    for call, says in (
+        (lambda: find_state_dict_object({"o": 3}, MetadataIndex("o", (0,))), "'o' is a int, not .* ShardedTensor"),
+        (lambda: find_state_dict_object({"o": 3}, MetadataIndex("x")), "FQN 'x'"),
+        (lambda: find_shard(3, MetadataIndex("o")), "'o' is a int, not .* ShardedTensor"),
+        (lambda: find_tensor_shard(torch.ones(2), MetadataIndex("o", (1,))), r"'o': Could not find shard at .*\(1,\)"),
     ):
-        with pytest.raises(ShardNotFoundError):
+        with pytest.raises(ShardNotFoundError, match=says):
             call()
 
 

@@ -266,6 +266,17 @@ def test_save_ids(tmp_path: Path) -> None:
         assert other.save_id != writer.save_id
 
 
+def test_loaded_metadata_names_the_place_it_was_read_from(tmp_path: Path) -> None:
+    """The index stores no path, so a checkpoint that was moved names its new place."""
+    save(STATE, checkpoint_id=tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    reader = FileSystemReader(tmp_path / "moved")
+    assert reader.read_metadata().storage_meta.checkpoint_id == tmp_path / "moved"  # type: ignore[union-attr]
+    save(STATE, checkpoint_id=tmp_path / "second")
+    reader.reset(tmp_path / "second")
+    assert reader.read_metadata().storage_meta.checkpoint_id == tmp_path / "second"  # type: ignore[union-attr]
+
+
 def test_load_ids_and_places(tmp_path: Path) -> None:
     save(STATE, checkpoint_id=tmp_path)
     reader = FileSystemReader(tmp_path)
@@ -274,6 +285,7 @@ def test_load_ids_and_places(tmp_path: Path) -> None:
     metadata = reader.read_metadata()
     assert metadata.storage_meta is not None
     assert metadata.storage_meta.load_id == first
+    assert metadata.storage_meta.checkpoint_id == tmp_path
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     assert {index.fqn for index in reader.storage_data} == {"w", "b", "n.step", "n.name"}
     reader.reset()

@@ -84,6 +84,8 @@ class ByteStorageReader(ByteStorage, StorageReader):
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
+        if metadata.storage_meta.checkpoint_id is None:  # our index stores no path, which a move would make wrong
+            metadata.storage_meta.checkpoint_id = self.checkpoint_id
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

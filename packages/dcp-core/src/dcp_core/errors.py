@@ -44,8 +44,10 @@ __all__ = [
 ]
 
 
-class CheckpointException(DcpError):  # noqa: N818 - stock's name
+class CheckpointException(DcpError, RuntimeError):  # noqa: N818 - stock's name
     """A phase of a save or load failed on at least one rank; the same facts are raised on every rank.
+
+    Also a RuntimeError, which stock raises where a call of ours fails within a phase, as that no storage takes an id.
 
     Args:
         msg: What failed, in words; begins `str(error)`.

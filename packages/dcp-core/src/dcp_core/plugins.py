@@ -62,12 +62,12 @@ def storage_for(uri: str) -> StorageBackend:
     remedy = f"install one that does (pip install {package_for(scheme)}), or pass a storage reader or writer"
     try:
         spec, plugin = _registry.find("storage", scheme, what=f"a storage for {scheme}:// ids", remedy=remedy)
-    except PluginNotFoundError:
+    except PluginNotFoundError as error:
         for spec, plugin in _registry.offered("storage", ANY_SCHEME):
             backend = StorageBackend(spec, plugin)
             if backend.load_writer().validate_checkpoint_id(uri):
                 return backend
-        raise
+        raise PluginNotFoundError(f"Cannot detect which storage to use for {uri!r}: {error}") from None
     return StorageBackend(spec, plugin)
 
 

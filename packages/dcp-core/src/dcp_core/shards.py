@@ -147,7 +147,7 @@ def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
         return _from_hook(value, index)()
     held = local_tensor(index.fqn, value)
     if held is None:
-        raise ShardNotFoundError(f"{index.fqn!r} is a {type(value).__qualname__}, not a tensor: it has no shards")
+        raise _no_shards(index.fqn, value)
     if index.offset is None and len(held.shards) == 1:
         return held.shards[0].get()
     hint = index.index
@@ -157,8 +157,17 @@ def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
         if shard.offsets == index.offset:
             return shard.get()
     here = ", ".join(str(tuple(shard.offsets)) for shard in held.shards) or "none"
-    wanted = None if index.offset is None else tuple(index.offset)
-    raise ShardNotFoundError(f"{index.fqn!r} has no shard at offset {wanted} on this rank; shards here: {here}")
+    if index.offset is None:
+        raise ShardNotFoundError(f"{index.fqn!r}: no offset was provided; shards here: {here}")
+    wanted = tuple(index.offset)
+    raise ShardNotFoundError(
+        f"{index.fqn!r}: Could not find shard at offset {wanted} on this rank; shards here: {here}"
+    )
+
+
+def _no_shards(fqn: str, value: object) -> ShardNotFoundError:
+    kind = type(value).__qualname__
+    return ShardNotFoundError(f"{fqn!r} is a {kind}, not a tensor, DTensor or ShardedTensor: it has no shards")
 
 
 def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
@@ -212,14 +221,14 @@ def find_state_dict_object(state_dict: Mapping[str, Any], index: MetadataIndex) 
     Source: torch 2.13 `torch.distributed.checkpoint.utils.find_state_dict_object`.
     """
     if index.fqn not in state_dict:
-        raise ShardNotFoundError(f"the state dict has no {index.fqn!r}")
+        raise ShardNotFoundError(f"the state dict has no object with the FQN {index.fqn!r}")
     value = state_dict[index.fqn]
     if isinstance(value, LocalTensor):
         return find_shard(value, index)
     if isinstance(value, torch.Tensor) or hasattr(value, "__get_tensor_shard__"):
         return find_tensor_shard(value, index)
     if index.offset is not None:
-        raise ShardNotFoundError(f"{index.fqn!r} is a {type(value).__qualname__}, not a tensor: it has no shards")
+        raise _no_shards(index.fqn, value)
     return value
 
 

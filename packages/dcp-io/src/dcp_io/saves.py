@@ -216,7 +216,7 @@ class SaveSession:
         current = read_current(self._store)
         if current.exists and not overwrite:
             raise CheckpointExistsError(
-                f"{self._store.url} holds a checkpoint already and overwrite=False; "
+                f"Checkpoint already exists in {self._store.url}, and overwrite=False; "
                 "choose another id, or allow overwriting"
             )
         dead = [found for found in scene.markers if self._is_dead(found, scene.now)]

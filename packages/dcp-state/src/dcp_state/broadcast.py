@@ -29,9 +29,14 @@ class _Sent:
 
 
 def broadcast_model(
-    known_tensors: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any]
+    known_tensors: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any], *, may_be_empty: bool = False
 ) -> tuple[dict[str, Any], set[str]]:
     """Fill the parameters and buffers of a model, by FQN, from rank 0's state dict.
+
+    Args:
+        known_tensors: Parameters and buffers to fill in place.
+        state_dict: Whole tensors and objects; looked at on rank 0 only.
+        may_be_empty: Whether rank 0 may have nothing to send.
 
     Returns:
         What could not be filled in place (objects, tensors on the meta device or of no known name), for
@@ -59,7 +64,7 @@ def broadcast_model(
             return None
         return f"{name!r} has the shape {tuple(sent.shape)} on rank 0, the model's is {tuple(known.shape)}"
 
-    received = broadcast_tensors(lambda: state_dict, target, problem)
+    received = broadcast_tensors(lambda: state_dict, target, problem, may_be_empty=may_be_empty)
     return {name: value for name, value in received.items() if name not in filled}, filled
 
 
@@ -67,6 +72,8 @@ def broadcast_tensors(
     source: Callable[[], Mapping[str, Any]],
     target: Callable[[str, Any], torch.Tensor | None],
     problem: Callable[[str, Any], str | None],
+    *,
+    may_be_empty: bool = False,
 ) -> dict[str, Any]:
     """Send rank 0's flat state dict to every rank.
 
@@ -74,6 +81,7 @@ def broadcast_tensors(
         source: Gives name → tensor (whole) or object; asked on rank 0 only, and what it raises is raised on all ranks.
         target: Gives the tensor or DTensor that takes the part of this rank; None if it wants none.
         problem: Says why a tensor of some shape and dtype does not fit here; None if it does.
+        may_be_empty: Whether rank 0 may have nothing to send.
 
     Returns:
         Name → the filled target, None or the object, in rank 0's order.
@@ -88,6 +96,8 @@ def broadcast_tensors(
 
     def describe() -> dict[str, Any]:
         values.update(source())
+        if not values and not may_be_empty:
+            raise StateMismatchError("state dict of rank 0", ["it is empty; rank 0 must pass the full state dict"])
         return _describe(values)
 
     with all_ranks("broadcast from rank 0: tensors") as (coordinator, errors):
@@ -108,8 +118,6 @@ def broadcast_tensors(
 
 
 def _describe(values: Mapping[str, Any]) -> dict[str, Any]:
-    if not values:
-        raise StateMismatchError("state dict of rank 0", ["it is empty; rank 0 must pass the full state dict"])
     return {
         name: _Sent(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
         for name, value in values.items()

@@ -103,21 +103,29 @@ def model_state(
 
 
 def restore_model(
-    model: nn.Module, names: ModelNames, state_dict: Mapping[str, Any], options: StateDictOptions
+    model: nn.Module,
+    names: ModelNames,
+    state_dict: Mapping[str, Any],
+    options: StateDictOptions,
+    *,
+    may_be_empty: bool = False,
 ) -> IncompatibleKeys:
-    """`set_model_state_dict` for a model whose names are known."""
+    """`set_model_state_dict` for a model whose names are known; `may_be_empty`: without state, it stays as it is."""
     state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
     if options.broadcast_from_rank0:
         in_place = not any(adapter.gathers for adapter in names.adapters)
-        state_dict, done = broadcast_model(names.tensors if in_place else {}, state_dict)
-    elif not state_dict:
-        if not options.strict:
-            return IncompatibleKeys.of([], [], StateReport())
-        raise StateMismatchError(
-            "model state", ["the state dict is empty; pass what get_model_state_dict gave, or strict=False"]
-        )
+        state_dict, done = broadcast_model(names.tensors if in_place else {}, state_dict, may_be_empty=may_be_empty)
+        may_be_empty = may_be_empty and not done
+    else:
+        may_be_empty = may_be_empty or not options.strict or options.ignore_frozen_params
+        if not state_dict and not may_be_empty:
+            raise StateMismatchError(
+                "model state", ["the state dict is empty; pass what get_model_state_dict gave, or strict=False"]
+            )
+    if not state_dict and may_be_empty:
+        return IncompatibleKeys.of([], [], StateReport())
     plain = not any(adapter.gathers for adapter in names.adapters)
     values = {
         name: place(name, value, names.tensors.get(name)) if plain else value for name, value in state_dict.items()
@@ -170,9 +178,9 @@ def _load(model: nn.Module, values: dict[str, Any], *, assign: bool) -> Any:
 def _problems(missing: Iterable[str], unexpected: Iterable[str], names: ModelNames) -> Iterator[str]:
     unexpected = list(unexpected)
     for name in missing:
-        yield f"{name!r} is missing{suggest(name, unexpected)}"
+        yield f"Missing key {name!r} in the state dict{suggest(name, unexpected)}"
     for name in unexpected:
-        yield f"{name!r} is unexpected: the model has nothing of this name{suggest(name, names.raw_keys)}"
+        yield f"Unexpected key {name!r}: the model has nothing of this name{suggest(name, names.raw_keys)}"
 
 
 def _is_frozen(tensor: torch.Tensor) -> bool:
@@ -183,7 +191,11 @@ def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> 
     """The FQN prefixes of submodules; None if everything is wanted."""
     if not submodules:
         return None
-    warnings.warn("submodules is deprecated: filter the state dict by name instead", FutureWarning, stacklevel=4)
+    warnings.warn(
+        "Getting submodules only model/optim state_dict is deprecated: filter the state dict by name instead",
+        FutureWarning,
+        stacklevel=4,
+    )
     return [prefix for module in submodules for prefix in names.module_prefixes.get(module, [])]
 
 

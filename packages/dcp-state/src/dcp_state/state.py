@@ -52,6 +52,8 @@ def set_state_dict(
 ) -> IncompatibleKeys:
     """`set_optimizer_state_dict`, then `set_model_state_dict`, naming the model once.
 
+    An empty `model_state_dict` beside optimizers leaves the model as it is.
+
     Returns:
         Missing and unexpected names of the model; `report` tells of the optimizers, too.
 
@@ -65,6 +67,6 @@ def set_state_dict(
         report = StateReport()
         if optimizers:
             report = restore_optimizers([(model, names)], optimizers, optim_state_dict, options)
-        keys = restore_model(model, names, model_state_dict, options)
+        keys = restore_model(model, names, model_state_dict, options, may_be_empty=bool(optimizers))
     keys.report.merge(report)
     return keys
