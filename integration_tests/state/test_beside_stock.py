@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -194,3 +195,49 @@ def test_a_dtensor_of_stock_is_what_is_compared(ranks: RankPool) -> None:
     assert list(differences({"a": torch.ones(2), "b": [2]}, one)) == [".b.0: 2, theirs 1"]
     assert list(differences({"a": torch.zeros(2), "b": [1]}, one))
     assert list(differences({"b": [1]}, one)) == [".a only theirs"]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"strict": False},
+    {"ignore_frozen_params": True},
+    {"full_state_dict": True},
+    {"full_state_dict": True, "broadcast_from_rank0": True},
+]
+
+
+def _after_setting(api: Any, given: Any, kind: str, options: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """Whether setting raised, and whether it changed the model and the optimizer."""
+    run = _trained(kind, "adamw", seed=1)
+    (model,), optimizer = run.parts, run.optimizer
+    before = dcp_state.get_state_dict(model, optimizer, options=dcp_state.StateDictOptions(full_state_dict=True))
+    before = copy.deepcopy(before)
+    raised = False
+    try:
+        states = {"model_state_dict": dict(given[0]), "optim_state_dict": dict(given[1])}
+        api.set_state_dict(model, optimizer, **states, options=api.StateDictOptions(**options))
+    except RuntimeError:  # ours are that, too
+        raised = True
+    after = dcp_state.get_state_dict(model, optimizer, options=dcp_state.StateDictOptions(full_state_dict=True))
+    return raised, *(any(differences(one, other)) for one, other in zip(after, before, strict=True))
+
+
+def _set_with_empty_parts(kind: str) -> list[str]:
+    from torch.distributed.checkpoint import state_dict as stock
+
+    told = []
+    for options in SETTINGS:
+        run = _trained(kind, "adamw")
+        whole = dcp_state.StateDictOptions(full_state_dict=options.get("full_state_dict", False))
+        full = copy.deepcopy(dcp_state.get_state_dict(run.parts[0], run.optimizer, options=whole))
+        for given in (({}, full[1]), (full[0], {}), ({}, {}), full):
+            if not given[1] and options.get("broadcast_from_rank0"):
+                continue  # stock takes it for success; ours says that nothing is there
+            theirs, ours = (_after_setting(api, given, kind, options) for api in (stock, dcp_state))
+            if theirs != ours:
+                told.append(f"{options}, {[*map(bool, given)]}: {ours}, stock {theirs} (raised, model, optimizer)")
+    return told
+
+
+def test_an_empty_part_is_left_alone_or_refused_as_by_stock(ranks: RankPool) -> None:
+    assert ranks.run(2, _set_with_empty_parts, "fsdp2") == [[], []]
