@@ -96,7 +96,7 @@ def test_a_state_dict_of_submodules_is_taken() -> None:
     model = nn.Sequential(torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager"), shared, shared)
     inner = model[0]._orig_mod[0]
     wanted = {name: torch.full_like(value, 7.0) for name, value in shared.state_dict().items()}
-    with pytest.warns(FutureWarning, match="modules as keys"):
+    with pytest.warns(FutureWarning, match="^Passing model_state_dict as a .* modules as keys"):
         keys = set_model_state_dict(model, {inner: wanted, shared: wanted})  # type: ignore[dict-item]
     assert (keys.missing_keys, keys.unexpected_keys) == ([], [])
     assert all(bool((parameter == 7.0).all()) for parameter in model.parameters())

@@ -154,7 +154,8 @@ def _by_names(state_dict: Mapping[Any, Any], names: ModelNames) -> Mapping[str, 
     if not any(isinstance(key, nn.Module) for key in state_dict):
         return state_dict
     warnings.warn(
-        "a model_state_dict with modules as keys is deprecated: put each submodule's name before its names instead",
+        "Passing model_state_dict as a dict with modules as keys is deprecated: put each submodule's name before its "
+        "names instead",
         FutureWarning,
         stacklevel=4,
     )
