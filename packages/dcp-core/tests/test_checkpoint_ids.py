@@ -110,6 +110,7 @@ class FolderReader(MemoryReader):
 @pytest.mark.parametrize("by_reset", [False, True])
 def test_a_storage_stays_where_it_was_given(by_reset: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a constructor and of `reset`: the folder of then, and the id as it was given for all to see."""
+    FOLDERS.clear()  # what other tests of this process left
     first, second = tmp_path / "first", tmp_path / "second"
     for each in (first, second):
         each.mkdir()

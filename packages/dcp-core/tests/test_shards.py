@@ -168,7 +168,7 @@ def test_local_shards_wrapper_alone_and_in_a_dtensor() -> None:
             assert find_shard(value, MetadataIndex("w", (4, 0))).data_ptr() == parts[1].data_ptr()
             with pytest.raises(ShardNotFoundError, match=r"^'w'.*(shards here: \(0, 0\), \(4, 0\)|LocalShardsWrapper)"):
                 find_shard(value, MetadataIndex("w", (1, 0)))
-            with pytest.raises(ShardNotFoundError, match="^'w'.*(no offset was provided|LocalShardsWrapper)"):
+            with pytest.raises(ShardNotFoundError, match=r"^'w'.*(no offset was provided|LocalShardsWrapper)"):
                 find_shard(value, MetadataIndex("w"))
         assert write_items("w", nothing) == []
         empty = local_tensor("w", nothing)

@@ -255,7 +255,7 @@ def test_overwrite_false_refuses_any_checkpoint(store, helpers):
     SaveSession.begin(store, overwrite=False).abort()
     helpers.save_all(store, OLD)
     before = helpers.names(store)
-    with pytest.raises(CheckpointExistsError, match="Checkpoint already exists in .*overwrite=False"):  # stock's words
+    with pytest.raises(CheckpointExistsError, match=r"Checkpoint already exists in .*overwrite=False"):  # stock's words
         SaveSession.begin(store, overwrite=False)
     store.publish(".metadata", b"damaged")
     with pytest.raises(CheckpointExistsError):
