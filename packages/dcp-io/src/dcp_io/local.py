@@ -23,8 +23,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o666
 # What file systems without synchronous folders answer.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
-# Of a folder that is not empty, or gone already.
-_NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
+# Of a folder that is not empty, or gone already; of a link to one, which is left to its owner.
+_NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR)
 # A folder that another process made may be seen late on shared file systems.
 _SECONDS_TO_BE_SEEN = 5.0
 
@@ -170,7 +170,7 @@ class LocalStore(Store):
             return ()
 
     def remove_folder(self) -> None:
-        """Remove the folder if it is empty, durably."""
+        """Remove the folder if it is empty, durably; a link to a folder stays, and so does that folder."""
         try:
             os.rmdir(self._path)
         except OSError as error:

@@ -22,6 +22,7 @@ from dcp_io import (
     Entry,
     ReadingSign,
     Store,
+    announce_removal,
     check_checkpoint,
     clear_dead_saves,
     is_dead_sign,
@@ -225,7 +226,7 @@ class Catalogue:
         folder = self._folder(step)
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return False
-        folder.store.publish(REMOVING, json.dumps(this_process().to_dict()).encode(), sync=False)
+        announce_removal(folder.store)
         if self._has_readers(folder.store):
             folder.store.delete(REMOVING)
             return False
