@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -54,6 +56,21 @@ def _may_trace() -> bool:
     from dcp_io.testing.crash import kernel  # noqa: PLC0415 - not every package has it installed
 
     return kernel.is_supported()
+
+
+@pytest.fixture
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that fills the disk: from then on only empty files can be made in folders."""
+    from dcp_io import local  # noqa: PLC0415 - not every package has it installed
+
+    write = local.write_fully
+
+    def refuse(fd: int, buffers: Sequence[Any], offset: int) -> int:
+        if any(map(len, buffers)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, buffers, offset)
+
+    return lambda: monkeypatch.setattr(local, "write_fully", refuse)
 
 
 @pytest.fixture(scope="session")

@@ -73,6 +73,16 @@ def test_each_tensor_is_made_on_a_device_that_is_named(path: Path) -> None:
     assert [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if makes_tensor_somewhere(node)] == []
 
 
+@pytest.mark.parametrize("path", [path for path in SOURCES if "testing" not in path.parts], ids=name)
+def test_loggers_escape_what_they_show(path: Path) -> None:
+    if path.name == "logs.py" and path.parent.name == "dcp_manifest":
+        return
+    named = [
+        line for line in path.read_text().splitlines() if re.search(r"getLogger\(.", line.replace("getLogger()", ""))
+    ]
+    assert named == [], "use dcp_manifest.logs.library_logger"
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_files_and_functions_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_FILE_LINES

@@ -224,6 +224,27 @@ def test_rm_and_prune_leave_what_is_used_alone(tmp_path: Path, capsys: pytest.Ca
     assert newer.exists()
 
 
+def test_rm_and_prune_work_on_a_full_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fill_disk: Callable[[], None]
+) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path / f"step-{step}")
+    fill_disk()
+    assert dcp(capsys, "prune", tmp_path, "--keep", 2, "--yes")[0] == 0
+    assert dcp(capsys, "rm", tmp_path / "step-2", "--yes")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+
+
+def test_rm_of_a_link_to_a_checkpoint_removes_the_checkpoint_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "step-1")
+    (tmp_path / "last").symlink_to(path)
+    code, out, _ = dcp(capsys, "rm", tmp_path / "last", "--yes")
+    assert (code, "removed" in out, [*path.iterdir()]) == (0, True, [])
+    assert (tmp_path / "last").is_symlink()
+
+
 def test_rm_looks_again_after_the_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,11 +204,11 @@ class PatchedOs:
 
 @pytest.fixture
 def patch_os(monkeypatch):
-    """Replace functions of `os` as the package's modules see it."""
+    """Replace functions of `os` as the modules see it that use files."""
 
     def patch(**replaced: Callable[..., object]) -> None:
         patched = PatchedOs(**replaced)
-        for module in ("dcp_io.local", "dcp_io.vectors"):
+        for module in ("dcp_io.local", "dcp_io.vectors", "dcp_manifest.descriptors"):
             monkeypatch.setattr(f"{module}.os", patched)
 
     return patch

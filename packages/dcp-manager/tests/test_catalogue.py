@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -204,6 +205,15 @@ def test_readers_keep_what_they_read(
     assert catalogue.remove(1) == removed
     assert folder.exists() != removed
     assert not (folder / ".dcp-removing").exists()
+
+
+def test_checkpoints_are_removed_from_a_full_disk(
+    catalogue: Catalogue, tmp_path: Path, fill_disk: Callable[[], None]
+) -> None:
+    folder = checkpoint(tmp_path, 1)
+    fill_disk()
+    assert catalogue.remove(1)
+    assert not folder.exists()
 
 
 def test_reading_leaves_a_sign_only_while_it_lasts(catalogue: Catalogue, tmp_path: Path) -> None:

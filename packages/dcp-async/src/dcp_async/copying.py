@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from dcp_async.placement import Placement
+from dcp_core.element_copy import copy_elements
 
 __all__ = ["Copier", "arena_view", "copied_strides", "on_this_stream"]
 
@@ -101,11 +102,11 @@ class Copier:
         source = source.detach()
         target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, strides)
         if source.device.type != "cuda":
-            target.copy_(source)
+            copy_elements(target, source)
             return lambda: None
         stream = self._stream(source.device)
         with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
+            copy_elements(target, source, non_blocking=True)
         # The allocator must not give the source's memory away before the copy has read it.
         source.record_stream(stream)
         return stream.synchronize

@@ -6,7 +6,6 @@ Not here: what a save does.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import weakref
@@ -17,11 +16,11 @@ from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSkippedEr
 from dcp_async.jobs import SaveJob
 from dcp_async.options import Overlap
 from dcp_core import CoordinatorLostError, Metadata
-from dcp_core.logs import LOGGER_NAME
+from dcp_core.logs import LOGGER_NAME, library_logger
 
 __all__ = ["SaveQueue"]
 
-_logger = logging.getLogger(LOGGER_NAME)
+_logger = library_logger(LOGGER_NAME)
 
 GO, SKIP, SUPERSEDED = "go", "skip", "superseded"
 

@@ -6,7 +6,6 @@ Not here: what a save consists of.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pickle
 import select
@@ -26,7 +25,7 @@ from dcp_async.messages import Beat, Failed, Hello, Logged, Ready, Told, Warned,
 from dcp_async.options import WorkerOptions
 from dcp_core import plugins
 from dcp_core.child_interpreter import module_command
-from dcp_core.logs import LOGGER_NAME
+from dcp_core.logs import LOGGER_NAME, library_logger
 
 __all__ = ["WorkerProcess"]
 
@@ -73,7 +72,7 @@ class WorkerProcess:
         weakref.finalize(self, _shut, ours).atexit = False
         watch = (self._process, weakref.ref(self))
         threading.Thread(target=_watch, args=watch, name="dcp-worker-watch", daemon=True).start()
-        level = logging.getLogger(LOGGER_NAME).getEffectiveLevel()
+        level = library_logger(LOGGER_NAME).getEffectiveLevel()
         self.send(Hello(tuple(_search_path()), options, level))
 
     @property
@@ -192,7 +191,7 @@ class WorkerProcess:
             self._process.wait(_KILL_SECONDS)
             self.settle()
         except subprocess.TimeoutExpired:
-            logging.getLogger(LOGGER_NAME).warning(
+            library_logger(LOGGER_NAME).warning(
                 "the saver's process %d was killed, but has not ended after %g s; another one takes its place",
                 self.pid,
                 _KILL_SECONDS,
@@ -262,14 +261,14 @@ def _pass_on(message: object) -> bool:
     if isinstance(message, Told):
         plugins.emit(message.event)
     elif isinstance(message, Logged):
-        logger = logging.getLogger(message.logger)
+        logger = library_logger(message.logger)
         if logger.isEnabledFor(message.level):
             logger.handle(logger.makeRecord(message.logger, message.level, "", 0, message.text, (), None))
     elif isinstance(message, Warned):
         try:
             warnings.warn(message.text, pickle.loads(message.category), stacklevel=2)
         except Warning:  # made an error by a filter: what is saved is saved
-            logging.getLogger(LOGGER_NAME).warning("%s", message.text)
+            library_logger(LOGGER_NAME).warning("%s", message.text)
     else:
         return isinstance(message, Beat)
     return True

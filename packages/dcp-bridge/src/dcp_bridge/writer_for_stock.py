@@ -6,7 +6,6 @@ Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageWriter` (contrac
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -23,11 +22,12 @@ from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_pl
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, StorageWriter
 from dcp_core.convert import as_metadata
+from dcp_core.logs import library_logger
 from dcp_core.protocols import placed_plans
 
 __all__ = ["WriterForStock"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 
 class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):

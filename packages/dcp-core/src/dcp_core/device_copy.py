@@ -7,6 +7,8 @@ import threading
 
 import torch
 
+from dcp_core.element_copy import copy_elements
+
 __all__ = ["DeviceCopies"]
 
 # Enough that reading threads seldom wait for a transfer; at 2 MiB a step they hold 16 MiB of pinned memory.
@@ -37,7 +39,7 @@ class DeviceCopies:
         lane = self._lanes.get(target.device)
         with torch.inference_mode(target.is_inference()):  # a tensor made in that mode is changed in it alone
             if lane is None:
-                target.copy_(source)
+                copy_elements(target, source)
             else:
                 lane.copy(target, source)
 
@@ -61,7 +63,8 @@ class _Slot:
         if self.memory.numel() < source.nbytes:
             self.memory = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
         staged = self.memory[: source.nbytes].view(source.dtype).view(source.shape)
-        return staged.copy_(source)
+        copy_elements(staged, source)
+        return staged
 
 
 class _Lane:
@@ -84,7 +87,7 @@ class _Lane:
                 if target.dtype != staged.dtype or not target.is_contiguous():
                     # Converted and scattered on the device: on the host torch would do it in pageable memory.
                     staged = staged.to(self._device, non_blocking=True)
-                target.copy_(staged, non_blocking=True)
+                copy_elements(target, staged, non_blocking=True)
                 slot.copied.record(self._stream)
         finally:
             self._free.put(slot)

@@ -13,12 +13,13 @@ from dcp_core import plugins
 from dcp_core.coordinator import Coordinator
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.protocols import CheckpointId
+from dcp_manifest.logs import library_logger
 
 __all__ = ["Operation", "Phase"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 
 class Phase:

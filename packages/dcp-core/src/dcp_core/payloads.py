@@ -11,6 +11,7 @@ import io
 import numpy as np
 import torch
 
+from dcp_core.element_copy import contiguous
 from dcp_core.errors import DcpError
 from dcp_core.tensor_checks import check_memory
 from dcp_core.tensor_pieces import TensorPieces
@@ -67,7 +68,7 @@ def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = Fa
     elif tensor.nbytes > _SMALL_BYTES:
         data = TensorPieces(tensor)
     else:
-        data = tensor_bytes(tensor.cpu().resolve_conj().resolve_neg().contiguous())
+        data = tensor_bytes(contiguous(tensor.cpu().resolve_conj().resolve_neg()))
     return Payload(data, Framing.RAW, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 

@@ -8,7 +8,6 @@ the phases exchange, too. Not here: phases.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
@@ -27,6 +26,7 @@ from dcp_core.rank_link import Frame, Link
 from dcp_core.rank_mail import Key, Mail
 from dcp_core.rank_proof import Call, Listener
 from dcp_core.store_wire import KeyValueStore, StoreWire
+from dcp_manifest.logs import library_logger
 
 __all__ = ["DOWN", "UP", "PeerOptions", "Peers"]
 
@@ -40,7 +40,7 @@ _GONE = "its process has ended, or its host is gone"
 _LOOPBACK = "127.0.0.1"
 _SLEEP_BELOW_SECONDS = 0.002  # `epoll` counts in milliseconds
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 
 class Peers:

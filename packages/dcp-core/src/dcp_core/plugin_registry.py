@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,11 @@ import pluggy
 from dcp_core.errors import DuplicatePluginError, PluginLoadError, PluginNotFoundError
 from dcp_core.hookspecs import ENTRY_POINT_GROUP, PROJECT_NAME, CheckpointEvent, HookSpecs, StorageBackendSpec
 from dcp_core.logs import LOGGER_NAME
+from dcp_manifest.logs import library_logger
 
 __all__ = ["PluginInfo", "PluginRegistry", "StorageBackend"]
+
+_log = library_logger(LOGGER_NAME)
 
 _TABLES = ("storage", "transforms", "savers", "state_adapters", "converters", "bridges")
 
@@ -206,10 +208,8 @@ class PluginRegistry:
 def _tell(implementation: pluggy.HookImpl, event: CheckpointEvent) -> None:
     try:
         implementation.function(*[event] * len(implementation.argnames))
-    except Exception:  # an observer must never fail a save
-        logging.getLogger(LOGGER_NAME).warning(
-            "the observer of plugin %r failed", implementation.plugin_name, exc_info=True
-        )
+    except Exception:  # noqa: BLE001 - an observer must never fail a save
+        _log.warning("the observer of plugin %r failed", implementation.plugin_name, exc_info=True)
 
 
 def _info(point: importlib.metadata.EntryPoint) -> PluginInfo:

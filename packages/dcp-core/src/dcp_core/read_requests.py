@@ -15,6 +15,7 @@ from torch.autograd.graph import increment_version
 
 from dcp_core.box_copy import BoxCopy
 from dcp_core.device_copy import DeviceCopies
+from dcp_core.element_copy import copy_elements
 from dcp_core.errors import CorruptCheckpointError, DcpError
 from dcp_core.objects import load_tensor
 from dcp_core.payloads import tensor_bytes
@@ -209,5 +210,5 @@ def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> No
             fqn = item.dest_index.fqn
             copy_quantized(fqn, target, part, is_whole=target is getattr(planner, "state_dict", {}).get(fqn))
         else:
-            target.copy_(part)
+            copy_elements(target, part)
     planner.commit_tensor(item, target)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from dcp_core.dedup import OnDivergence, agreed_aliases, dedup_save_plans, divergent_keys, report_divergence
+from dcp_core.element_copy import contiguous
 from dcp_core.empty_mappings import merge_paths, name_empty_mappings
 from dcp_core.flatten import flatten
 from dcp_core.global_columns import plan_columns
@@ -258,7 +259,7 @@ class DefaultSavePlanner(SavePlanner):
             if not isinstance(held, LocalTensor) or held.whole
         }
         return {
-            fqn: zlib.crc32(tensor_bytes(tensor.cpu().contiguous()))
+            fqn: zlib.crc32(tensor_bytes(contiguous(tensor.cpu())))
             for fqn, tensor in whole.items()
             if _is_cheap(tensor) or (self.compare_all and _is_ordinary(tensor))
         }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import os
 import warnings
 from collections.abc import Hashable
@@ -31,10 +30,11 @@ from dcp_core.positional import with_positional_storage
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, placed_plans, with_states
 from dcp_core.save_planner import DefaultSavePlanner
 from dcp_core.storage_choice import resolve_writer
+from dcp_manifest.logs import library_logger
 
 __all__ = ["save", "save_state_dict", "save_with"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 
 @with_positional_storage("storage_writer")

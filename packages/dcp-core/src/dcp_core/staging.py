@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from dcp_core.dtensors import is_dtensor
+from dcp_core.element_copy import copy_elements, copy_to_cpu
 
 __all__ = ["AsyncStager", "BlockingAsyncStager"]
 
@@ -118,5 +119,6 @@ def _copy_tensor(source: torch.Tensor, cached: object) -> torch.Tensor:
         and cached.dtype == source.dtype
         and cached.layout == source.layout
     ):
-        return cached.copy_(source)
-    return source.to("cpu", copy=True)
+        copy_elements(cached, source)
+        return cached
+    return copy_to_cpu(source)

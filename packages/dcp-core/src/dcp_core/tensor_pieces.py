@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
+from dcp_core.element_copy import as_copyable
+
 __all__ = ["TensorPieces"]
 
 
@@ -27,7 +29,7 @@ class TensorPieces:
     __slots__ = ("_tensor", "nbytes")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+        self._tensor = as_copyable(tensor)
         self.nbytes: int = tensor.numel() * tensor.dtype.itemsize
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dcp_core.element_copy import contiguous
 from dcp_core.payloads import tensor_bytes
 
 __all__ = ["same_value", "value_bytes", "value_digest"]
@@ -86,7 +87,7 @@ class _Pickler(pickle.Pickler):
             return _Elements, (obj.dtype, obj.shape, obj.tobytes())
         if not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided or obj.is_quantized:
             return NotImplemented
-        plain = obj.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        plain = contiguous(obj.detach().resolve_conj().resolve_neg().cpu())
         return _Elements, (type(obj).__name__, str(obj.dtype), tuple(obj.shape), bytes(tensor_bytes(plain)))
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dcp_core import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageReader
+from dcp_core.element_copy import copy_elements
 from dcp_core.errors import CheckpointException, CorruptCheckpointError, DcpError
 from dcp_core.flatten import flatten
 from dcp_format.torch_save_read import map_torch_save
@@ -151,7 +152,7 @@ class BroadcastingTorchSaveReader(StorageReader):
             length = min(step, rows - start)
             piece = torch.empty((length, *shape[1:]) if shape else (), dtype=dtype, device="cpu")
             if source is not None:
-                piece.copy_(source.narrow(0, start, length) if shape else source)
+                copy_elements(piece, source.narrow(0, start, length) if shape else source)
             if _world_size() > 1 and piece.numel():
                 dist.broadcast(piece.view(-1).view(torch.uint8), src=self.coordinator_rank)
             for item, target in targets:
@@ -180,7 +181,7 @@ def _wanted(items: Mapping[str, list[ReadItem]], planner: LoadPlanner) -> dict[s
 def _copy(piece: torch.Tensor, start: int, item: ReadItem, target: torch.Tensor) -> None:
     """Copy what an item wants of the rows from `start` on."""
     if not piece.dim():
-        target.copy_(piece)
+        copy_elements(target, piece)
         return
     first = max(start, item.storage_offsets[0])
     last = min(start + piece.size(0), item.storage_offsets[0] + item.lengths[0])
@@ -189,7 +190,7 @@ def _copy(piece: torch.Tensor, start: int, item: ReadItem, target: torch.Tensor)
     part = piece.narrow(0, first - start, last - first)
     for dim in range(1, piece.dim()):
         part = part.narrow(dim, item.storage_offsets[dim], item.lengths[dim])
-    target.narrow(0, first - item.storage_offsets[0], last - first).copy_(part)
+    copy_elements(target.narrow(0, first - item.storage_offsets[0], last - first), part)
 
 
 def _world_size() -> int:

@@ -5,7 +5,6 @@ A package adds one with the hook `dcp_register_converters`.
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +15,14 @@ from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_format.content import Content
 from dcp_format.fetched import Fetched
 from dcp_manifest import printable
+from dcp_manifest.logs import library_logger
 from dcp_manifest.schemes import file_path, scheme_of
 
 __all__ = [
     "Converter", "WriteOptions", "converter_for", "detect", "detect_at_uri", "format_of_name", "takes_uris",
 ]  # fmt: skip
 
-_logger = logging.getLogger(__name__)
+_logger = library_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from dcp_format.safetensors_index import ALIASES, INDEX_NAME, earlier_files
 from dcp_format.temporary_files import sweep, temporary_name
 from dcp_io import LocalStore, Sink
 from dcp_manifest import ITEM_BYTES
+from dcp_manifest.logs import library_logger
 from dcp_manifest.schemes import file_path
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "write_tensor_file",
 ]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 OBJECTS_NAME = "objects.pt"
 """In a folder: values that are no tensors, as one `torch.save` file. Those of a single file have its name before."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dcp_core.block_transforms import BlockUndo, block_undo
+from dcp_core.element_copy import contiguous
 from dcp_core.errors import CorruptCheckpointError
 from dcp_core.objects import load_tensor
 from dcp_core.payloads import tensor_bytes
@@ -202,7 +203,7 @@ def _archived(chunk: StoredChunk, data: memoryview) -> memoryview:
         raise _damage(chunk, f"it cannot be read: {error}") from error
     if tensor.is_quantized or str(tensor.dtype) != f"torch.{chunk.dtype}":
         raise _damage(chunk, f"it is no tensor of dtype {chunk.dtype}")
-    return tensor_bytes(tensor.resolve_conj().resolve_neg().contiguous())
+    return tensor_bytes(contiguous(tensor.resolve_conj().resolve_neg()))
 
 
 def _damage(chunk: StoredChunk, what: str) -> CorruptCheckpointError:

@@ -37,6 +37,7 @@ from dcp_format.content import Content, TensorEntry
 from dcp_format.stored_chunks import ChunkReader, StoredChunk
 from dcp_io import LocalStore
 from dcp_manifest import Framing, StoredItem
+from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.pickle_table import ForbiddenGlobalError
 from dcp_manifest.requests import PiecewiseData
 from dcp_manifest.schemes import file_path
@@ -51,7 +52,7 @@ def is_torch_save(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as an archive does; what is in it shows when it is opened."""
     with contextlib.suppress(OSError):
         # Opening a pipe in another way would wait for whoever writes into it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             return stat.S_ISREG(os.fstat(descriptor).st_mode) and os.pread(descriptor, 4, 0) == _MAGIC
         finally:

@@ -12,6 +12,7 @@ from dcp_io import (
     StorageError,
     Store,
     StoreBackend,
+    announce_removal,
     checkpoint_files,
     live_readers,
     remove_checkpoint,
@@ -89,7 +90,7 @@ def remove(removal: Removal) -> None:
         if (again.indexes, again.files) != (removal.indexes, removal.files):
             raise CheckpointInUseError(f"{removal.path} has changed since you were asked: look at it, and try again")
     # Readers look for this when they have left their sign, and we for signs when we have left this: one sees the other.
-    store.publish(REMOVING, b"{}", sync=False)
+    announce_removal(store)
     if not removal.force:
         try:
             _refuse_users(store, removal.path)

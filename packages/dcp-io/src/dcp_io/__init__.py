@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
     from dcp_io.ranges import align_to_blocks, merge_ranges, split_range
     from dcp_io.read_engine import read_items
-    from dcp_io.reading_signs import READING_PREFIX, REMOVING, ReadingSign, is_dead_sign, live_readers
+    from dcp_io.reading_signs import READING_PREFIX, REMOVING, ReadingSign, announce_removal, is_dead_sign, live_readers
     from dcp_io.removal import checkpoint_files, clear_dead_saves, remove_checkpoint
     from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
     from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
@@ -82,6 +82,7 @@ __all__ = [
     "ZipFileWriter",
     "ZipRecord",
     "align_to_blocks",
+    "announce_removal",
     "check_checkpoint",
     "check_files",
     "check_layout",
@@ -182,6 +183,7 @@ _HOMES = {
         "READING_PREFIX",
         "REMOVING",
         "ReadingSign",
+        "announce_removal",
         "is_dead_sign",
         "live_readers",
     ),

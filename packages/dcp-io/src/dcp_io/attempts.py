@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import time
 
 from dcp_io.errors import StorageError
+from dcp_manifest.logs import library_logger
 
 __all__ = ["Attempts", "TruncatedError"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 

@@ -7,7 +7,6 @@ A marker or an index may name anything: what is named goes only if its own name 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Collection, Iterable, Mapping
 
 from dcp_io.current import Current, rank_index_name
@@ -16,6 +15,7 @@ from dcp_io.own_files import is_own_file, own_name
 from dcp_io.store import Entry, Store
 from dcp_manifest.discover import METADATA_NAME, is_index_name
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError, UnsafeCheckpointError
+from dcp_manifest.logs import library_logger
 from dcp_manifest.manifest import read_index
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "replaced_names",
 ]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 
 def replaced_names(save_id: str, rank: int | None, current: Current, entries: Iterable[Entry]) -> tuple[str, ...]:

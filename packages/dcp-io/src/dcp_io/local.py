@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dcp_io.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
 from dcp_io.vectors import read_fully, write_fully
 from dcp_io.writeback import start_writeback
+from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
 __all__ = ["LocalStore"]
@@ -23,8 +24,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o666
 # What file systems without synchronous folders answer.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
-# Of a folder that is not empty, or gone already.
-_NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
+# Of a folder that is not empty, or gone already; of a link to one, which is left to its owner.
+_NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR)
 # A folder that another process made may be seen late on shared file systems.
 _SECONDS_TO_BE_SEEN = 5.0
 
@@ -170,7 +171,7 @@ class LocalStore(Store):
             return ()
 
     def remove_folder(self) -> None:
-        """Remove the folder if it is empty, durably."""
+        """Remove the folder if it is empty, durably; a link to a folder stays, and so does that folder."""
         try:
             os.rmdir(self._path)
         except OSError as error:
@@ -224,9 +225,15 @@ class _LocalSink(Sink):
         self._path = path
         self._position = 0
         self._sync_started = 0
-        with _naming(path):
-            self._fd = os.open(path, _CREATE, _MODE)
-        self._exists = True
+        self._fd = -1
+        self._exists = False
+        try:
+            with _naming(path):
+                self._fd = open_descriptor(path, _CREATE, _MODE)
+                self._exists = True
+        except BaseException:  # a KeyboardInterrupt after it was opened
+            self.abort()
+            raise
 
     @property
     def name(self) -> str:
@@ -284,17 +291,22 @@ class _LocalSource(Source):
         super().__init__(store, name)
         self._fd = -1
         try:
-            fd = os.open(path, _READ)
+            fd = open_descriptor(path, _READ)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise UnsafeCheckpointError(f"{path} is a link that leads nowhere; do not load it") from error
             if error.errno == errno.ENXIO:
                 raise _no_file(path) from error
             raise
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise _no_file(path)
         self._fd = fd
+        try:
+            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        except BaseException:
+            self.close()
+            raise
+        if not is_file:
+            self.close()
+            raise _no_file(path)
 
     def size(self) -> int:
         """Bytes of the file."""
@@ -386,7 +398,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     except OSError as error:

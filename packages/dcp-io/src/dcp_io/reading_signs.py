@@ -22,12 +22,23 @@ from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["READING_PREFIX", "REMOVING", "ReadingSign", "is_dead_sign", "live_readers"]
+__all__ = ["READING_PREFIX", "REMOVING", "ReadingSign", "announce_removal", "is_dead_sign", "live_readers"]
 
 READING_PREFIX = ".dcp-reading-"
 _MAX_RENEWAL_SECONDS = 60.0
 _MIN_RENEWAL_SECONDS = 0.1
 _MAX_BYTES = 1 << 16
+
+
+def announce_removal(store: Store) -> None:
+    """Leave the sign that the checkpoint in a folder is about to be removed, before looking for readers.
+
+    It is an empty file: that takes no space, so that checkpoints can be removed from a disk that is full.
+
+    Raises:
+        OSError: The storage did not take it.
+    """
+    store.publish(REMOVING, b"", sync=False)
 
 
 class ReadingSign:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 import threading
 import time
@@ -23,11 +22,12 @@ from dcp_io.renewal import Renewal
 from dcp_io.store import Entry, Store
 from dcp_manifest.discover import METADATA_NAME
 from dcp_manifest.errors import DcpError
+from dcp_manifest.logs import library_logger
 from dcp_manifest.manifest import read_index
 
 __all__ = ["STALE_AFTER_SECONDS", "SaveSession", "new_save_id"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 STALE_AFTER_SECONDS = 3600.0
 _SETTLE_SECONDS = 10.0

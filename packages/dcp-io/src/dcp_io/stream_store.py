@@ -20,6 +20,7 @@ from typing import Any
 from dcp_io.errors import StorageError
 from dcp_io.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
 from dcp_io.stream_files import StreamFileSystem, StreamSink, StreamSource, read_all
+from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.discover import METADATA_NAME
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 
@@ -164,7 +165,7 @@ class StreamStore(Store):
         """Flush the folder where its path says that it is one of this machine's; do nothing elsewhere."""
         if isinstance(self._path, Path):
             with contextlib.suppress(OSError):
-                descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+                descriptor = open_descriptor(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     os.fsync(descriptor)
                 finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,10 +12,11 @@ from typing import Any
 from dcp_core import CheckpointException
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.together import Ranks
+from dcp_manifest.logs import library_logger
 
 __all__ = ["BackgroundSaves", "Outcome"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 # What a saver's future says of a save that its policy for overlaps has left out, by name: savers are other packages'.
 _LEFT_OUT = ("SaveSkippedError", "SaveSupersededError")

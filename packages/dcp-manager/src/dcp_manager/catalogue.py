@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from dcp_io import (
     Entry,
     ReadingSign,
     Store,
+    announce_removal,
     check_checkpoint,
     clear_dead_saves,
     is_dead_sign,
@@ -37,11 +37,12 @@ from dcp_manager.records import CheckpointRecord, Note
 from dcp_manifest.beside import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
 from dcp_manifest.discover import is_index_name
 from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.logs import library_logger
 from dcp_manifest.newest import step_of
 
 __all__ = ["Catalogue", "Folder"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 LATEST = "latest"
 NEXT_NOTE = ".dcp-note-next.json"
@@ -225,7 +226,7 @@ class Catalogue:
         folder = self._folder(step)
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return False
-        folder.store.publish(REMOVING, json.dumps(this_process().to_dict()).encode(), sync=False)
+        announce_removal(folder.store)
         if self._has_readers(folder.store):
             folder.store.delete(REMOVING)
             return False

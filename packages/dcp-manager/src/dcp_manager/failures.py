@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from dcp_core import CheckpointException, CoordinatorLostError, CoordinatorTimeoutError, PeerLostError
 from dcp_manager.background import Outcome
 from dcp_manager.together import Ranks
+from dcp_manifest.logs import library_logger
 
 __all__ = ["Tolerance", "is_storage_failure"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 
 def is_storage_failure(error: BaseException) -> bool:

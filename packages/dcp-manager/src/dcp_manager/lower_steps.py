@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from typing import Literal, get_args
 
 from dcp_manager.errors import StepWentBackError
+from dcp_manifest.logs import library_logger
 
 __all__ = ["LowerSteps", "StepGuard"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 LowerSteps = Literal["warn", "raise", "allow"]
 

@@ -6,7 +6,6 @@ What is damaged the coordinator decides: a file that another rank alone does not
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from functools import partial
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
 from dcp_manager.catalogue import Catalogue
 from dcp_manager.together import Ranks
+from dcp_manifest.logs import library_logger
 
 __all__ = ["Damage", "Restored", "damage_of", "restore_newest", "restore_step"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 # What is missing may be there for others; so what is corrupt is looked for first.
 _DAMAGE = (CorruptCheckpointError, CheckpointNotFoundError)

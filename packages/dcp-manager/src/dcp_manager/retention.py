@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Sequence
 
@@ -11,10 +10,11 @@ from dcp_core.hookspecs import CheckpointEvent
 from dcp_manager.catalogue import Catalogue
 from dcp_manager.keeping import KeepPolicy, keeps_all
 from dcp_manager.records import by_creation
+from dcp_manifest.logs import library_logger
 
 __all__ = ["Retention", "tell_removed"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 
 class Retention:

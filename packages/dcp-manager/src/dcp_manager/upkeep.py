@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -14,10 +13,11 @@ from dcp_manager.catalogue import Catalogue
 from dcp_manager.lower_steps import StepGuard
 from dcp_manager.retention import Retention, tell_removed
 from dcp_manager.together import Ranks
+from dcp_manifest.logs import library_logger
 
 __all__ = ["Upkeep"]
 
-_log = logging.getLogger(__name__)
+_log = library_logger(__name__)
 
 
 class Upkeep:

@@ -16,12 +16,14 @@ __all__ = ["Place", "newest_first", "step_of"]
 
 T = TypeVar("T")
 # The number must end there: `checkpoint-2024-01-31`, `step-1.5` and `step-10k` name no step.
-_NUMBER = r"s?[-_=. ]?([0-9]+)(?![a-z0-9]|[-_.:][0-9])"
+# Python refuses to convert thousands of digits, which stores other than file systems allow in a name.
+_DIGITS = "[0-9]{1,99}"
+_NUMBER = rf"s?[-_=. ]?({_DIGITS})(?![a-z0-9]|[-_.:][0-9])"
 _WORDS = tuple(
     re.compile(rf"(?<![a-z])(?:{word}){_NUMBER}", re.ASCII | re.IGNORECASE)
     for word in (r"(?:global[-_ ]?)?step", "iteration|iter", "checkpoint|ckpt|chkpt", "epoch")
 )
-_BARE = re.compile("[0-9]+", re.ASCII)
+_BARE = re.compile(_DIGITS, re.ASCII)
 
 
 def step_of(name: str) -> int | None:
