@@ -17,6 +17,7 @@ from dcp_async.errors import WorkerError
 from dcp_async.meeting import Meeting, Seat, StoreAddress, Ticket
 from dcp_async.options import SaverOptions
 from dcp_core.coordination import CollectiveCoordinator, Coordinator
+from dcp_core.interrupts import interrupts_deferred
 from dcp_core.store_address import innermost, prefixed
 from dcp_core.store_clones import borrow_store, store_of
 from dcp_core.store_wire import KeyValueStore, StoreWire
@@ -43,6 +44,18 @@ class GroupLink:
         del overlap
         self._drawn += 1
         return Ticket(self._drawn)
+
+    def take_number(self, overlap: str) -> Ticket:
+        """As `draw`; an interrupt lets the other ranks fail, which wait for a save that has a number."""
+        ticket = None
+        try:
+            with interrupts_deferred():
+                ticket = self.draw(overlap)
+        except BaseException as error:
+            if ticket is not None:
+                self.withdraw(ticket, error)
+            raise
+        return ticket
 
     def decide(self, ticket: Ticket, wish: str) -> str:
         """What becomes of a save, the same on all ranks: what the first one wished that asked."""

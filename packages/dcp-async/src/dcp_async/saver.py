@@ -220,7 +220,7 @@ class AsyncSaver:
         try:
             with naming_the_end():
                 self._backend.before_save()
-            job = SaveJob(link, link.draw(policy), place, storage_writer, planner, use_collectives)
+            job = SaveJob(link, link.take_number(policy), place, storage_writer, planner, use_collectives)
             job.surroundings, job.group_store = surroundings, link.group_store()
             job.may_be_superseded = policy == "latest" and link.agrees
             return self._start(job, policy, state_dict, async_stager)

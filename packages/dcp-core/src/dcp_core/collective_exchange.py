@@ -113,7 +113,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         dist.scatter_object_list(own, each, src=self._source, group=self._group)
         return verdict, own[0]
 
-    def _withdraw(self, step: Step, failure: Failure) -> None:
+    def _withdraw(self, number: int, failure: Failure) -> None:
         """Nothing: nobody knows whether there is another phase, and its collectives would wait for every rank."""
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from dcp_core.collective_exchange import CollectiveCoordinator
 from dcp_core.coordinator import Coordinator, LocalCoordinator
+from dcp_core.interrupts import interrupts_deferred
 from dcp_core.peers import PeerOptions
 from dcp_core.store_clones import borrow_store, shared_peers
 from dcp_core.store_exchange import StoreCoordinator
@@ -61,21 +62,37 @@ def make_coordinator(
     world_size = dist.get_world_size(group)
     if world_size == 1:
         return LocalCoordinator()
-    borrowed = borrow_store(group)
-    if borrowed is None:
-        return CollectiveCoordinator(group, coordinator_rank=coordinator_rank, timeout_seconds=timeout_seconds)
-    store, release = borrowed
     if not 0 <= coordinator_rank < world_size:
         raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
+    made = None
+    try:
+        # From this call on the other ranks wait for this one: where it is interrupted, they have to hear of it.
+        with interrupts_deferred():
+            made = _at_store(group, rank, coordinator_rank, timeout_seconds, peers or PeerOptions())
+    except BaseException as error:
+        if made is not None:
+            made.__exit__(type(error), error, error.__traceback__)
+        raise
+    return made or CollectiveCoordinator(group, coordinator_rank=coordinator_rank, timeout_seconds=timeout_seconds)
+
+
+def _at_store(
+    group: dist.ProcessGroup, rank: int, coordinator_rank: int, timeout_seconds: float, peers: PeerOptions
+) -> StoreCoordinator | None:
+    """A coordinator whose ranks meet at the group's store; None if they cannot."""
+    borrowed = borrow_store(group)
+    if borrowed is None:
+        return None
+    store, release = borrowed
     sequence = StoreCoordinator.draw(store, rank)
     return StoreCoordinator(
         store,
         rank,
-        world_size,
+        dist.get_world_size(group),
         coordinator_rank=coordinator_rank,
         sequence=sequence,
         timeout_seconds=timeout_seconds,
         hosts_store=dist.get_rank() == 0,
         release=release,
-        peers=shared_peers(group, store, sequence, coordinator_rank, peers or PeerOptions()),
+        peers=shared_peers(group, store, coordinator_rank, peers),
     )

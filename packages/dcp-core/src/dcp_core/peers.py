@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Iterable
 
+from dcp_core.interrupts import UninterruptedLock
 from dcp_core.peer_cards import Card, CardBox
 from dcp_core.peer_handles import PeerHandles
 from dcp_core.peer_options import PeerOptions
@@ -50,7 +50,7 @@ class Peers:
 
     Args:
         store: A connection over which to leave this rank's card; waits for no rank.
-        sequence: The number of the operation that makes this; the same on all ranks.
+        number: Tells these peers from others at the same store; the same on all ranks.
         rank: This rank.
         world_size: The number of ranks.
         coordinator_rank: The rank at the top.
@@ -61,7 +61,7 @@ class Peers:
     def __init__(
         self,
         store: KeyValueStore,
-        sequence: int,
+        number: int,
         rank: int,
         world_size: int,
         coordinator_rank: int,
@@ -72,12 +72,12 @@ class Peers:
         self._options = options or PeerOptions()
         self.relays = world_size > self._options.leaders_above
         """Whether phases travel over the connections."""
-        self._prefix = f"dcp/peers/{sequence}/"
+        self._prefix = f"dcp/peers/{number}/"
         self._rank = rank
         self._world_size = world_size
         self._leads = rank == coordinator_rank
         self._process = process or own_identity()
-        self._lock = threading.RLock()
+        self._lock = UninterruptedLock()
         self._held = PeerHandles()
         self.close = weakref.finalize(self, self._held.close)
         """Closes everything."""

@@ -53,6 +53,8 @@ class PhasedCoordinator(Coordinator):
     def __init__(self, rank: int, world_size: int, coordinator_rank: int) -> None:
         super().__init__(rank, world_size, coordinator_rank)
         self._steps = 0
+        self._passed = 0
+        """The first phase of which this rank does not know that it went well."""
         self._ended = False
 
     @abstractmethod
@@ -71,8 +73,11 @@ class PhasedCoordinator(Coordinator):
         """
 
     @abstractmethod
-    def _withdraw(self, step: Step, failure: Failure) -> None:
-        """Let the other ranks fail in this phase, which this one does not enter; never raises an `Exception`."""
+    def _withdraw(self, number: int, failure: Failure) -> None:
+        """Let the other ranks fail in phase `number`, or in the next one if that has gone well.
+
+        This rank may have been on its way through the phase, or may never enter it. Never raises an `Exception`.
+        """
 
     def _check_waited_for(self, step: Step) -> None:
         """Raise if the other ranks have ended the phase that this one, the coordinator, is about to decide."""
@@ -138,13 +143,14 @@ class PhasedCoordinator(Coordinator):
             if error is None:
                 raise
             _fail(error, lost)
-        except BaseException:
-            self._ended = True
+        except BaseException as interrupted:
+            self._abandon(interrupted)
             raise
         if not verdict.ok:
             self._ended = True
             local = decided[0].error if decided and error is None else error
             _fail(local, self._error(step, verdict, local))
+        self._passed = self._steps
         self.slowest = verdict.slowest
         if decided:
             return decided[0].own
@@ -202,11 +208,15 @@ class PhasedCoordinator(Coordinator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and not self._ended:
-            # Raised between two phases: the other ranks are on their way into the next one.
-            self._ended = True
-            self._withdraw(Step(self._steps, "", ""), failure_of(self.rank, error))
+        if error is not None:
+            self._abandon(error)
         self.close()
+
+    def _abandon(self, error: BaseException) -> None:
+        """End the operation for all ranks: an interrupt may come at any moment, between two phases or inside one."""
+        if not self._ended:
+            self._ended = True
+            self._withdraw(self._passed, failure_of(self.rank, error))
 
 
 def _fail(local: BaseException | None, shared: DcpError) -> NoReturn:

@@ -71,15 +71,12 @@ def store_of(group: dist.ProcessGroup) -> object:
     return distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - old torch too
 
 
-def shared_peers(
-    group: dist.ProcessGroup, store: KeyValueStore, sequence: int, coordinator_rank: int, options: PeerOptions
-) -> Peers:
+def shared_peers(group: dist.ProcessGroup, store: KeyValueStore, coordinator_rank: int, options: PeerOptions) -> Peers:
     """The peers of a group whose store was borrowed; made by the first operation that asks for them.
 
     Args:
         group: The group.
         store: The connection that this operation has borrowed.
-        sequence: The operation's number.
         coordinator_rank: The rank, within the group, at the top.
         options: The same on all ranks.
     """
@@ -88,7 +85,8 @@ def shared_peers(
         key = (coordinator_rank, options)
         if key not in clones.peers:
             rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-            clones.peers[key] = Peers(store, sequence, rank, world_size, coordinator_rank, options=options)
+            number = len(clones.peers)  # not the operation's: one that is interrupted here has made none
+            clones.peers[key] = Peers(store, number, rank, world_size, coordinator_rank, options=options)
         return clones.peers[key]
 
 

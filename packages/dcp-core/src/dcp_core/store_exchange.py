@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dcp_core.errors import CoordinatorLostError, DcpError
-from dcp_core.outcomes import Failure, Outcome, Step, Verdict, failure_of
+from dcp_core.outcomes import Failure, Outcome, Step, Verdict
 from dcp_core.peers import Peers
 from dcp_core.phases import Answer, PhasedCoordinator
 from dcp_core.relay_round import RelayRound
@@ -72,12 +72,13 @@ class StoreCoordinator(PhasedCoordinator):
         self._release = release
         # Until the next phase is complete, some rank may still have to read the verdict of the one before.
         self._unread: deque[list[str]] = deque(maxlen=2)
+        self._phase: StoreRound | None = None
         self._lost = False
         self._closed = False
 
     @staticmethod
     def draw(store: KeyValueStore, rank: int) -> int:
-        """The next operation's sequence number on this rank."""
+        """The next operation's sequence number on this rank. The other ranks wait for an operation that has one."""
         return StoreWire(store, "dcp/", 1).add(f"drawn/{rank}")
 
     def save_nonce(self) -> str:
@@ -87,7 +88,7 @@ class StoreCoordinator(PhasedCoordinator):
     def _exchange(
         self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
-        phase = self._round(step)
+        phase = self._phase = self._round(step)
         try:
             verdict, answer = phase.run(outcome, conclude)
             if verdict.ok and self.is_coordinator:
@@ -98,9 +99,6 @@ class StoreCoordinator(PhasedCoordinator):
         except CoordinatorLostError as error:
             self._lost = True
             raise CoordinatorLostError(f"phase {step.phase!r}: {error}{self._who_is_gone()}") from error
-        except BaseException as error:
-            self._withdraw(step, failure_of(self.rank, error), phase)
-            raise
         finally:
             self._unread.append(phase.shared)
         return verdict, answer
@@ -109,9 +107,13 @@ class StoreCoordinator(PhasedCoordinator):
         if self._wire.has(f"{step.number}/verdict"):
             raise DcpError(f"phase {step.phase!r}: the other ranks have given up waiting for rank {self.rank}")
 
-    def _withdraw(self, step: Step, failure: Failure, phase: StoreRound | None = None) -> None:
+    def _withdraw(self, number: int, failure: Failure) -> None:
+        phase = self._phase
+        if phase is None or phase.number != number:
+            phase = self._round(Step(number, "", ""))
         try:
-            (phase or self._round(step)).leave(failure)
+            if phase.leave(failure).ok:  # it had gone well before: the other ranks are on their way into the next one
+                self._round(Step(number + 1, "", "")).leave(failure)
         except CoordinatorLostError:
             self._lost = True
 

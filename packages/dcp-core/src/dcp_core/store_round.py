@@ -62,6 +62,7 @@ class StoreRound:
         self._wire = wire
         self._seat = seat
         self._started = time.monotonic()
+        self.number = step.number
         self._at = f"{step.number}/"
         self._arrived, self._ready, self._verdict = shared_keys(step.number)
         self.shared = shared_keys(step.number)
@@ -82,10 +83,11 @@ class StoreRound:
         self._wire.delete(self._own_keys)
         return verdict, answer
 
-    def leave(self, failure: Failure) -> None:
-        """Let the phase fail without waiting for any rank."""
-        self._declare(Verdict(failures=(failure,)))
+    def leave(self, failure: Failure) -> Verdict:
+        """Let the phase fail without waiting for any rank, unless it has ended; how it has ended."""
+        verdict = self._declare(Verdict(failures=(failure,)))
         self._wire.delete(self._own_keys)
+        return verdict
 
     def _declare(self, verdict: Verdict) -> Verdict:
         """End the phase with this verdict, unless it has ended; the verdict that it ended with."""

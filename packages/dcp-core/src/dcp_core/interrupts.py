@@ -1,0 +1,62 @@
+"""Deferring interrupts where one would leave something half done that other ranks wait for or read."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["UninterruptedLock", "interrupts_deferred"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():`
+    """Inside, signals that have a handler in Python are noted; their handlers run at the end of the block.
+
+    For short blocks. Python runs handlers in the main thread alone: nothing happens in other threads.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, FrameType | None]] = []
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if callable(handler := signal.getsignal(number)):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._note)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for number, frame in self._noted:
+            self._handlers[number](number, frame)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._noted.append((number, frame))
+
+
+class UninterruptedLock:
+    """A re-entrant lock; a thread that holds it is not interrupted. For short blocks, see `interrupts_deferred`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._deferred: list[interrupts_deferred] = []
+
+    def __enter__(self) -> None:
+        deferred = interrupts_deferred()
+        deferred.__enter__()
+        self._lock.acquire()
+        self._deferred.append(deferred)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        deferred = self._deferred.pop()
+        self._lock.release()
+        deferred.__exit__(kind, error, traceback)
