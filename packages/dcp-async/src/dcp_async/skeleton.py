@@ -2,8 +2,9 @@
 
 A skeleton is made of tuples alone, so that two of them compare fast and one travels to another process:
 `("d", keys, nodes)` a mapping (one more element if not all keys are strings), `("l", nodes)` a list,
-`("t", dtype, shape, stride, requires_grad)` a tensor, `("s", …)` what a rank holds of a sharded one, `("o",)` an
-object. Tensors and objects are those of `Contents`, in the order of the skeleton.
+`("t", dtype, shape, stride, requires_grad)` a tensor, `("s", …)` what a rank holds of a sharded one, `("q", …)` of a
+quantized one, `("o",)` an object. Tensors and objects are those of `Contents`, in the order of the skeleton; the parts
+of quantized tensors are among the objects.
 
 Not here: where copies lie.
 """
@@ -21,6 +22,7 @@ from dcp_core.dtensors import is_dtensor
 from dcp_core.flatten import holds_entry
 from dcp_core.metadata import TensorProperties
 from dcp_core.objects import DumpedObject, dump_object
+from dcp_core.quantized import archive_quantized, is_quantized_dtype
 from dcp_core.shards import LocalShard, LocalTensor, local_tensor
 from dcp_core.tensor_checks import check_memory
 from dcp_core.value_bytes import value_digest
@@ -39,7 +41,7 @@ _KEPT_FORMS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TensorByValue:
-    """A tensor whose values are not the bytes of its memory (a quantized one), as `torch.save` writes it."""
+    """A tensor whose values are not the bytes of its memory (a quantized one, or a part), as `torch.save` writes it."""
 
     data: bytes
 
@@ -121,20 +123,13 @@ class _Walk:
         if is_dtensor(value):
             return self._dtensor(value, name)
         held = local_tensor(name, value)
-        if held is None:
-            return self._object(value, name)
-        if held.whole and value.is_quantized:
-            buffer = io.BytesIO()
-            torch.save(value.detach().cpu(), buffer)
-            self.contents.objects.append(TensorByValue(buffer.getvalue()))
-            return ("o",)
-        return self._shards(held, name)
+        return self._object(value, name) if held is None else self._shards(held, name)
 
     def _dtensor(self, value: DTensor, name: str) -> Skeleton:
         """Boxes of DTensors are computed once for each form, as thousands have the same."""
         local = value._local_tensor  # noqa: SLF001 - to_local() builds an autograd node
         local = local.wait() if hasattr(local, "wait") else local
-        if not is_plain(local):
+        if not is_plain(local) or local.is_quantized:
             held = local_tensor(name, value)
             return self._object(value, name) if held is None else self._shards(held, name)
         form = (value._spec, local.shape, local.dtype, value.requires_grad, local.is_pinned())  # noqa: SLF001
@@ -151,6 +146,10 @@ class _Walk:
         return ("s", facts, ((offsets, tensor.shape, tensor.dtype, tensor.stride()),))
 
     def _shards(self, held: LocalTensor, name: str) -> Skeleton:
+        if is_quantized_dtype(held.dtype):
+            parts = [archive_quantized(name, shard.get()).getvalue() for shard in held.shards]
+            self.contents.objects.extend(map(TensorByValue, parts))
+            return ("q", _facts(held), tuple([(shard.offsets, shard.sizes) for shard in held.shards]))
         boxes = []
         for shard in held.shards:
             tensor = self._keep(shard.get(), name)
@@ -199,10 +198,7 @@ def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[
         return found.requires_grad_() if node[4] else found
 
     def thing(_: Skeleton) -> Any:
-        found = next(objects)
-        if isinstance(found, TensorByValue):
-            return torch.load(io.BytesIO(found.data), weights_only=True)
-        return found
+        return next(objects)
 
     def make(node: Skeleton) -> Any:
         return makers[node[0]](node)
@@ -211,7 +207,8 @@ def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[
         d=mapping,
         l=lambda node: [make(below) for below in node[1]],
         t=tensor,
-        s=lambda node: _local(node, tensors),
+        s=lambda node: _local(node[1], [(offsets, sizes, next(tensors)) for offsets, sizes, _, _ in node[2]]),
+        q=lambda node: _local(node[1], [(*box, _by_value(next(objects))) for box in node[2]]),
         o=thing,
     )
     try:
@@ -220,11 +217,16 @@ def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[
         makers.clear()  # a cycle through them would keep the tensors' memory until it is collected
 
 
-def _local(node: Skeleton, tensors: Iterator[torch.Tensor]) -> LocalTensor:
-    _, (size, whole, dtype, requires_grad, pin_memory), boxes = node
+def _local(facts: tuple[Any, ...], boxes: list[tuple[torch.Size, torch.Size, torch.Tensor]]) -> LocalTensor:
+    size, whole, dtype, requires_grad, pin_memory = facts
     properties = TensorProperties(dtype=dtype, requires_grad=requires_grad, pin_memory=pin_memory)
-    shards = tuple(LocalShard(offsets, sizes, _given(next(tensors))) for offsets, sizes, _, _ in boxes)
+    shards = tuple(LocalShard(offsets, sizes, _given(tensor)) for offsets, sizes, tensor in boxes)
     return LocalTensor(size, properties, whole, shards)
+
+
+def _by_value(stored: TensorByValue) -> torch.Tensor:
+    found: torch.Tensor = torch.load(io.BytesIO(stored.data), weights_only=True)
+    return found
 
 
 def _given(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -122,7 +122,7 @@ class StagedPlanner(SavePlanner):
             within = [begin - start for begin, start in zip(offsets, data.chunk.offsets, strict=True)]
             if all(at >= 0 and at + n <= all_ for at, n, all_ in zip(within, sizes, data.chunk.sizes, strict=True)):
                 value: torch.Tensor = self._values[self._planned.names[one.index]]
-                return box_view(value, within, sizes)
+                return box_view(value, within, sizes, key=item.index.fqn)
         raise WorkerError(f"{item.index.fqn!r}: no staged value holds the box at {tuple(offsets)} of {tuple(sizes)}")
 
 

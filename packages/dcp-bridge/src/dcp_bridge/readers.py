@@ -19,6 +19,7 @@ from dcp_bridge.stock_records import stock_load_plan, stock_metadata
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import CheckpointNotFoundError, LoadPlan, LoadPlanner, Metadata, StorageReader
 from dcp_core.convert import as_metadata
+from dcp_core.metadata import note_checkpoint_id
 
 __all__ = ["ReaderForStock", "StockReader"]
 
@@ -65,8 +66,9 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
             ) from error
         own = as_metadata(found)
         self._rank_local = rank is not None
+        meta = note_checkpoint_id(own, self.checkpoint_id)
         if self._rank_local:
-            own.storage_meta = None  # each rank's has a save id of its own, and they need not be equal
+            meta.save_id = None  # each rank's has one of its own, and they need not be equal
         self._found = own, found
         return own
 

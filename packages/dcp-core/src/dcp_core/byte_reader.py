@@ -18,7 +18,7 @@ from dcp_core.collector import collector_paused
 from dcp_core.columns import metadata_from_index
 from dcp_core.device_copy import DeviceCopies
 from dcp_core.errors import CorruptCheckpointError, DcpError
-from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, StorageMeta, TensorStorageMetadata
+from dcp_core.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorageMetadata, note_checkpoint_id
 from dcp_core.plan import LoadItemType, LoadPlan, ReadItem
 from dcp_core.protocols import CheckpointId, LoadPlanner, StorageReader
 from dcp_core.read_requests import (
@@ -81,11 +81,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         del args, kwargs
         self._reopen()
         metadata = metadata_from_index(self._backend.read_index())
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        if metadata.storage_meta.checkpoint_id is None:  # our index stores no path, which a move would make wrong
-            metadata.storage_meta.checkpoint_id = self.checkpoint_id
+        note_checkpoint_id(metadata, self.checkpoint_id).load_id = self.load_id
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

@@ -214,7 +214,7 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> torch.Tensor:
         """The part of that tensor that the item fills: a view."""
-        return box_view(tensor, read_item.dest_offsets, read_item.lengths)
+        return box_view(tensor, read_item.dest_offsets, read_item.lengths, key=read_item.dest_index.fqn)
 
     def _metadata(self) -> Metadata:
         if self.metadata is None:

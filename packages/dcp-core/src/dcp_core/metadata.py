@@ -36,6 +36,7 @@ __all__ = [
     "StorageMeta",
     "TensorProperties",
     "TensorStorageMetadata",
+    "note_checkpoint_id",
 ]
 
 
@@ -203,6 +204,21 @@ class Metadata:
         memo[id(self)] = twin
         vars(twin).update(copy.deepcopy(fields, memo))
         return twin
+
+
+def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str] | None) -> StorageMeta:
+    """Put the id that a reader was given into `Metadata.storage_meta`, where the checkpoint names none.
+
+    Ours never does: a checkpoint may be moved. Stock's file format names the folder in which it was saved.
+
+    Returns:
+        The record, which is made if there is none.
+    """
+    if metadata.storage_meta is None:
+        metadata.storage_meta = StorageMeta()
+    if metadata.storage_meta.checkpoint_id is None:
+        metadata.storage_meta.checkpoint_id = checkpoint_id
+    return metadata.storage_meta
 
 
 class DeferredMetadata(Metadata):

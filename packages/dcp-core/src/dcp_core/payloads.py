@@ -13,6 +13,7 @@ import torch
 
 from dcp_core.element_copy import contiguous
 from dcp_core.errors import DcpError
+from dcp_core.quantized import archive_quantized
 from dcp_core.tensor_checks import check_memory
 from dcp_core.tensor_pieces import TensorPieces
 from dcp_manifest.items import Framing
@@ -48,7 +49,7 @@ def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = Fa
 
     Raises:
         PayloadError: The tensor has no values in memory (meta) or is not strided.
-        UnsupportedValueError: Its storage has been freed.
+        UnsupportedValueError: Its storage has been freed, or it is quantized and has no quantizer.
     """
     tensor = tensor.detach()
     if tensor.is_meta:
@@ -57,9 +58,7 @@ def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = Fa
         raise PayloadError(f"{key!r} has layout {tensor.layout}: only strided tensors can be saved; use .to_dense()")
     check_memory(key, tensor)
     if tensor.is_quantized or self_describing:
-        buffer = io.BytesIO()
-        torch.save(tensor.cpu().clone(), buffer)
-        return Payload(buffer.getbuffer(), Framing.TORCH_ZIP)
+        return Payload(_archive(key, tensor).getbuffer(), Framing.TORCH_ZIP)
     if type(tensor) is not torch.Tensor:
         tensor = tensor.as_subclass(torch.Tensor)
     data: memoryview | TensorPieces
@@ -70,6 +69,14 @@ def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = Fa
     else:
         data = tensor_bytes(contiguous(tensor.cpu().resolve_conj().resolve_neg()))
     return Payload(data, Framing.RAW, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _archive(key: str, tensor: torch.Tensor) -> io.BytesIO:
+    if tensor.is_quantized:
+        return archive_quantized(key, tensor)
+    buffer = io.BytesIO()
+    torch.save(tensor.cpu().clone(), buffer)
+    return buffer
 
 
 def bytes_payload(data: io.BytesIO | bytes | memoryview) -> Payload:

@@ -1,12 +1,72 @@
-"""Copy of quantized tensors (`torch.qint8`, …) with their quantizer: their integers mean nothing without it."""
+"""Quantized tensors (`torch.qint8`, …) with their quantizer: archives, parts, copies.
+
+Their integers mean nothing without the quantizer: scheme, scale and zero point, or those of each channel.
+"""
 
 from __future__ import annotations
+
+import io
 
 import torch
 
 from dcp_core.errors import UnsupportedValueError
 
-__all__ = ["copy_quantized"]
+__all__ = ["archive_quantized", "check_divisible", "copy_quantized", "is_quantized_dtype"]
+
+_DTYPES = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+_OF_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
+_OF_CHANNELS = (torch.per_channel_affine, torch.per_channel_symmetric)
+
+
+def is_quantized_dtype(dtype: torch.dtype) -> bool:
+    """Whether tensors of a dtype are quantized."""
+    return dtype in _DTYPES
+
+
+def archive_quantized(key: str, tensor: torch.Tensor) -> io.BytesIO:
+    """Write a quantized tensor with its quantizer, and nothing else of its storage, as `torch.save` does.
+
+    Args:
+        key: FQN, for messages.
+        tensor: Whole or a view, on any device.
+
+    Raises:
+        UnsupportedValueError: It has no quantizer.
+    """
+    scheme = _scheme(tensor)
+    if scheme is None:
+        raise UnsupportedValueError(
+            f"{key!r} has the dtype {tensor.dtype} and no quantizer (as torch.empty makes it): nothing says what its "
+            "integers mean; save what a quantizing function returned, or its `int_repr()`"
+        )
+    tensor = tensor.detach().cpu()
+    if scheme in _OF_TENSOR + _OF_CHANNELS:  # torch cannot clone others, nor make parts of them
+        tensor = tensor.clone()
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    return buffer
+
+
+def check_divisible(key: str, tensor: torch.Tensor) -> None:
+    """Refuse a quantized tensor of which torch cannot make parts.
+
+    Args:
+        key: FQN, for messages.
+        tensor: Any.
+
+    Raises:
+        UnsupportedValueError: It has no quantizer, or one with floating-point zero points.
+    """
+    if not tensor.is_quantized:
+        return
+    scheme = _scheme(tensor)
+    if scheme not in _OF_TENSOR + _OF_CHANNELS:
+        what = "no quantizer" if scheme is None else f"the scheme {scheme}"
+        raise UnsupportedValueError(
+            f"{key!r} is saved or loaded in several parts, and its tensor of dtype {tensor.dtype} has {what}, which "
+            "torch cannot divide; use tensors that are quantized per tensor or per channel as the stored parts are, "
+            "also as the template, or dequantize before saving"
+        )
 
 
 def copy_quantized(key: str, target: torch.Tensor, source: torch.Tensor, *, is_whole: bool) -> None:
@@ -40,11 +100,10 @@ def copy_quantized(key: str, target: torch.Tensor, source: torch.Tensor, *, is_w
 
 def _parameters(tensor: torch.Tensor) -> dict[str, object]:
     """Scheme, scale and zero point; nothing for a tensor that has no quantizer yet."""
-    try:
-        scheme = tensor.qscheme()
-    except RuntimeError:
+    scheme = _scheme(tensor)
+    if scheme is None:
         return {}
-    if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+    if scheme in _OF_TENSOR:
         return {"scheme": scheme, "scale": tensor.q_scale(), "zero point": tensor.q_zero_point()}
     scales, points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
     return {
@@ -53,3 +112,11 @@ def _parameters(tensor: torch.Tensor) -> dict[str, object]:
         "scales": scales.tolist(),
         "zero points": points.tolist(),
     }
+
+
+def _scheme(tensor: torch.Tensor) -> torch.qscheme | None:
+    """None for a tensor that has no quantizer yet."""
+    try:
+        return tensor.qscheme()
+    except RuntimeError:
+        return None

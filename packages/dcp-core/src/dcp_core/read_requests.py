@@ -204,7 +204,7 @@ def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tenso
 
 def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
     target = _target(item, planner)
-    part = box_view(tensor, item.storage_offsets, item.lengths)
+    part = box_view(tensor, item.storage_offsets, item.lengths, key=item.dest_index.fqn)
     with torch.inference_mode(target.is_inference()):  # a tensor made in that mode is changed in it alone
         if tensor.is_quantized:
             fqn = item.dest_index.fqn

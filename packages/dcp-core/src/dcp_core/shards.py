@@ -23,6 +23,7 @@ from dcp_core.errors import ShardNotFoundError, UnsupportedValueError
 from dcp_core.mesh_boxes import LocalBox, ShardedDim, local_boxes
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.plan import TensorWriteData, WriteItem, WriteItemType
+from dcp_core.quantized import check_divisible
 from dcp_core.tensor_checks import check_tensor
 from dcp_core.tensor_like import TensorLike
 
@@ -170,10 +171,15 @@ def _no_shards(fqn: str, value: object) -> ShardNotFoundError:
     return ShardNotFoundError(f"{fqn!r} is a {kind}, not a tensor, DTensor or ShardedTensor: it has no shards")
 
 
-def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """The box of a tensor that begins at `offsets`, in elements: a view, or the tensor itself if it is all of it."""
+def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int], *, key: str) -> torch.Tensor:
+    """The box of a tensor that begins at `offsets`, in elements: a view, or the tensor itself if it is all of it.
+
+    Raises:
+        UnsupportedValueError: It is quantized in a way of which there are no views; names the key.
+    """
     for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         if offset or size != tensor.size(dim):
+            check_divisible(key, tensor)
             tensor = tensor.narrow(dim, offset, size)
     return tensor
 
@@ -198,7 +204,7 @@ def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[i
     for shard in () if held is None else held.shards:
         within = tuple(begin - start for begin, start in zip(offsets, shard.offsets, strict=True))
         if all(at >= 0 and at + size <= all_ for at, size, all_ in zip(within, sizes, shard.sizes, strict=True)):
-            return box_view(shard.get(), within, sizes)
+            return box_view(shard.get(), within, sizes, key=fqn)
     raise ShardNotFoundError(f"{fqn!r}: no shard of this rank holds the box at {tuple(offsets)} of {tuple(sizes)}")
 
 
@@ -243,7 +249,7 @@ def _of_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool) -> LocalTens
 
 def _of_declared(fqn: str, tensor: Any) -> LocalTensor:
     shards = tuple(
-        LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _local_view(tensor, box))
+        LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _local_view(fqn, tensor, box))
         for box in declared_boxes(fqn, tensor)
     )
     return LocalTensor(torch.Size(tensor.global_shape), TensorProperties.create_from_tensor(tensor), False, shards)
@@ -271,7 +277,7 @@ def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:
                 "right shape to DTensor.from_local"
             )
         shards = tuple(
-            LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _local_view(local, box)) for box in boxes
+            LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _local_view(fqn, local, box)) for box in boxes
         )
         if not tensor.numel():
             # Nobody holds a box of it, but it must not vanish from the checkpoint.
@@ -293,8 +299,8 @@ def _neutral(fqn: str, placement: Placement) -> ShardedDim | None:
     return ShardedDim(dim, int(getattr(placement, "split_factor", 1)))
 
 
-def _local_view(local: torch.Tensor, box: LocalBox) -> Callable[[], torch.Tensor]:
-    return lambda: box_view(local.detach(), box.local_offsets, box.sizes)
+def _local_view(fqn: str, local: torch.Tensor, box: LocalBox) -> Callable[[], torch.Tensor]:
+    return lambda: box_view(local.detach(), box.local_offsets, box.sizes, key=fqn)
 
 
 def _of_hooks(fqn: str, holder: Any, value: Any) -> LocalTensor:

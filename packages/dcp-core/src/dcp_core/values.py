@@ -14,6 +14,7 @@ from dcp_core.dtensors import is_dtensor
 from dcp_core.metadata import ChunkStorageMetadata, TensorProperties
 from dcp_core.plan import WriteItem, WriteItemType
 from dcp_core.plan_columns import PlanColumns
+from dcp_core.quantized import is_quantized_dtype
 from dcp_core.shards import LocalTensor, local_tensor, write_items
 from dcp_core.tensor_checks import check_memory
 from dcp_manifest.columns import CheckpointIndex
@@ -64,6 +65,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
             values.usual = False
         elif (held := local_tensor(fqn, value)) is not None:
             values.held[fqn] = held
+            values.usual = values.usual and not is_quantized_dtype(held.dtype)
             table.add(fqn, held.properties, held.size, held.chunks, whole=held.whole)
         else:
             values.objects.append(fqn)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcp_core import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageReader
+from dcp_core import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageMeta, StorageReader
 from dcp_core.element_copy import copy_elements
 from dcp_core.errors import CheckpointException, CorruptCheckpointError, DcpError
 from dcp_core.flatten import flatten
@@ -49,8 +49,8 @@ class BroadcastingTorchSaveReader(StorageReader):
             self.checkpoint_id = checkpoint_id
 
     def read_metadata(self) -> Metadata:
-        """Nothing: the planner takes its metadata from the template."""
-        return Metadata({})
+        """No entries: the planner takes them from the template."""
+        return Metadata({}, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
         """Take the rank's part.

@@ -93,6 +93,8 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         """Begin a new save, to another folder if one is given."""
         if checkpoint_id is not None:
             self.checkpoint_id = checkpoint_id
+        self.save_id = secrets.token_hex(8)
+        """Id of this save, part of the names of its files; the coordinator's counts, and is a new one for each save."""
         self._rank = 0
         self._aliases: dict[str, str] = {}
         self._temporary: list[str] = []
@@ -120,8 +122,8 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return LocalStore(self.path / _PARTS if self.enable_consolidation else self.path)
 
     def storage_meta(self) -> StorageMeta | None:
-        """The folder."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id)
+        """The folder and the save id."""
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the rank's place. Raises DcpError for a save without a coordinator: nobody could name the files."""
@@ -161,7 +163,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
             groups.append(numbers)
         highest = max((self.fqn_to_index_mapping or {"": 1}).values())
         make = sharded_files if self.save_distributed else names_of_files
-        tag = secrets.token_hex(8)
+        tag = self.save_id = secrets.token_hex(8)
         store = self._store()
         store.make()
         sweep(store, is_writers_name)

@@ -13,9 +13,9 @@ from dcp_state.errors import StateMismatchError
 __all__ = ["box_of", "fill_shards", "place", "same_placement"]
 
 
-def box_of(whole: torch.Tensor, shard: LocalShard) -> torch.Tensor:
+def box_of(fqn: str, whole: torch.Tensor, shard: LocalShard) -> torch.Tensor:
     """The part of a whole tensor that a shard holds: a view."""
-    return box_view(whole, shard.offsets, shard.sizes)
+    return box_view(whole, shard.offsets, shard.sizes, key=fqn)
 
 
 def same_placement(value: DTensor, like: DTensor) -> bool:
@@ -30,7 +30,7 @@ def fill_shards(fqn: str, whole: torch.Tensor, target: torch.Tensor) -> None:
         raise StateMismatchError(fqn, [f"{fqn}: a {type(target).__name__} cannot take a tensor"])
     with torch.no_grad():
         for shard in held.shards:
-            shard.get().copy_(box_of(whole, shard))
+            shard.get().copy_(box_of(fqn, whole, shard))
 
 
 def place(fqn: str, value: Any, like: Any) -> Any:
@@ -68,7 +68,7 @@ def _shard(fqn: str, whole: torch.Tensor, like: DTensor) -> DTensor:
     shards = held.shards if held is not None else ()
     local_shape = like.to_local().shape
     if len(shards) == 1 and tuple(shards[0].sizes) == tuple(local_shape):
-        local = box_of(whole, shards[0])
+        local = box_of(fqn, whole, shards[0])
     else:
         local = torch.empty(local_shape, dtype=whole.dtype, device=whole.device)
         stand_in = DTensor.from_local(

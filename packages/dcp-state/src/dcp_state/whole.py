@@ -109,14 +109,14 @@ def _to_rank_0(name: str, value: DTensor, errors: Errors) -> torch.Tensor | None
         part = mine.get(box.offsets)
         if me == 0 and owner == 0:
             if whole is not None and part is not None:
-                box_view(whole, box.offsets, box.sizes).copy_(part)
+                box_view(whole, box.offsets, box.sizes, key=name).copy_(part)
         else:
-            _send_or_receive(box, owner, part, whole, value)
+            _send_or_receive(name, box, owner, part, whole, value)
     return whole
 
 
 def _send_or_receive(
-    box: LocalBox, owner: int, part: torch.Tensor | None, whole: torch.Tensor | None, value: DTensor
+    name: str, box: LocalBox, owner: int, part: torch.Tensor | None, whole: torch.Tensor | None, value: DTensor
 ) -> None:
     """Move one box from its owner to rank 0, in pieces of whole rows."""
     rows = box.sizes[0] if box.sizes else 1
@@ -134,7 +134,7 @@ def _send_or_receive(
         buffer = torch.empty(shape, dtype=value.dtype, device=device)
         dist.recv(buffer, src=owner)
         if whole is not None:
-            target = box_view(whole, box.offsets, box.sizes)
+            target = box_view(whole, box.offsets, box.sizes, key=name)
             (target[start:stop] if box.sizes else target).copy_(buffer)
 
 
