@@ -208,7 +208,7 @@ def patch_os(monkeypatch):
 
     def patch(**replaced: Callable[..., object]) -> None:
         patched = PatchedOs(**replaced)
-        for module in ("dcp_io.local", "dcp_io.vectors", "dcp_manifest.descriptors"):
+        for module in ("dcp_io.durable_folders", "dcp_io.local", "dcp_io.vectors", "dcp_manifest.descriptors"):
             monkeypatch.setattr(f"{module}.os", patched)
 
     return patch

@@ -270,7 +270,7 @@ def test_a_file_that_is_replaced_while_the_folder_is_listed_is_there(store, monk
 
 def test_folder_of_another_process_that_is_seen_late(tmp_path, monkeypatch):
     """As network file systems do: it cannot be made, for it is there, and it cannot be seen yet."""
-    monkeypatch.setattr("dcp_io.local._SECONDS_TO_BE_SEEN", 60.0)
+    monkeypatch.setattr("dcp_io.durable_folders._SECONDS_TO_BE_SEEN", 60.0)
     folder = tmp_path / "new"
     looks = []
     exists, is_folder, make = os.path.lexists, os.path.isdir, os.mkdir

@@ -7,9 +7,9 @@ import errno
 import os
 import secrets
 import stat
-import time
 from collections.abc import Iterator, Sequence
 
+from dcp_io.durable_folders import make_folder, sync_folder
 from dcp_io.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
 from dcp_io.vectors import read_fully, write_fully
 from dcp_io.writeback import start_writeback
@@ -22,12 +22,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a pipe that lies where a file should be would wait for ever.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o666
-# What file systems without synchronous folders answer.
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
 # Of a folder that is not empty, or gone already; of a link to one, which is left to its owner.
 _NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR)
-# A folder that another process made may be seen late on shared file systems.
-_SECONDS_TO_BE_SEEN = 5.0
 
 
 class LocalStore(Store):
@@ -61,13 +57,13 @@ class LocalStore(Store):
 
     def make(self) -> None:
         """Make the folder and its parents; each new one is durable in its parent."""
-        _make_folder(self._path)
+        make_folder(self._path)
 
     def create(self, name: str) -> Sink:
         """Begin a new file (folders within the name are made)."""
         path = self._inside(name)
         if "/" in name:
-            _make_folder(os.path.dirname(path))
+            make_folder(os.path.dirname(path))
         return _LocalSink(name, path)
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
@@ -85,7 +81,7 @@ class LocalStore(Store):
             sink.abort()
             raise
         if sync:
-            _sync_folder(folder)
+            sync_folder(folder)
 
     def touch(self, name: str) -> None:
         """Set the file's times to now, on the clock of the file system's host."""
@@ -156,7 +152,7 @@ class LocalStore(Store):
 
     def sync_folder(self) -> None:
         """Fsync the folder."""
-        _sync_folder(self._path)
+        sync_folder(self._path)
 
     def child(self, name: str) -> LocalStore:
         """The folder of that name."""
@@ -178,7 +174,7 @@ class LocalStore(Store):
             if error.errno not in _NOT_REMOVED:
                 raise
         else:
-            _sync_folder(os.path.dirname(self._path))
+            sync_folder(os.path.dirname(self._path))
 
     def _inside(self, name: str) -> str:
         """The path of a name whose parent folders do not lead out of the store."""
@@ -265,7 +261,7 @@ class _LocalSink(Sink):
             finally:
                 self._release()
             if sync and "/" in self._name:
-                _sync_folder(os.path.dirname(self._path))
+                sync_folder(os.path.dirname(self._path))
 
     def abort(self) -> None:
         """Close and unlink the file."""
@@ -372,37 +368,3 @@ class _naming:  # noqa: N801 - used like a function; a generator would cost as m
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), self._path) from error
-
-
-def _make_folder(path: str) -> None:
-    missing: list[str] = []
-    while not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for folder in reversed(missing):
-        try:
-            os.mkdir(folder)
-        except FileExistsError:  # another rank was faster, or it is not a folder
-            if not _is_folder(folder):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
-        with contextlib.suppress(PermissionError):  # a parent that may be passed but not read cannot be synced
-            _sync_folder(os.path.dirname(folder))
-
-
-def _is_folder(path: str) -> bool:
-    """Whether a path that is known to exist is a folder: a shared file system may not see another's folder at once."""
-    deadline = time.monotonic() + _SECONDS_TO_BE_SEEN
-    while not os.path.lexists(path) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return os.path.isdir(path)
-
-
-def _sync_folder(path: str) -> None:
-    fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
-    finally:
-        os.close(fd)
