@@ -33,8 +33,8 @@ from dcp_core.plan_exchange import PlanExchange
 from dcp_core.save_planner import DefaultSavePlanner
 from dcp_manifest import CheckpointIndex, ManifestFile
 from dcp_manifest import encode as encode_index
-from dcp_manifest.box_columns import starts
-from dcp_manifest.items import Framing
+from dcp_manifest.index.box_columns import starts
+from dcp_manifest.index.items import Framing
 from integration_tests.benchmarks.manifest import INFO, items
 
 RANKS = (64, 256, 1024, 4096)

@@ -24,7 +24,8 @@ from dcp_format.safetensors_index import INDEX_NAME, open_safetensors
 from dcp_format.stored import stored_content
 from dcp_io import LocalStore, Source, verify_zip, zip_records
 from dcp_manifest import decode, encode, read_index, verify
-from dcp_manifest.blob import WholeBlob, index_crc32
+from dcp_manifest.container.blob import WholeBlob, index_crc32
+from dcp_manifest.container.footer import FOOTER_BYTES, Footer, read_footer
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -33,9 +34,8 @@ from dcp_manifest.errors import (
     UnsafeCheckpointError,
     UnsupportedFormatError,
 )
-from dcp_manifest.footer import FOOTER_BYTES, Footer, read_footer
-from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.manifest_file import ManifestFile
+from dcp_manifest.file.manifest_file import ManifestFile
+from dcp_manifest.index.items import Framing, StoredItem
 from dcp_transforms import ZStandard
 from dcp_transforms.block_zstd import BlockZStandard
 from dcp_transforms.float_planes import FloatPlanes

@@ -20,9 +20,9 @@ import torch
 
 import dcp_all as dcp
 from dcp_io import LocalStore
-from dcp_manifest.blob import pack
-from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.manifest import encode, read_index
+from dcp_manifest.container.blob import pack
+from dcp_manifest.file.manifest import encode, read_index
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = [
     "METADATA",
@@ -78,7 +78,7 @@ def edited_index(folder: Path, edit: Callable[[CheckpointIndex], CheckpointIndex
     index = edit(read_index(store.read(METADATA), file=METADATA))
     with contextlib.ExitStack() as patches:
         for check in ("check_index", "check_relative_path"):
-            patches.enter_context(mock.patch(f"dcp_manifest.manifest_write.{check}", return_value=None))
+            patches.enter_context(mock.patch(f"dcp_manifest.file.manifest_write.{check}", return_value=None))
         store.publish(METADATA, encode(index, interop=False))
 
 
@@ -88,7 +88,7 @@ def edited_columns(folder: Path, columns: Mapping[str, Any]) -> None:
     def pack_edited(own: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
         return pack({**own, **{name: np.array(values) for name, values in columns.items()}}, metadata)
 
-    with mock.patch("dcp_manifest.manifest_write.pack", pack_edited):
+    with mock.patch("dcp_manifest.file.manifest_write.pack", pack_edited):
         edited_index(folder, lambda index: index)
 
 

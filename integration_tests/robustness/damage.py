@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dcp_io import LocalStore
-from dcp_manifest.footer import FOOTER_BYTES
-from dcp_manifest.manifest import read_index
+from dcp_manifest.container.footer import FOOTER_BYTES
+from dcp_manifest.file.manifest import read_index
 
 __all__ = ["METADATA", "data_files", "files", "flipped", "head_bytes", "payload_bytes", "swap"]
 

@@ -18,7 +18,7 @@ import torch
 import dcp_all as dcp
 from dcp_core.errors import CorruptCheckpointError, NotEnoughMemoryError, UnsafeCheckpointError
 from dcp_io import LocalStore, verify_checkpoint
-from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.index.columns import CheckpointIndex
 from integration_tests.robustness.crafted import (
     METADATA,
     archive,

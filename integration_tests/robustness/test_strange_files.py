@@ -20,7 +20,7 @@ from dcp_core.errors import CorruptCheckpointError, DcpError, UnsupportedFormatE
 from dcp_io import LocalStore, verify_checkpoint
 from dcp_io.local import _LocalSource
 from dcp_manifest import index_of, latest_valid, read_index
-from dcp_manifest.footer import FOOTER_BYTES, Footer, read_footer
+from dcp_manifest.container.footer import FOOTER_BYTES, Footer, read_footer
 from integration_tests.robustness.crafted import METADATA, little_memory
 
 pytestmark = pytest.mark.timeout(60)

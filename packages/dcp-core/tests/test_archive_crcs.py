@@ -12,7 +12,7 @@ import torch
 from dcp_core.archive_crcs import archive_problem
 from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError
 from dcp_core.transforms import ExtensionRegistry, StreamTransformExtension, undo
-from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.index.items import Framing, StoredItem
 
 
 def saved(value: Any) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dcp_core import balance
 from dcp_core.balance import MIN_PART_BYTES, Candidates, Part, assign, cut_dim
-from dcp_manifest.box_columns import starts
+from dcp_manifest.index.box_columns import starts
 
 MIB = 1 << 20
 

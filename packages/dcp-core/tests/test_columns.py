@@ -18,9 +18,9 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_manifest.columns import ManifestInfo
-from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.literal_keys import LiteralKey
+from dcp_manifest.index.columns import ManifestInfo
+from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.literal_keys import LiteralKey
 
 
 def chunk(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> ChunkStorageMetadata:

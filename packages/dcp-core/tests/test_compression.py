@@ -13,7 +13,7 @@ from dcp_core.compression import CompressedRequest, CompressionPolicy
 from dcp_core.errors import UnsupportedFormatError
 from dcp_core.payloads import tensor_payload
 from dcp_core.transforms import StreamTransformExtension
-from dcp_manifest.items import Framing
+from dcp_manifest.index.items import Framing
 from dcp_manifest.requests import Payload, WriteRequest
 
 

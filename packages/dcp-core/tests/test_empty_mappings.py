@@ -12,7 +12,7 @@ from dcp_core import load_keys, save
 from dcp_core.empty_mappings import is_empty_mapping, merge_paths, name_empty_mappings, restore_empty_mappings
 from dcp_core.flatten import flatten, unflatten_state_dict
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_manifest.literal_keys import LiteralKey
+from dcp_manifest.index.literal_keys import LiteralKey
 
 KEYS = st.sampled_from(["", ".", "a", "a.", "a.b", ".a", "..", "b"])
 STATES = st.dictionaries(

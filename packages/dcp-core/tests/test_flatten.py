@@ -19,7 +19,7 @@ from dcp_core.flatten import (
     set_element,
     unflatten_state_dict,
 )
-from dcp_manifest.literal_keys import LiteralKey
+from dcp_manifest.index.literal_keys import LiteralKey
 
 T = torch.zeros(1)
 

@@ -23,8 +23,8 @@ from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorPropert
 from dcp_core.plan import BytesIOWriteData, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from dcp_core.plan_columns import WrittenColumns, columns_of
 from dcp_core.values import Table
-from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.stored_items import StoredItems
+from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.stored_items import StoredItems
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 

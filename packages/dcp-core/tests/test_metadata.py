@@ -20,7 +20,7 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_manifest.literal_keys import LiteralKey
+from dcp_manifest.index.literal_keys import LiteralKey
 
 # Evaluated with our classes here and with stock's in a process that knows nothing of us.
 METADATA = """Metadata(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dcp_core.object_globals import allowed_globals
-from dcp_manifest.pickle_table import BrokenPickleError, ForbiddenGlobalError, UnsafePickleError, python3_name
-from dcp_manifest.safe_pickle import read_pickle
+from dcp_manifest.pickles.pickle_table import BrokenPickleError, ForbiddenGlobalError, UnsafePickleError, python3_name
+from dcp_manifest.pickles.safe_pickle import read_pickle
 
 RAN: list[object] = []
 REFUSALS = (UnsafePickleError, BrokenPickleError)

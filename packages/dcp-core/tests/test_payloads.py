@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dcp_core.payloads import PayloadError, bytes_payload, tensor_bytes, tensor_payload
-from dcp_manifest.items import Framing
+from dcp_manifest.index.items import Framing
 
 
 def test_contiguous_tensors_are_not_copied() -> None:

@@ -17,8 +17,8 @@ from dcp_core.errors import CorruptCheckpointError, UnsafeCheckpointError
 from dcp_core.object_globals import default_table
 from dcp_core.objects import load_object
 from dcp_core.testing.crafted_objects import Call, archived
-from dcp_manifest.pickle_table import BrokenPickleError, UnsafePickleError
-from dcp_manifest.safe_pickle import read_pickle
+from dcp_manifest.pickles.pickle_table import BrokenPickleError, UnsafePickleError
+from dcp_manifest.pickles.safe_pickle import read_pickle
 
 HUGE = 1 << 36
 

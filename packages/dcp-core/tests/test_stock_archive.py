@@ -14,7 +14,7 @@ import torch
 from dcp_core import stock_archive
 from dcp_core.payloads import tensor_bytes
 from dcp_core.stock_archive import ArchiveSearch, locate_tensor
-from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.index.items import Framing, StoredItem
 
 DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.uint16, torch.float8_e4m3fn]
 END = 4096

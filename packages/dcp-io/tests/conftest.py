@@ -9,12 +9,12 @@ import pytest
 
 from dcp_io import LocalStore, StoreBackend, read_items, write_engine
 from dcp_io.write_engine import write_items
-from dcp_manifest.columns import CheckpointIndex, ManifestInfo
-from dcp_manifest.dtypes import ITEM_BYTES
-from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.manifest import encode
+from dcp_manifest.file.manifest import encode
+from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
+from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.requests import Payload, ReadRequest, WriteRequest
-from dcp_manifest.stored_items import StoredItems
 
 RNG = np.random.default_rng(1)
 WRITTEN_BYTES = [0, 1, 63, 70_000, 300_000, 1_500_000]

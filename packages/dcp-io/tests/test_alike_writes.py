@@ -7,7 +7,7 @@ import pytest
 
 from dcp_io import LocalStore, write_engine
 from dcp_io.write_engine import write_items
-from dcp_manifest.items import Framing
+from dcp_manifest.index.items import Framing
 from dcp_manifest.requests import Payload, WriteRequest
 
 

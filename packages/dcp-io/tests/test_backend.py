@@ -100,8 +100,8 @@ def test_a_save_that_all_ranks_abort_leaves_the_old_checkpoint(store, helpers, o
 
 
 def test_a_rank_that_gives_up_alone_cannot_hurt_what_the_coordinator_publishes(store, helpers):
-    from dcp_manifest.columns import ManifestInfo
-    from dcp_manifest.manifest import encode
+    from dcp_manifest.file.manifest import encode
+    from dcp_manifest.index.columns import ManifestInfo
 
     backends = start(store, helpers)
     names = [name for name in helpers.names(store) if name.endswith(".distcp")]

@@ -15,10 +15,10 @@ from dcp_io import verify_checkpoint, write_engine
 from dcp_io.read_engine import read_items
 from dcp_io.write_engine import write_items
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.items import Framing
-from dcp_manifest.manifest import decode, encode
+from dcp_manifest.file.manifest import decode, encode
+from dcp_manifest.index.items import Framing
+from dcp_manifest.index.runs import Runs
 from dcp_manifest.requests import Payload, ReadRequest, WriteRequest
-from dcp_manifest.runs import Runs
 
 RNG = np.random.default_rng(5)
 BLOCK = 4096

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_io.coverage import coverage_problems
-from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.index.columns import CheckpointIndex
 
 
 def index_of(shape, boxes, name="t"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dcp_io import LocalStore, Store
-from dcp_manifest.folder import LocalFolder
+from dcp_manifest.folders.folder import LocalFolder
 
 
 def _write(store: Store) -> None:

@@ -17,8 +17,8 @@ from dcp_io.own_files import MARK_BYTES, data_mark, is_own_file, own_name
 from dcp_io.process_identity import this_process
 from dcp_io.store import Entry
 from dcp_io.write_engine import write_items
-from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.manifest import encode
+from dcp_manifest.file.manifest import encode
+from dcp_manifest.index.items import Framing, StoredItem
 
 OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
 GONE = dataclasses.replace(this_process(), host="elsewhere", pid=1)

@@ -6,8 +6,8 @@ import pytest
 
 from dcp_io import CheckpointExistsError, SaveInProgressError, SaveSession
 from dcp_io.own_files import data_mark
-from dcp_manifest.columns import ManifestInfo
-from dcp_manifest.manifest import encode
+from dcp_manifest.file.manifest import encode
+from dcp_manifest.index.columns import ManifestInfo
 
 OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
 

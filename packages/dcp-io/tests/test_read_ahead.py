@@ -9,8 +9,8 @@ from dcp_io import LocalStore, read_engine
 from dcp_io.read_engine import read_items
 from dcp_io.store import Source
 from dcp_io.write_engine import write_items
+from dcp_manifest.index.runs import Runs
 from dcp_manifest.requests import ReadRequest
-from dcp_manifest.runs import Runs
 
 RNG = np.random.default_rng(1)
 SIZES = [5_000_000, 100, 3_000_000, 70_000, 9_000_000]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dcp_io import read_engine
 from dcp_io.read_engine import read_items
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
-from dcp_manifest.items import Framing, StoredItem, block_bytes
+from dcp_manifest.index.items import Framing, StoredItem, block_bytes
 from dcp_manifest.requests import ReadRequest
 
 

@@ -36,7 +36,7 @@ def test_files_in_folders_go_when_the_index_names_them(store, helpers):
     moved = helpers.make_index(
         {"a": ("uint8", (1000,), _moved(index.stored_item(index.chunk_items, 0), f"below/{old}"))}, info=index.info
     )
-    from dcp_manifest.manifest import encode
+    from dcp_manifest.file.manifest import encode
 
     store.publish(".metadata", encode(moved))
     assert remove_checkpoint(store) == []

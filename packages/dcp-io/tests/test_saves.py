@@ -14,9 +14,9 @@ from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveL
 from dcp_io.markers import Marker, find_markers
 from dcp_io.own_files import data_mark
 from dcp_io.process_identity import this_process
-from dcp_manifest.columns import ManifestInfo
-from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.manifest import encode
+from dcp_manifest.file.manifest import encode
+from dcp_manifest.index.columns import ManifestInfo
+from dcp_manifest.index.items import Framing, StoredItem
 
 OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
 

@@ -9,7 +9,7 @@ import pytest
 
 from dcp_io import StoreBackend, verify_checkpoint
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.items import Framing
+from dcp_manifest.index.items import Framing
 from dcp_manifest.requests import ReadRequest
 
 torch = pytest.importorskip("torch", reason="stock is the oracle")

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_io import LocalStore, StoreBackend, crc32, verify_checkpoint
-from dcp_manifest import manifest
-from dcp_manifest.columns import ManifestInfo
-from dcp_manifest.index_choice import is_index_name
-from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.manifest import encode
+from dcp_manifest.file import manifest
+from dcp_manifest.file.manifest import encode
+from dcp_manifest.folders.index_choice import is_index_name
+from dcp_manifest.index.columns import ManifestInfo
+from dcp_manifest.index.items import Framing, StoredItem
 
 RNG = np.random.default_rng(3)
 VALUES = [{"a": RNG.bytes(100), "b": RNG.bytes(300_000), "e": b""}, {"c": RNG.bytes(70_001)}]

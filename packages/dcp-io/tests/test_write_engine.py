@@ -16,7 +16,7 @@ from dcp_io import data_file, write_engine
 from dcp_io.own_files import MARK_BYTES, data_mark
 from dcp_io.write_engine import write_items
 from dcp_io.writeback import start_writeback
-from dcp_manifest.items import Framing, block_bytes, border_count
+from dcp_manifest.index.items import Framing, block_bytes, border_count
 from dcp_manifest.requests import Payload, WriteRequest
 
 RNG = np.random.default_rng(0)

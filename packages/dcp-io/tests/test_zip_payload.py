@@ -16,7 +16,7 @@ from dcp_io import zip_payload
 from dcp_io.crc import crc32
 from dcp_io.zip_check import verify_zip, zip_records
 from dcp_io.zip_payload import tensor_frame
-from dcp_manifest.dtypes import ITEM_BYTES
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 torch = pytest.importorskip("torch", reason="torch is the oracle for what torch.load accepts")
 

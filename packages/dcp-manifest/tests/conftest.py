@@ -18,8 +18,8 @@ from dcp_manifest import (
     TensorFlags,
     border_counts,
 )
-from dcp_manifest.items import EncodedBlocks
-from dcp_manifest.stored_items import block_columns
+from dcp_manifest.index.items import EncodedBlocks
+from dcp_manifest.index.stored_items import block_columns
 
 INFO = ManifestInfo("0123456789abcdef", 2, "test/1", 3, None, 17, (("run", "a"), ("run", "b")))
 

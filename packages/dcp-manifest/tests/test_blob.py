@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dcp_manifest import CorruptCheckpointError
-from dcp_manifest.blob import BLOCK_BYTES, BLOCK_CRCS, WholeBlob, first_blocks, narrow, pack
+from dcp_manifest.container.blob import BLOCK_BYTES, BLOCK_CRCS, WholeBlob, first_blocks, narrow, pack
 
 
 @pytest.mark.parametrize(

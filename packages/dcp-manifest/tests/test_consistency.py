@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manifest.consistency import check_index, derived_bytes
+from dcp_manifest.index.consistency import check_index, derived_bytes
 
 
 def one_chunk(make_index, shape, box, **more):

@@ -18,7 +18,7 @@ from dcp_manifest import (
     latest_valid,
     needed_bytes,
 )
-from dcp_manifest.discover import check_files
+from dcp_manifest.folders.find_checkpoints import check_files
 
 
 @pytest.fixture

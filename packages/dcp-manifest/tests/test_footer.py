@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dcp_manifest import CorruptCheckpointError
-from dcp_manifest.footer import FOOTER_BYTES, Footer, read_footer
+from dcp_manifest.container.footer import FOOTER_BYTES, Footer, read_footer
 
 FOOTER = Footer(1000, 2000, 1, 2, 3, 1)
 

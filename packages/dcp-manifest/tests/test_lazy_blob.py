@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dcp_manifest import CorruptCheckpointError
-from dcp_manifest.blob import WholeBlob, index_crc32, pack
-from dcp_manifest.footer import Footer
-from dcp_manifest.lazy_blob import LazyBlob
+from dcp_manifest.container.blob import WholeBlob, index_crc32, pack
+from dcp_manifest.container.footer import Footer
+from dcp_manifest.container.lazy_blob import LazyBlob
 
 
 def lazy(columns, *, start=64, metadata=None, damage=None):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_manifest import LiteralKey
-from dcp_manifest.manifest import decode, encode
+from dcp_manifest.file.manifest import decode, encode
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.binary(max_size=20)
 KEYS = st.recursive(PLAIN, lambda keys: st.lists(keys | st.text(max_size=9), max_size=3).map(tuple), max_leaves=6)

@@ -20,8 +20,8 @@ from dcp_manifest import (
     read_index,
     stub_head,
 )
-from dcp_manifest.blob import WholeBlob
-from dcp_manifest.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
+from dcp_manifest.container.blob import WholeBlob
+from dcp_manifest.container.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
 
 quick = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_manifest import CheckpointIndex, CorruptCheckpointError, ManifestFile, decode, encode
-from dcp_manifest.footer import FOOTER_BYTES, read_footer
-from dcp_manifest.lazy_blob import LazyBlob
-from dcp_manifest.stored_items import take_items
+from dcp_manifest.container.footer import FOOTER_BYTES, read_footer
+from dcp_manifest.container.lazy_blob import LazyBlob
+from dcp_manifest.index.stored_items import take_items
 
 
 class Reads:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dcp_manifest import encode
-from dcp_manifest.blob import WholeBlob, pack
-from dcp_manifest.consistency import check_index
-from dcp_manifest.footer import FOOTER_BYTES, read_footer
-from dcp_manifest.manifest_read import ManifestReader
+from dcp_manifest.container.blob import WholeBlob, pack
+from dcp_manifest.container.footer import FOOTER_BYTES, read_footer
+from dcp_manifest.file.manifest_read import ManifestReader
+from dcp_manifest.index.consistency import check_index
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dcp_manifest import CheckpointIndex, InvalidIndexError, ItemColumns, ManifestInfo, border_counts, encode
-from dcp_manifest.manifest_write import path_names, write_manifest
+from dcp_manifest.file.manifest_write import path_names, write_manifest
 
 RANKS, TENSORS = 256, 3_000
 

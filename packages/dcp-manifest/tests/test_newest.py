@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_manifest.newest import Place, newest_first, step_of
+from dcp_manifest.folders.checkpoint_order import Place, newest_first, step_of
 
 STEPS = {
     "step-500": 500,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dcp_manifest import LiteralKey
-from dcp_manifest.path_table import PathColumns, pack_paths, unpack_paths
+from dcp_manifest.file.path_table import PathColumns, pack_paths, unpack_paths
 
 CASES = {
     "flat": ({"a": ("a",), "b.c": ("b.c",)}, [1, 1], [], [0, 0], None),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dcp_manifest import UnsafeCheckpointError
-from dcp_manifest.relative_paths import check_relative_path
+from dcp_manifest.index.relative_paths import check_relative_path
 
 
 @pytest.mark.parametrize("path", ["a", "__0_0.distcp", "a/b/c", "a.b/..c", "ä ö", "...", "ab:c"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_manifest.runs import Runs, box_runs
+from dcp_manifest.index.runs import Runs, box_runs
 
 DIMS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5), st.integers(0, 6)), max_size=5)
 

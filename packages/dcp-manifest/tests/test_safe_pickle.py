@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_manifest.pickle_table import (
+from dcp_manifest.pickles.pickle_table import (
     BrokenPickleError,
     ForbiddenGlobalError,
     Function,
@@ -16,7 +16,7 @@ from dcp_manifest.pickle_table import (
     RecordClass,
     UnsafePickleError,
 )
-from dcp_manifest.safe_pickle import read_pickle
+from dcp_manifest.pickles.safe_pickle import read_pickle
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.binary(max_size=300),

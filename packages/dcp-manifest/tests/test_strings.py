@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_manifest.strings import pack_strings, unpack_strings
+from dcp_manifest.container.strings import pack_strings, unpack_strings
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8") | st.just("\ud800"))))

@@ -6,7 +6,7 @@ import pickletools
 import pytest
 
 from dcp_manifest import stub_head
-from dcp_manifest.stub import is_stub
+from dcp_manifest.stock.stub import is_stub
 
 
 @pytest.mark.parametrize("reason", ["of this", "ü" * 500])

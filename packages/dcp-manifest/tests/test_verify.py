@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dcp_manifest import encode, verify
-from dcp_manifest.blob import BLOCK_BYTES, WholeBlob
-from dcp_manifest.footer import FOOTER_BYTES, Footer, read_footer
+from dcp_manifest.container.blob import BLOCK_BYTES, WholeBlob
+from dcp_manifest.container.footer import FOOTER_BYTES, Footer, read_footer
 
 
 @pytest.mark.parametrize("which", ["rich_bytes", "own_bytes"])

@@ -11,7 +11,7 @@ from typing import cast
 
 from dcp_core.errors import UnsupportedFormatError
 from dcp_core.transforms import Extension, ExtensionRegistry, transforms_of
-from dcp_manifest.items import StoredItem
+from dcp_manifest.index.items import StoredItem
 
 __all__ = ["BlockChain", "BlockTransformExtension", "BlockUndo", "block_bytes", "block_undo"]
 

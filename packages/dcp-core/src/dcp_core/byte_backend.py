@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.items import StoredItem
+from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.items import StoredItem
 from dcp_manifest.requests import ReadRequest, ReadStats, Writable
 
 __all__ = ["ByteBackend"]

@@ -31,7 +31,7 @@ from dcp_core.read_requests import (
 from dcp_core.stock_archive import ArchivedTensor, ArchiveSearch
 from dcp_core.transforms import ExtensionRegistry
 from dcp_core.whole_reads import split_whole_reads
-from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.requests import ReadRequest
 
 __all__ = ["ByteStorageReader"]

@@ -28,9 +28,9 @@ from dcp_core.plan_columns import WrittenColumns, columns_of, write_result
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult
 from dcp_core.write_requests import column_requests, item_request
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
-from dcp_manifest.items import StoredItem
+from dcp_manifest.index.items import StoredItem
+from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.requests import Writable
-from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
 

@@ -25,9 +25,9 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
-from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.stored_items import StoredItems
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
+from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.stored_items import StoredItems
 
 __all__ = [
     "STOCK_VERSION",

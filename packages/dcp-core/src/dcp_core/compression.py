@@ -14,7 +14,7 @@ import torch
 
 from dcp_core.block_transforms import BlockChain, BlockTransformExtension, block_bytes
 from dcp_core.transforms import Extension, ExtensionRegistry, StreamTransformExtension
-from dcp_manifest.items import Framing
+from dcp_manifest.index.items import Framing
 from dcp_manifest.requests import Payload, StreamEncoder, Writable
 
 __all__ = ["CompressedRequest", "Compression", "CompressionPolicy", "one_setting"]

@@ -19,7 +19,7 @@ from dcp_core.balance import Assignment, Candidates, assign, cut_dim
 from dcp_core.errors import PlanError
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex
 from dcp_core.plan import SavePlan, WriteItem, WriteItemType
-from dcp_manifest.box_columns import starts
+from dcp_manifest.index.box_columns import starts
 
 __all__ = [
     "DivergentReplicaWarning",

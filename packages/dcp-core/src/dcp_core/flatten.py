@@ -21,8 +21,8 @@ import torch
 
 from dcp_core.errors import CorruptCheckpointError, DuplicateKeyError, UnsupportedValueError
 from dcp_core.tensor_like import TensorLike
-from dcp_manifest.columns import PathElement
-from dcp_manifest.literal_keys import LiteralKey
+from dcp_manifest.index.columns import PathElement
+from dcp_manifest.index.literal_keys import LiteralKey
 
 __all__ = [
     "CONTAINER_TYPE",

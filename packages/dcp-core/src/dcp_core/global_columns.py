@@ -22,9 +22,9 @@ from dcp_core.plan_columns import PlanColumns, Selection, WrittenColumns, column
 from dcp_core.planned_rows import PlannedRows, rows_of
 from dcp_core.protocols import WriteResult
 from dcp_core.sweep import is_proper
-from dcp_manifest.box_columns import starts
-from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.stored_items import StoredItems
+from dcp_manifest.index.box_columns import starts
+from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.stored_items import StoredItems
 
 __all__ = ["index_with_items", "plan_columns"]
 

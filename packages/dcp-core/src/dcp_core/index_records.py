@@ -25,7 +25,7 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, RaggedStarts, TensorFlags
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, RaggedStarts, TensorFlags
 
 __all__ = ["StateRecords", "StorageRecords", "dtype_of", "properties_of", "records_of"]
 

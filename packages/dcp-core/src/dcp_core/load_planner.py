@@ -25,7 +25,7 @@ from dcp_core.plan import LoadPlan, ReadItem
 from dcp_core.protocols import LoadPlanner
 from dcp_core.report import LoadMismatchError, suggest
 from dcp_core.shards import box_view, find_state_dict_object
-from dcp_manifest.literal_keys import LiteralKey
+from dcp_manifest.index.literal_keys import LiteralKey
 
 __all__ = [
     "DefaultLoadPlanner",

@@ -21,8 +21,8 @@ import torch
 
 from dcp_core.lazy import LazyDict
 from dcp_core.record_pickle import dumps_as
-from dcp_manifest.items import StoredItem
-from dcp_manifest.literal_keys import LiteralKey
+from dcp_manifest.index.items import StoredItem
+from dcp_manifest.index.literal_keys import LiteralKey
 
 __all__ = [
     "STORAGE_TYPES",

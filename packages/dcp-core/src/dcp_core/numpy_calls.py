@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dcp_core.python_calls import refused
-from dcp_manifest.pickle_table import Budget, Call, Function, State, UnsafePickleError, described
+from dcp_manifest.pickles.pickle_table import Budget, Call, Function, State, UnsafePickleError, described
 
 __all__ = ["NUMPY_CALLS", "NUMPY_DTYPES", "NUMPY_STATES", "NUMPY_VALUES"]
 

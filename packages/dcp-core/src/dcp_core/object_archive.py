@@ -17,8 +17,8 @@ import torch
 
 from dcp_core.archive_crcs import refuse_bomb
 from dcp_core.unfolding import refuse_unfolding
-from dcp_manifest.pickle_table import Budget, PickleTable, UnsafePickleError
-from dcp_manifest.safe_pickle import read_pickle
+from dcp_manifest.pickles.pickle_table import Budget, PickleTable, UnsafePickleError
+from dcp_manifest.pickles.safe_pickle import read_pickle
 
 __all__ = ["ObjectArchive", "read_archive"]
 

@@ -21,7 +21,7 @@ import torch._weights_only_unpickler as torch_rules
 from dcp_core.numpy_calls import NUMPY_CALLS, NUMPY_DTYPES, NUMPY_STATES, NUMPY_VALUES
 from dcp_core.python_calls import PYTHON_CALLS, PYTHON_FUNCTIONS, PYTHON_NEWS, PYTHON_STATES, refused
 from dcp_core.tensor_calls import TENSOR_CALLS, tensor_functions
-from dcp_manifest.pickle_table import (
+from dcp_manifest.pickles.pickle_table import (
     Budget,
     Call,
     ForbiddenGlobalError,

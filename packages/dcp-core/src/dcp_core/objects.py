@@ -27,7 +27,7 @@ from dcp_core.errors import (
 )
 from dcp_core.object_archive import ObjectArchive, read_archive
 from dcp_core.object_globals import AllowList, allowed_globals, census_table, default_table, may_never_be_allowed
-from dcp_manifest.pickle_table import ForbiddenGlobalError, UnsafePickleError
+from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError, UnsafePickleError
 
 __all__ = [
     "DumpedObject",

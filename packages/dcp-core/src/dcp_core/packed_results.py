@@ -16,8 +16,8 @@ from dcp_core.lazy import LazyList
 from dcp_core.plan_columns import WrittenColumns
 from dcp_core.planned_rows import PlannedRows
 from dcp_core.protocols import WriteResult
-from dcp_manifest.columns import BlockColumns, ItemColumns
-from dcp_manifest.stored_items import StoredItems, take_items
+from dcp_manifest.index.columns import BlockColumns, ItemColumns
+from dcp_manifest.index.stored_items import StoredItems, take_items
 
 __all__ = ["PackedResults", "pack", "unpack"]
 

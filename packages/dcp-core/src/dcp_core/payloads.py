@@ -16,7 +16,7 @@ from dcp_core.errors import DcpError
 from dcp_core.quantized import archive_quantized
 from dcp_core.tensor_checks import check_memory
 from dcp_core.tensor_pieces import TensorPieces
-from dcp_manifest.items import Framing
+from dcp_manifest.index.items import Framing
 from dcp_manifest.requests import Payload
 
 __all__ = [

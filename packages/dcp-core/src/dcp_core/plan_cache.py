@@ -21,7 +21,7 @@ from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import PlanColumns, columns_of
 from dcp_core.planned_rows import PlannedRows
 from dcp_core.value_bytes import value_bytes
-from dcp_manifest.columns import CheckpointIndex, ItemColumns
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns
 
 __all__ = [
     "GLOBAL_PLANS",

@@ -21,11 +21,11 @@ from dcp_core.lazy import LazyList
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, StorageInfo
 from dcp_core.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
 from dcp_core.protocols import WriteResult
-from dcp_manifest.box_columns import ranges, starts
-from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.items import StoredItem
-from dcp_manifest.merge import take_tensors
-from dcp_manifest.stored_items import StoredItems
+from dcp_manifest.index.box_columns import ranges, starts
+from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.items import StoredItem
+from dcp_manifest.index.merge_indexes import take_tensors
+from dcp_manifest.index.stored_items import StoredItems
 
 __all__ = [
     "PlanColumns",

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from dcp_core.index_records import StateRecords
 from dcp_core.plan import WriteItem
 from dcp_core.plan_columns import PlanColumns, tensor_facts
-from dcp_manifest.box_columns import ranges, starts
-from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.index.box_columns import ranges, starts
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = ["PlannedRows", "rows_of"]
 

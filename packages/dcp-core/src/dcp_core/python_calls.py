@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from dcp_manifest.pickle_table import Budget, Call, Function, New, State, UnsafePickleError, described
+from dcp_manifest.pickles.pickle_table import Budget, Call, Function, New, State, UnsafePickleError, described
 
 __all__ = ["PYTHON_CALLS", "PYTHON_FUNCTIONS", "PYTHON_NEWS", "PYTHON_STATES", "refused", "set_attributes"]
 

@@ -24,9 +24,9 @@ from dcp_core.protocols import LoadPlanner
 from dcp_core.quantized import copy_quantized
 from dcp_core.shards import box_view
 from dcp_core.transforms import ExtensionRegistry, undo
-from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.runs import box_runs
 from dcp_manifest.requests import BlockDecoder, ReadRequest
-from dcp_manifest.runs import box_runs
 
 __all__ = ["archive_request", "direct_memory", "encoded_request", "object_request", "tensor_request"]
 

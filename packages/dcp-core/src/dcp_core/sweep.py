@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_core.boxes import find_overlap
-from dcp_manifest.box_columns import starts
-from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.index.box_columns import starts
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = ["SameDims", "by_dims", "is_proper"]
 

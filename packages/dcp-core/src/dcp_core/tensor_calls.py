@@ -15,7 +15,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from dcp_core.python_calls import refused
-from dcp_manifest.pickle_table import Budget, Call, Function, UnsafePickleError
+from dcp_manifest.pickles.pickle_table import Budget, Call, Function, UnsafePickleError
 
 __all__ = ["TENSOR_CALLS", "tensor_functions"]
 

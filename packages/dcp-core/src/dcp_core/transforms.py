@@ -13,7 +13,7 @@ from typing import IO, cast
 from dcp_core import plugins
 from dcp_core.archive_crcs import archive_problem
 from dcp_core.errors import CorruptCheckpointError, PluginNotFoundError, UnsupportedFormatError
-from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.index.items import Framing, StoredItem
 
 __all__ = ["Extension", "ExtensionRegistry", "StreamTransformExtension", "transforms_of", "undo"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dcp_core.flatten import Path, flatten
-from dcp_manifest.columns import PathElement
+from dcp_manifest.index.columns import PathElement
 
 __all__ = ["print_tensor", "traverse_state_dict"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dcp_manifest.pickle_table import UnsafePickleError
+from dcp_manifest.pickles.pickle_table import UnsafePickleError
 
 __all__ = ["refuse_unfolding"]
 

@@ -17,7 +17,7 @@ from dcp_core.plan_columns import PlanColumns
 from dcp_core.quantized import is_quantized_dtype
 from dcp_core.shards import LocalTensor, local_tensor, write_items
 from dcp_core.tensor_checks import check_memory
-from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = ["Held", "LocalValues", "Table", "find_ties", "is_plain", "local_values"]
 

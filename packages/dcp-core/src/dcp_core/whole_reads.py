@@ -18,7 +18,7 @@ from dcp_core.load_columns import read_columns_of
 from dcp_core.metadata import Metadata
 from dcp_core.plan import LoadPlan, ReadItem
 from dcp_core.protocols import LoadPlanner
-from dcp_manifest.items import Framing, StoredItem
+from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.requests import ReadRequest
 
 __all__ = ["split_whole_reads"]

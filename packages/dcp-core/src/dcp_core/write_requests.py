@@ -16,7 +16,7 @@ from dcp_core.plan import WriteItem
 from dcp_core.plan_columns import PlanColumns, object_item
 from dcp_core.protocols import SavePlanner
 from dcp_core.values import is_plain
-from dcp_manifest.items import Framing
+from dcp_manifest.index.items import Framing
 from dcp_manifest.requests import Payload, Writable, WriteRequest
 
 __all__ = ["column_requests", "item_request"]

@@ -29,7 +29,7 @@ from dcp_manifest import (
     WriteRequest,
     encode,
 )
-from dcp_manifest.index_choice import is_index_name
+from dcp_manifest.folders.index_choice import is_index_name
 from dcp_manifest.requests import PiecewiseData
 
 __all__ = ["is_checkpoint", "open_checkpoint", "write_checkpoint"]

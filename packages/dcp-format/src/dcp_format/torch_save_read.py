@@ -38,7 +38,7 @@ from dcp_format.stored_chunks import ChunkReader, StoredChunk
 from dcp_io import LocalStore
 from dcp_manifest import Framing, StoredItem
 from dcp_manifest.descriptors import open_descriptor
-from dcp_manifest.pickle_table import ForbiddenGlobalError
+from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
 from dcp_manifest.requests import PiecewiseData
 from dcp_manifest.schemes import file_path
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from dcp_io import align_to_blocks
 from dcp_manifest import ITEM_BYTES, CheckpointIndex, Framing, StoredItem
-from dcp_manifest.items import EncodedBlocks
+from dcp_manifest.index.items import EncodedBlocks
 
 __all__ = ["Chunk", "RankLoad", "Segment", "chunks_of", "plan_reads", "plan_writes", "row_range"]
 

@@ -20,7 +20,7 @@ from dcp_io import (
     scheme_of,
 )
 from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError
-from dcp_manifest.discover import is_index_name
+from dcp_manifest.folders.find_checkpoints import is_index_name
 from dcp_manifest.schemes import WEB_SCHEMES
 
 __all__ = ["Removal", "plan_removal", "remove"]

@@ -12,10 +12,10 @@ from dcp_io.read_engine import read_items
 from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession
 from dcp_io.store import Store
 from dcp_io.write_engine import MAX_INFLIGHT_BYTES, write_items
-from dcp_manifest.columns import CheckpointIndex
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.requests import ReadRequest, ReadStats, Writable
-from dcp_manifest.stored_items import StoredItems
 
 __all__ = ["StoreBackend"]
 

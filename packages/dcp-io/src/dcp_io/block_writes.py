@@ -8,7 +8,7 @@ import numpy as np
 
 from dcp_io.crc import combine, crc32
 from dcp_io.store import Buffer
-from dcp_manifest.items import EncodedBlocks
+from dcp_manifest.index.items import EncodedBlocks
 from dcp_manifest.requests import BlockEncoder, PiecewiseData
 
 __all__ = ["write_blocks"]

@@ -13,10 +13,10 @@ from dcp_io.current import Current, rank_index_name
 from dcp_io.markers import FoundMarker, Marker, is_marker_temporary
 from dcp_io.own_files import is_own_file, own_name
 from dcp_io.store import Entry, Store
-from dcp_manifest.discover import METADATA_NAME, is_index_name
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError, UnsafeCheckpointError
+from dcp_manifest.file.manifest import read_index
+from dcp_manifest.folders.find_checkpoints import METADATA_NAME, is_index_name
 from dcp_manifest.logs import library_logger
-from dcp_manifest.manifest import read_index
 
 __all__ = [
     "remove_dead_saves",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = ["coverage_problems"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from dcp_manifest.items import StoredItem, block_bytes, border_count
+from dcp_manifest.index.items import StoredItem, block_bytes, border_count
 
 __all__ = ["RunningCrc", "combine", "crc32", "crc_at", "running_crcs"]
 

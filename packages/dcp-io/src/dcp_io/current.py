@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dcp_io.store import Entry, Store
-from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.discover import current_index, is_index_name
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -17,7 +15,9 @@ from dcp_manifest.errors import (
     UnsafeCheckpointError,
     UnsupportedFormatError,
 )
-from dcp_manifest.manifest import read_index
+from dcp_manifest.file.manifest import read_index
+from dcp_manifest.folders.find_checkpoints import current_index, is_index_name
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = ["Current", "RankIndexName", "rank_index_name", "read_current"]
 

@@ -14,8 +14,8 @@ from dcp_io.encoded import encode_payload
 from dcp_io.own_files import MARK_BYTES, data_mark
 from dcp_io.store import Buffer, Sink
 from dcp_io.zip_payload import Frame, tensor_frame
-from dcp_manifest.dtypes import ITEM_BYTES
-from dcp_manifest.items import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing
+from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing
 from dcp_manifest.requests import Alike, BlockEncoder, Payload, PiecewiseData
 
 __all__ = ["ALIGNMENT_BYTES", "DataFile", "Place", "alignment"]

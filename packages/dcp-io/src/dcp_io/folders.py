@@ -1,6 +1,6 @@
 """Checkpoints below a folder of any store, by its path or URI, and who is saving to one.
 
-How they are found and ordered is decided in `dcp_manifest.discover`.
+How they are found and ordered is decided in `dcp_manifest.folders.find_checkpoints`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from dcp_io.markers import find_markers
 from dcp_io.opening import open_store
 from dcp_io.store import Store
-from dcp_manifest import discover
-from dcp_manifest.discover import FoundCheckpoint, check_files
 from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.folders import find_checkpoints as discover
+from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files
 
 __all__ = ["FoundCheckpoint", "check_files", "find_checkpoints", "running_saves"]
 

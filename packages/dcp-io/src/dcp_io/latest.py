@@ -9,8 +9,8 @@ from dcp_io.current import read_current
 from dcp_io.folders import find_checkpoints
 from dcp_io.store import Entry, Store
 from dcp_io.verify import verify_checkpoint
-from dcp_manifest.discover import FoundCheckpoint, check_files, first_valid
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files, first_valid
 
 __all__ = ["check_checkpoint", "latest_valid"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.items import StoredItem, block_bytes, border_count
+from dcp_manifest.index.items import StoredItem, block_bytes, border_count
 
 __all__ = ["align_to_blocks", "merge_ranges", "merge_runs", "split_range"]
 

@@ -10,7 +10,7 @@ from dcp_io.crc import combine, crc32, crc_at
 from dcp_io.store import Source
 from dcp_io.zip_check import is_zip, verify_zip
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.items import Framing, StoredItem, block_bytes
+from dcp_manifest.index.items import Framing, StoredItem, block_bytes
 
 __all__ = ["check_archive", "check_blocks", "check_whole", "read_with_crc"]
 

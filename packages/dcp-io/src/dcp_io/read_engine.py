@@ -32,7 +32,7 @@ from dcp_io.read_plan import (
 )
 from dcp_io.store import Store
 from dcp_io.workers import StopSignal, run_together
-from dcp_manifest.items import CRC_BLOCK_MAX_BYTES
+from dcp_manifest.index.items import CRC_BLOCK_MAX_BYTES
 from dcp_manifest.requests import ReadRequest, ReadStats
 
 __all__ = ["MAX_INFLIGHT_BYTES", "read_items"]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from dcp_io.process_identity import ProcessIdentity, can_be_checked, is_gone, this_process
 from dcp_io.renewal import Renewal
 from dcp_io.store import Entry, Store
-from dcp_manifest.beside import REMOVING
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.folders.folder_notes import REMOVING
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,8 +10,8 @@ from dcp_io.current import read_current
 from dcp_io.markers import find_markers
 from dcp_io.own_files import is_own_file, own_name
 from dcp_io.store import Store
-from dcp_manifest.discover import is_index_name
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.folders.find_checkpoints import is_index_name
 
 __all__ = ["checkpoint_files", "clear_dead_saves", "remove_checkpoint"]
 

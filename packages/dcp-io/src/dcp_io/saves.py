@@ -20,10 +20,10 @@ from dcp_io.markers import FoundMarker, Marker, belongs_to, check_save_id, find_
 from dcp_io.process_identity import this_process
 from dcp_io.renewal import Renewal
 from dcp_io.store import Entry, Store
-from dcp_manifest.discover import METADATA_NAME
 from dcp_manifest.errors import DcpError
+from dcp_manifest.file.manifest import read_index
+from dcp_manifest.folders.find_checkpoints import METADATA_NAME
 from dcp_manifest.logs import library_logger
-from dcp_manifest.manifest import read_index
 
 __all__ = ["STALE_AFTER_SECONDS", "SaveSession", "new_save_id"]
 

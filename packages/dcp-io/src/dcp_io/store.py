@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from dcp_manifest.errors import UnsafeCheckpointError
-from dcp_manifest.folder import Entry
+from dcp_manifest.folders.folder import Entry
 
 __all__ = ["TEMPORARY_SUFFIX", "Entry", "Sink", "Source", "Store", "check_name"]
 

@@ -21,8 +21,8 @@ from dcp_io.errors import StorageError
 from dcp_io.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
 from dcp_io.stream_files import StreamFileSystem, StreamSink, StreamSource, read_all
 from dcp_manifest.descriptors import open_descriptor
-from dcp_manifest.discover import METADATA_NAME
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.folders.find_checkpoints import METADATA_NAME
 
 __all__ = ["StreamStore"]
 

@@ -15,10 +15,10 @@ from dcp_io.local import LocalStore
 from dcp_io.store import Store
 from dcp_io.verify_file import FileReport, IndexedItem, Problem, verify_file
 from dcp_io.workers import StopSignal, run_together
-from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.discover import choose_index, is_index_name, needed_bytes
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.verify import Examined, examine
+from dcp_manifest.file.index_problems import Examined, examine
+from dcp_manifest.folders.find_checkpoints import choose_index, is_index_name, needed_bytes
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = ["Problem", "VerifyReport", "verify_checkpoint"]
 

@@ -15,7 +15,7 @@ from dcp_io.store import Source, Store
 from dcp_io.zip_check import is_zip, verify_zip
 from dcp_io.zip_payload import tensor_frame
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.items import EncodedBlocks, Framing, StoredItem, block_bytes
+from dcp_manifest.index.items import EncodedBlocks, Framing, StoredItem, block_bytes
 
 __all__ = ["FileReport", "IndexedItem", "Problem", "verify_file"]
 

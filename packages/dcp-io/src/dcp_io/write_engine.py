@@ -17,10 +17,10 @@ from dcp_io.choices import Layout, check_layout
 from dcp_io.data_file import DataFile, Place
 from dcp_io.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
-from dcp_manifest.columns import BlockColumns, ItemColumns
-from dcp_manifest.items import EncodedBlocks
+from dcp_manifest.index.columns import BlockColumns, ItemColumns
+from dcp_manifest.index.items import EncodedBlocks
+from dcp_manifest.index.stored_items import StoredItems, block_columns
 from dcp_manifest.requests import Alike, Writable
-from dcp_manifest.stored_items import StoredItems, block_columns
 
 __all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "assign_to_threads", "write_items"]
 

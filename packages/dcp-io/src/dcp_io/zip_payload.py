@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dcp_io.crc import crc32
-from dcp_manifest.dtypes import ITEM_BYTES, TYPED_STORAGES
+from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
 
 __all__ = ["Frame", "tensor_frame"]
 

@@ -34,11 +34,11 @@ from dcp_io import (
     this_process,
 )
 from dcp_manager.records import CheckpointRecord, Note
-from dcp_manifest.beside import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
-from dcp_manifest.discover import is_index_name
 from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.folders.checkpoint_order import step_of
+from dcp_manifest.folders.find_checkpoints import is_index_name
+from dcp_manifest.folders.folder_notes import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
 from dcp_manifest.logs import library_logger
-from dcp_manifest.newest import step_of
 
 __all__ = ["Catalogue", "Folder"]
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
-from dcp_manifest.consistency import check_index
-from dcp_manifest.discover import (
+from dcp_manifest.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    DcpError,
+    InvalidIndexError,
+    InvalidPlaceError,
+    UnsafeCheckpointError,
+    UnsupportedFormatError,
+)
+from dcp_manifest.file.index_problems import Problem, verify
+from dcp_manifest.file.manifest import decode, encode, read_index
+from dcp_manifest.file.manifest_file import ManifestFile
+from dcp_manifest.folders.checkpoint_order import step_of
+from dcp_manifest.folders.find_checkpoints import (
     DATA_SUFFIX,
     METADATA_NAME,
     FoundCheckpoint,
@@ -16,29 +27,18 @@ from dcp_manifest.discover import (
     needed_bytes,
     noted_step_of,
 )
-from dcp_manifest.dtypes import ITEM_BYTES, TYPED_STORAGES
-from dcp_manifest.errors import (
-    CheckpointNotFoundError,
-    CorruptCheckpointError,
-    DcpError,
-    InvalidIndexError,
-    InvalidPlaceError,
-    UnsafeCheckpointError,
-    UnsupportedFormatError,
-)
-from dcp_manifest.items import Framing, StoredItem, block_bytes, border_count, border_counts
-from dcp_manifest.literal_keys import LiteralKey
-from dcp_manifest.manifest import decode, encode, read_index
-from dcp_manifest.manifest_file import ManifestFile
-from dcp_manifest.merge import merge_rank_indexes
-from dcp_manifest.newest import step_of
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
+from dcp_manifest.index.consistency import check_index
+from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
+from dcp_manifest.index.items import Framing, StoredItem, block_bytes, border_count, border_counts
+from dcp_manifest.index.literal_keys import LiteralKey
+from dcp_manifest.index.merge_indexes import merge_rank_indexes
+from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.printable import printable
 from dcp_manifest.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
-from dcp_manifest.stock_read import read_stock
-from dcp_manifest.stock_write import is_stock_readable, stock_head
-from dcp_manifest.stored_items import StoredItems
-from dcp_manifest.stub import stub_head
-from dcp_manifest.verify import Problem, verify
+from dcp_manifest.stock.stock_read import read_stock
+from dcp_manifest.stock.stock_write import is_stock_readable, stock_head
+from dcp_manifest.stock.stub import stub_head
 
 __all__ = [
     "DATA_SUFFIX",

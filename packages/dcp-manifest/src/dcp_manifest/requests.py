@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from dcp_manifest.items import Framing, StoredItem
-from dcp_manifest.runs import Runs
+from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.runs import Runs
 
 __all__ = [
     "Alike",

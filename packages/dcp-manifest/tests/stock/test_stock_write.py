@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_manifest import Framing, is_stock_readable, read_stock, stock_head
-from dcp_manifest.stock_write import MARKER_MODULE, unreadable_reason
+from dcp_manifest.stock.stock_write import MARKER_MODULE, unreadable_reason
 
 
 def seen_by_stock(index):

@@ -16,7 +16,7 @@ from dcp_core.byte_writer import ByteStorageWriter
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_core.protocols import CheckpointId
 from dcp_manifest import METADATA_NAME, CheckpointIndex, choose_index
-from dcp_manifest.items import StoredItem
+from dcp_manifest.index.items import StoredItem
 from dcp_manifest.requests import ReadRequest, ReadStats, Writable
 
 __all__ = ["FOLDERS", "MemoryBackend", "MemoryReader", "MemoryWriter"]

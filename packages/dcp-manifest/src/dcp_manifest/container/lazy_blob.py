@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.blob import (
+from dcp_manifest.container.blob import (
     BLOCK_BYTES,
     BLOCK_CRCS,
     PREFIX_BYTES,
@@ -18,8 +18,8 @@ from dcp_manifest.blob import (
     header_length,
     parse_header,
 )
+from dcp_manifest.container.footer import Footer
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.footer import Footer
 
 __all__ = ["LazyBlob", "ReadRange", "read_exactly"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.items import EncodedBlocks, Framing, StoredItem, border_counts
+from dcp_manifest.index.items import EncodedBlocks, Framing, StoredItem, border_counts
 
 __all__ = [
     "BlockColumns",

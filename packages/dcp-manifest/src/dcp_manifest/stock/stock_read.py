@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, PathElement, TensorFlags
-from dcp_manifest.consistency import check_index
 from dcp_manifest.errors import CorruptCheckpointError, UnsafeCheckpointError
-from dcp_manifest.items import Framing
-from dcp_manifest.pickle_table import BrokenPickleError, Record, UnsafePickleError, described
-from dcp_manifest.relative_paths import check_relative_path
-from dcp_manifest.stock_names import DtypeName, Layout, Size, read_stock_pickle
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, PathElement, TensorFlags
+from dcp_manifest.index.consistency import check_index
+from dcp_manifest.index.items import Framing
+from dcp_manifest.index.relative_paths import check_relative_path
+from dcp_manifest.pickles.pickle_table import BrokenPickleError, Record, UnsafePickleError, described
+from dcp_manifest.stock.stock_names import DtypeName, Layout, Size, read_stock_pickle
 
 __all__ = ["read_stock"]
 

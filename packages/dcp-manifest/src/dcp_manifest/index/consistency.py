@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.box_columns import BoxLayout, starts
-from dcp_manifest.columns import BlockColumns, CheckpointIndex, ItemColumns, ManifestInfo, TensorFlags
-from dcp_manifest.dtypes import ITEM_BYTES
-from dcp_manifest.items import ENCODED_BLOCK_MAX_BYTES, Framing
+from dcp_manifest.index.box_columns import BoxLayout, starts
+from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns, ManifestInfo, TensorFlags
+from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.items import ENCODED_BLOCK_MAX_BYTES, Framing
 
 __all__ = ["MAX_NDIM", "MAX_NUMBERS_PER_BYTE", "check_index", "derived_bytes"]
 

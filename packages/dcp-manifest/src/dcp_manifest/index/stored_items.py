@@ -13,9 +13,9 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.box_columns import ranges, starts
-from dcp_manifest.columns import BlockColumns, CheckpointIndex, ItemColumns, RaggedStarts
-from dcp_manifest.items import EncodedBlocks, StoredItem
+from dcp_manifest.index.box_columns import ranges, starts
+from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns, RaggedStarts
+from dcp_manifest.index.items import EncodedBlocks, StoredItem
 
 __all__ = ["StoredItems", "block_columns", "take_items"]
 

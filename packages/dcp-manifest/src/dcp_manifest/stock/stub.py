@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dcp_manifest.opcodes import PickleWriter, global_, text
+from dcp_manifest.pickles.opcodes import PickleWriter, global_, text
 
 __all__ = ["is_stub", "stub_head"]
 

@@ -10,10 +10,10 @@ from itertools import chain, islice, pairwise, repeat
 
 import numpy as np
 
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, PathElement, TensorFlags
-from dcp_manifest.items import Framing
-from dcp_manifest.opcodes import MEMOIZE, PickleWriter, collected, global_, integer, text
-from dcp_manifest.stock_paths import FILESYSTEM, GET_LAYOUT, METADATA, STOCK_VERSION, TORCH
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, PathElement, TensorFlags
+from dcp_manifest.index.items import Framing
+from dcp_manifest.pickles.opcodes import MEMOIZE, PickleWriter, collected, global_, integer, text
+from dcp_manifest.stock.stock_class_paths import FILESYSTEM, GET_LAYOUT, METADATA, STOCK_VERSION, TORCH
 
 __all__ = ["MARKER_MODULE", "is_stock_readable", "stock_head", "unreadable_reason"]
 

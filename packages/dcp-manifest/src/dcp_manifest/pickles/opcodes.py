@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
-from dcp_manifest.strings import encode_text
+from dcp_manifest.container.strings import encode_text
 
 __all__ = ["MEMOIZE", "PickleWriter", "collected", "global_", "integer", "text"]
 

@@ -14,12 +14,12 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 
-from dcp_manifest.beside import NOTE, noted_step, put_aside_reason
-from dcp_manifest.columns import CheckpointIndex
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
-from dcp_manifest.folder import DATA_SUFFIX, Entry, Folder, LocalFolder
-from dcp_manifest.index_choice import METADATA_NAME, choose_index, is_index_name
-from dcp_manifest.newest import Place, newest_first
+from dcp_manifest.folders.checkpoint_order import Place, newest_first
+from dcp_manifest.folders.folder import DATA_SUFFIX, Entry, Folder, LocalFolder
+from dcp_manifest.folders.folder_notes import NOTE, noted_step, put_aside_reason
+from dcp_manifest.folders.index_choice import METADATA_NAME, choose_index, is_index_name
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = [
     "DATA_SUFFIX",

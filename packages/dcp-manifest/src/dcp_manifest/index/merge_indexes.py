@@ -9,10 +9,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.box_columns import ranges, starts
-from dcp_manifest.columns import CheckpointIndex, ItemColumns
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.stored_items import take_items
+from dcp_manifest.index.box_columns import ranges, starts
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns
+from dcp_manifest.index.stored_items import take_items
 
 __all__ = ["merge_rank_indexes", "take_tensors"]
 

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from dcp_manifest.columns import CheckpointIndex, ManifestInfo
-from dcp_manifest.consistency import check_index
+from dcp_manifest.container.footer import FOOTER_BYTES, read_footer
+from dcp_manifest.container.lazy_blob import LazyBlob, ReadRange, read_exactly
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.footer import FOOTER_BYTES, read_footer
-from dcp_manifest.lazy_blob import LazyBlob, ReadRange, read_exactly
-from dcp_manifest.manifest_read import ManifestReader, TensorTable
-from dcp_manifest.relative_paths import check_relative_path
+from dcp_manifest.file.manifest_read import ManifestReader, TensorTable
+from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
+from dcp_manifest.index.consistency import check_index
+from dcp_manifest.index.relative_paths import check_relative_path
 
 __all__ = ["ManifestFile"]
 

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from dcp_manifest.pickle_scalars import SCALAR_OPCODES, ScalarReader
-from dcp_manifest.pickle_table import (
+from dcp_manifest.pickles.pickle_scalars import SCALAR_OPCODES, ScalarReader
+from dcp_manifest.pickles.pickle_table import (
     BrokenPickleError,
     Budget,
     Function,

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.blob import narrow, pack
-from dcp_manifest.box_columns import BoxLayout, starts
-from dcp_manifest.columns import CheckpointIndex, ItemColumns, ManifestInfo
-from dcp_manifest.consistency import MAX_NUMBERS_PER_BYTE, check_index, derived_bytes
-from dcp_manifest.dtypes import ITEM_BYTES
+from dcp_manifest.container.blob import narrow, pack
+from dcp_manifest.container.strings import pack_strings
 from dcp_manifest.errors import InvalidIndexError
-from dcp_manifest.items import Framing
-from dcp_manifest.path_table import pack_paths
-from dcp_manifest.relative_paths import check_relative_path
-from dcp_manifest.strings import pack_strings
+from dcp_manifest.file.path_table import pack_paths
+from dcp_manifest.index.box_columns import BoxLayout, starts
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo
+from dcp_manifest.index.consistency import MAX_NUMBERS_PER_BYTE, check_index, derived_bytes
+from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.items import Framing
+from dcp_manifest.index.relative_paths import check_relative_path
 
 __all__ = ["path_names", "write_manifest"]
 

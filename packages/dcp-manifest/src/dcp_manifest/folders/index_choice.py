@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from dcp_manifest.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
-from dcp_manifest.manifest import read_index
-from dcp_manifest.merge import merge_rank_indexes
+from dcp_manifest.file.manifest import read_index
+from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
+from dcp_manifest.index.merge_indexes import merge_rank_indexes
 
 __all__ = ["METADATA_NAME", "choose_index", "is_index_name"]
 

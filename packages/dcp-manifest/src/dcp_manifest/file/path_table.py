@@ -16,9 +16,9 @@ from typing import AnyStr, cast
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.columns import PathElement
-from dcp_manifest.literal_keys import LiteralKey
-from dcp_manifest.strings import decode_text, encode_text
+from dcp_manifest.container.strings import decode_text, encode_text
+from dcp_manifest.index.columns import PathElement
+from dcp_manifest.index.literal_keys import LiteralKey
 
 __all__ = ["PathColumns", "pack_paths", "unpack_paths"]
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import zlib
 
-from dcp_manifest.blob import WholeBlob, index_crc32
-from dcp_manifest.columns import CheckpointIndex
-from dcp_manifest.consistency import check_index
+from dcp_manifest.container.blob import WholeBlob, index_crc32
+from dcp_manifest.container.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
-from dcp_manifest.manifest_read import ManifestReader
-from dcp_manifest.manifest_write import write_manifest
-from dcp_manifest.relative_paths import check_relative_path
-from dcp_manifest.stock_read import read_stock
-from dcp_manifest.stock_write import MARKER_MODULE, stock_head, unreadable_reason
-from dcp_manifest.stub import is_stub, stub_head
+from dcp_manifest.file.manifest_read import ManifestReader
+from dcp_manifest.file.manifest_write import write_manifest
+from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.consistency import check_index
+from dcp_manifest.index.relative_paths import check_relative_path
+from dcp_manifest.stock.stock_read import read_stock
+from dcp_manifest.stock.stock_write import MARKER_MODULE, stock_head, unreadable_reason
+from dcp_manifest.stock.stub import is_stub, stub_head
 
 __all__ = ["Buffer", "decode", "encode", "read_index"]
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.blob import Blob, Unsigned
-from dcp_manifest.box_columns import BoxLayout, starts
-from dcp_manifest.columns import BlockColumns, CheckpointIndex, ItemColumns, ManifestInfo, PathElement
-from dcp_manifest.consistency import MAX_NDIM, MAX_NUMBERS_PER_BYTE
-from dcp_manifest.manifest_write import path_names
-from dcp_manifest.path_table import PathColumns, unpack_paths
-from dcp_manifest.strings import unpack_strings
+from dcp_manifest.container.blob import Blob, Unsigned
+from dcp_manifest.container.strings import unpack_strings
+from dcp_manifest.file.manifest_write import path_names
+from dcp_manifest.file.path_table import PathColumns, unpack_paths
+from dcp_manifest.index.box_columns import BoxLayout, starts
+from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns, ManifestInfo, PathElement
+from dcp_manifest.index.consistency import MAX_NDIM, MAX_NUMBERS_PER_BYTE
 
 __all__ = ["ManifestReader", "TensorTable"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_manifest.blob import BLOCK_BYTES, BLOCK_CRCS, WholeBlob, first_blocks, index_crc32
-from dcp_manifest.columns import CheckpointIndex
+from dcp_manifest.container.blob import BLOCK_BYTES, BLOCK_CRCS, WholeBlob, first_blocks, index_crc32
+from dcp_manifest.container.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
 from dcp_manifest.errors import DcpError
-from dcp_manifest.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
-from dcp_manifest.manifest import Buffer, read_index
-from dcp_manifest.stub import is_stub
+from dcp_manifest.file.manifest import Buffer, read_index
+from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.stock.stub import is_stub
 
 __all__ = ["Examined", "Problem", "examine", "verify"]
 

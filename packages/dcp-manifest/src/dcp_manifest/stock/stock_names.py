@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from dcp_manifest.consistency import MAX_NDIM
-from dcp_manifest.dtypes import ITEM_BYTES
-from dcp_manifest.pickle_table import (
+from dcp_manifest.index.consistency import MAX_NDIM
+from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.pickles.pickle_table import (
     Budget,
     ForbiddenGlobalError,
     Function,
@@ -19,8 +19,8 @@ from dcp_manifest.pickle_table import (
     UnsafePickleError,
     described,
 )
-from dcp_manifest.safe_pickle import read_pickle
-from dcp_manifest.stock_paths import FILESYSTEM, GET_LAYOUT, METADATA, OLD_METADATA, PATH_CLASSES, TORCH
+from dcp_manifest.pickles.safe_pickle import read_pickle
+from dcp_manifest.stock.stock_class_paths import FILESYSTEM, GET_LAYOUT, METADATA, OLD_METADATA, PATH_CLASSES, TORCH
 
 __all__ = ["DtypeName", "Layout", "Size", "read_stock_pickle"]
 

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
-from dcp_manifest.index_choice import is_index_name
+from dcp_manifest.folders.index_choice import is_index_name
 
 __all__ = ["DATA_SUFFIX", "Entry", "Folder", "LocalFolder"]
 

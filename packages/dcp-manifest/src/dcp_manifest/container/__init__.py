@@ -1,0 +1,1 @@
+"""Named columns of numbers in a safetensors blob, with CRCs."""

@@ -1,0 +1,1 @@
+"""A checkpoint's index in memory: columns, their records, and whether they contradict each other."""

@@ -1,0 +1,1 @@
+"""The pickle that PyTorch's checkpointing reads and writes."""
