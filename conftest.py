@@ -61,7 +61,7 @@ def _may_trace() -> bool:
 @pytest.fixture
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that fills the disk: from then on only empty files can be made in folders."""
-    from dcp_io import local  # noqa: PLC0415 - not every package has it installed
+    from dcp_io.stores import local_store as local  # noqa: PLC0415 - not every package has it installed
 
     write = local.write_fully
 

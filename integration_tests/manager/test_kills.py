@@ -50,7 +50,7 @@ def manager(root: str) -> CheckpointManager:
 @contextlib.contextmanager
 def full_disk(step: int) -> Iterator[None]:
     """Nothing can be written at some steps."""
-    from dcp_io import local
+    from dcp_io.stores import local_store as local
 
     real = local.write_fully
 

@@ -17,7 +17,7 @@ import dcp_format
 from dcp_async.arena import Arena
 from dcp_async.worker_process import WorkerProcess
 from dcp_io import LocalStore
-from dcp_io.encoded import EncodedData
+from dcp_io.writing.stream_writes import EncodedData
 
 STATE = {"t": torch.arange(6.0), "step": 7}
 

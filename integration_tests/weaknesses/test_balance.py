@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import dcp_all as dcp
 from dcp_core.values import local_values
-from dcp_io.write_engine import assign_to_threads
+from dcp_io.writing.write_engine import assign_to_threads
 from dcp_manifest.requests import WriteRequest
 
 MIB = 1 << 20

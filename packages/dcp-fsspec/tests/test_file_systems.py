@@ -16,8 +16,8 @@ from fsspec.registry import _registry
 from dcp_core import load, save
 from dcp_fsspec import FsspecReader, FsspecStore, FsspecWriter, open_store
 from dcp_io import StorageError, running_saves
-from dcp_io.markers import Marker
-from dcp_io.process_identity import ProcessIdentity
+from dcp_io.saves.marker_owner import ProcessIdentity
+from dcp_io.saves.save_markers import Marker
 
 
 class Stubborn(MemoryFileSystem):

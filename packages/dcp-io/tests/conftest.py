@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dcp_io import LocalStore, StoreBackend, read_items, write_engine
-from dcp_io.write_engine import write_items
+from dcp_io import LocalStore, StoreBackend, read_items
+from dcp_io.writing import write_engine
+from dcp_io.writing.write_engine import write_items
 from dcp_manifest.file.manifest import encode
 from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.index.dtypes import ITEM_BYTES
@@ -208,7 +209,12 @@ def patch_os(monkeypatch):
 
     def patch(**replaced: Callable[..., object]) -> None:
         patched = PatchedOs(**replaced)
-        for module in ("dcp_io.durable_folders", "dcp_io.local", "dcp_io.vectors", "dcp_manifest.descriptors"):
+        for module in (
+            "dcp_io.stores.durable_folders",
+            "dcp_io.stores.local_store",
+            "dcp_io.stores.full_transfers",
+            "dcp_manifest.descriptors",
+        ):
             monkeypatch.setattr(f"{module}.os", patched)
 
     return patch

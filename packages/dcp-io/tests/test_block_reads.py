@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import verify_checkpoint, write_engine
-from dcp_io.read_engine import read_items
-from dcp_io.write_engine import write_items
+from dcp_io import verify_checkpoint
+from dcp_io.reading.read_engine import read_items
+from dcp_io.writing import write_engine
+from dcp_io.writing.write_engine import write_items
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.file.manifest import decode, encode
 from dcp_manifest.index.items import Framing

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_io.coverage import coverage_problems
+from dcp_io.checkpoints.coverage import coverage_problems
 from dcp_manifest.index.columns import CheckpointIndex
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from dcp_io import LocalStore
-from dcp_io.markers import find_markers, is_marker_temporary
+from dcp_io.saves.save_markers import find_markers, is_marker_temporary
 from dcp_io.testing.crash import WRITING, Fault, run_traced
 
 pytestmark = pytest.mark.traced

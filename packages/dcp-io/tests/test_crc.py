@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_io.crc import RunningCrc, combine, crc32, crc_at, running_crcs
+from dcp_io.archives.crc import RunningCrc, combine, crc32, crc_at, running_crcs
 from dcp_manifest.index.items import Framing, StoredItem, block_bytes, border_count
 
 

@@ -41,5 +41,13 @@ def test_opening_a_folder_imports_no_engine() -> None:
     asked = "import sys; from dcp_io import open_store; open_store('x'); print(*sorted(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60)
     modules = {*ran.stdout.split()}
-    assert "dcp_io.local" in modules
-    assert not {"dcp_io.write_engine", "dcp_io.read_engine", "dcp_io.saves", "importlib.metadata"} & modules
+    assert "dcp_io.stores.local_store" in modules
+    assert (
+        not {
+            "dcp_io.writing.write_engine",
+            "dcp_io.reading.read_engine",
+            "dcp_io.saves.save_session",
+            "importlib.metadata",
+        }
+        & modules
+    )

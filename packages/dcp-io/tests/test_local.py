@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from dcp_io import LocalStore
-from dcp_io.store import Sink
+from dcp_io.stores.store import Sink
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
 BAD_NAMES = ["", "/etc/passwd", "..", "../x", "a/../../x", "a//b", "./a", "a/", "a\\b", "a\0b"]
@@ -264,13 +264,13 @@ def test_a_file_that_is_replaced_while_the_folder_is_listed_is_there(store, monk
         with scandir(path) as found:
             yield [item for item in found if item.name not in now]
 
-    monkeypatch.setattr("dcp_io.local.os.scandir", scan)
+    monkeypatch.setattr("dcp_io.stores.local_store.os.scandir", scan)
     assert sorted(entry.name for entry in store.list()) == ["x", "y"]
 
 
 def test_folder_of_another_process_that_is_seen_late(tmp_path, monkeypatch):
     """As network file systems do: it cannot be made, for it is there, and it cannot be seen yet."""
-    monkeypatch.setattr("dcp_io.durable_folders._SECONDS_TO_BE_SEEN", 60.0)
+    monkeypatch.setattr("dcp_io.stores.durable_folders._SECONDS_TO_BE_SEEN", 60.0)
     folder = tmp_path / "new"
     looks = []
     exists, is_folder, make = os.path.lexists, os.path.isdir, os.mkdir

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_io.markers import FoundMarker, Marker, belongs_to, check_save_id, find_markers, marker_name
-from dcp_io.process_identity import this_process
-from dcp_io.store import Entry
+from dcp_io.saves.marker_owner import this_process
+from dcp_io.saves.save_markers import FoundMarker, Marker, belongs_to, check_save_id, find_markers, marker_name
+from dcp_io.stores.store import Entry
 
 MARKER = Marker("abc", None, this_process(), "saving", 5, ("__0_0.old.distcp",))
 

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_io import LocalStore, SaveInProgressError, SaveSession, live_readers, remove_checkpoint
-from dcp_io.current import read_current
-from dcp_io.markers import FoundMarker, Marker, find_markers, marker_name
-from dcp_io.own_files import MARK_BYTES, data_mark, is_own_file, own_name
-from dcp_io.process_identity import this_process
-from dcp_io.store import Entry
-from dcp_io.write_engine import write_items
+from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.saves.marker_owner import this_process
+from dcp_io.saves.own_files import MARK_BYTES, data_mark, is_own_file, own_name
+from dcp_io.saves.save_markers import FoundMarker, Marker, find_markers, marker_name
+from dcp_io.stores.store import Entry
+from dcp_io.writing.write_engine import write_items
 from dcp_manifest.file.manifest import encode
 from dcp_manifest.index.items import Framing, StoredItem
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
+from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
 
 
 def test_this_process_is_there():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dcp_io.crc import running_crcs
-from dcp_io.ranges import align_to_blocks, merge_ranges, merge_runs, split_range
+from dcp_io.archives.crc import running_crcs
+from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, merge_runs, split_range
 from dcp_manifest.index.items import Framing, StoredItem, block_bytes
 
 RANGE = st.tuples(st.integers(0, 200), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dcp_io import CheckpointExistsError, SaveInProgressError, SaveSession
-from dcp_io.own_files import data_mark
+from dcp_io.saves.own_files import data_mark
 from dcp_manifest.file.manifest import encode
 from dcp_manifest.index.columns import ManifestInfo
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dcp_io import LocalStore, read_engine
-from dcp_io.read_engine import read_items
-from dcp_io.store import Source
-from dcp_io.write_engine import write_items
+from dcp_io import LocalStore
+from dcp_io.reading import read_engine
+from dcp_io.reading.read_engine import read_items
+from dcp_io.stores.store import Source
+from dcp_io.writing.write_engine import write_items
 from dcp_manifest.index.runs import Runs
 from dcp_manifest.requests import ReadRequest
 

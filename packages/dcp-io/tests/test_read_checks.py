@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import read_engine
-from dcp_io.read_engine import read_items
+from dcp_io.reading import read_engine
+from dcp_io.reading.read_engine import read_items
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.index.items import Framing, StoredItem, block_bytes
 from dcp_manifest.requests import ReadRequest

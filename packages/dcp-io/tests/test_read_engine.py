@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import read_engine, read_plan
-from dcp_io.read_engine import read_items
-from dcp_io.write_engine import write_items
+from dcp_io.reading import read_engine, read_plan
+from dcp_io.reading.read_engine import read_items
+from dcp_io.writing.write_engine import write_items
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.items import Framing, StoredItem, block_bytes
 from dcp_manifest.index.runs import Runs
@@ -120,7 +120,9 @@ def test_many_small_unverified_parts_of_an_item_share_reads(store, helpers, writ
     calls = []
     real = type(store.open(items["t5"].file)).read_into
     monkeypatch.setattr(
-        "dcp_io.local._LocalSource.read_into", lambda *args: calls.append(args[1]) or real(*args), raising=True
+        "dcp_io.stores.local_store._LocalSource.read_into",
+        lambda *args: calls.append(args[1]) or real(*args),
+        raising=True,
     )
     targets = [helpers.target("t5", items["t5"], n * 500, n * 500 + 500, direct=True) for n in range(3000)]
     read_items(store, [target.request for target in targets], verify=False)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from dcp_io import ReadingSign, live_readers
-from dcp_io.process_identity import ProcessIdentity, this_process
+from dcp_io.saves.marker_owner import ProcessIdentity, this_process
 
 HERE = this_process()
 DEAD = ProcessIdentity(HERE.host, HERE.boot_id, HERE.pid_namespace, 2**22 + 1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from dcp_io import remove_checkpoint
-from dcp_io.current import read_current
+from dcp_io.saves.current_checkpoint import read_current
 
 VALUES = [{"a": bytes(1000)}, {"b": bytes(500)}]
 

@@ -10,10 +10,12 @@ import time
 
 import pytest
 
-from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveLostError, SaveSession, markers, saves
-from dcp_io.markers import Marker, find_markers
-from dcp_io.own_files import data_mark
-from dcp_io.process_identity import this_process
+from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveLostError, SaveSession
+from dcp_io.saves import save_markers as markers
+from dcp_io.saves import save_session as saves
+from dcp_io.saves.marker_owner import this_process
+from dcp_io.saves.own_files import data_mark
+from dcp_io.saves.save_markers import Marker, find_markers
 from dcp_manifest.file.manifest import encode
 from dcp_manifest.index.columns import ManifestInfo
 from dcp_manifest.index.items import Framing, StoredItem

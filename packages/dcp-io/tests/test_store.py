@@ -6,7 +6,7 @@ import time
 import pytest
 
 from dcp_io import SaveInProgressError, SaveSession, verify_checkpoint
-from dcp_io.store import Entry, Sink, Store, check_name
+from dcp_io.stores.store import Entry, Sink, Store, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
 

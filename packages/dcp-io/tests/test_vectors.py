@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import vectors
-from dcp_io.vectors import read_fully, write_fully
+from dcp_io.stores import full_transfers as vectors
+from dcp_io.stores.full_transfers import read_fully, write_fully
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import data_file, write_engine
-from dcp_io.own_files import MARK_BYTES, data_mark
-from dcp_io.write_engine import write_items
-from dcp_io.writeback import start_writeback
+from dcp_io.saves.own_files import MARK_BYTES, data_mark
+from dcp_io.stores.early_writeback import start_writeback
+from dcp_io.writing import data_file, write_engine
+from dcp_io.writing.write_engine import write_items
 from dcp_manifest.index.items import Framing, block_bytes, border_count
 from dcp_manifest.requests import Payload, WriteRequest
 
@@ -300,7 +300,9 @@ def test_payloads_in_pieces_are_those_in_one(store, helpers, write, layout):
 def test_disk_is_started_while_bytes_are_still_written(store, write, monkeypatch, sync):
     started = []
     monkeypatch.setattr(data_file, "SYNC_STEP_BYTES", 1 << 20)
-    monkeypatch.setattr("dcp_io.local.start_writeback", lambda fd, offset, length: started.append((offset, length)))
+    monkeypatch.setattr(
+        "dcp_io.stores.local_store.start_writeback", lambda fd, offset, length: started.append((offset, length))
+    )
     items = write(values(*[400_000] * 10, 9 << 20), layout="raw", sync=sync)
     if not sync:
         assert started == []

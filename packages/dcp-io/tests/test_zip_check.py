@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_io.zip_check import is_zip, verify_zip, zip_records
+from dcp_io.archives.archive_checks import is_zip, verify_zip, zip_records
 from dcp_manifest.errors import CorruptCheckpointError
 
 torch = pytest.importorskip("torch", reason="torch writes the archives that are checked")

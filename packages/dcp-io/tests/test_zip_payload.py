@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_io import zip_payload
-from dcp_io.crc import crc32
-from dcp_io.zip_check import verify_zip, zip_records
-from dcp_io.zip_payload import tensor_frame
+from dcp_io.archives import tensor_archive as zip_payload
+from dcp_io.archives.archive_checks import verify_zip, zip_records
+from dcp_io.archives.crc import crc32
+from dcp_io.archives.tensor_archive import tensor_frame
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
 torch = pytest.importorskip("torch", reason="torch is the oracle for what torch.load accepts")

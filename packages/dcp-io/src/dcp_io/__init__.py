@@ -10,12 +10,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dcp_io.attempts import Attempts, TruncatedError
-    from dcp_io.backend import StoreBackend
-    from dcp_io.choices import Layout, Verify, check_layout, check_verify
-    from dcp_io.coverage import coverage_problems
-    from dcp_io.crc import RunningCrc, combine, crc32, running_crcs
-    from dcp_io.current import Current, read_current
+    from dcp_io.archives.archive_checks import ZipRecord, is_zip, record_crc32, verify_zip, zip_records
+    from dcp_io.archives.archive_writer import ZipFileWriter
+    from dcp_io.archives.crc import RunningCrc, combine, crc32, running_crcs
+    from dcp_io.archives.tensor_archive import Frame, tensor_frame
+    from dcp_io.checkpoints.coverage import coverage_problems
+    from dcp_io.checkpoints.list_checkpoints import FoundCheckpoint, check_files, find_checkpoints, running_saves
+    from dcp_io.checkpoints.newest_checkpoint import check_checkpoint, latest_valid
+    from dcp_io.checkpoints.reader_leases import (
+        READING_PREFIX,
+        REMOVING,
+        ReadingSign,
+        announce_removal,
+        is_dead_sign,
+        live_readers,
+    )
+    from dcp_io.checkpoints.remove_checkpoint import checkpoint_files, clear_dead_saves, remove_checkpoint
+    from dcp_io.checkpoints.verify_checkpoint import Problem, VerifyReport, verify_checkpoint
+    from dcp_io.engine import StoreBackend
     from dcp_io.errors import (
         CheckpointExistsError,
         CheckpointReplacedError,
@@ -24,26 +36,21 @@ if TYPE_CHECKING:
         StorageError,
         StoreNotFoundError,
     )
-    from dcp_io.folders import FoundCheckpoint, check_files, find_checkpoints, running_saves
-    from dcp_io.latest import check_checkpoint, latest_valid
-    from dcp_io.local import LocalStore
-    from dcp_io.opening import file_at, open_store, scheme_of
-    from dcp_io.own_files import is_own_file, temporary_of
-    from dcp_io.process_identity import ProcessIdentity, is_gone, this_process
-    from dcp_io.ranges import align_to_blocks, merge_ranges, split_range
-    from dcp_io.read_engine import read_items
-    from dcp_io.reading_signs import READING_PREFIX, REMOVING, ReadingSign, announce_removal, is_dead_sign, live_readers
-    from dcp_io.removal import checkpoint_files, clear_dead_saves, remove_checkpoint
-    from dcp_io.saves import STALE_AFTER_SECONDS, SaveSession, new_save_id
-    from dcp_io.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
-    from dcp_io.stream_files import StreamFileSystem
-    from dcp_io.stream_store import StreamStore
-    from dcp_io.upload_sink import UploadSink
-    from dcp_io.verify import Problem, VerifyReport, verify_checkpoint
-    from dcp_io.write_engine import DATA_SUFFIX, write_items
-    from dcp_io.zip_check import ZipRecord, is_zip, record_crc32, verify_zip, zip_records
-    from dcp_io.zip_file import ZipFileWriter
-    from dcp_io.zip_payload import Frame, tensor_frame
+    from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
+    from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, split_range
+    from dcp_io.reading.read_engine import read_items
+    from dcp_io.saves.current_checkpoint import Current, read_current
+    from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
+    from dcp_io.saves.own_files import is_own_file, temporary_of
+    from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession, new_save_id
+    from dcp_io.stores.local_store import LocalStore
+    from dcp_io.stores.open_store import file_at, open_store, scheme_of
+    from dcp_io.stores.retries import Attempts, TruncatedError
+    from dcp_io.stores.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
+    from dcp_io.stores.stream_files import StreamFileSystem
+    from dcp_io.stores.stream_store import StreamStore
+    from dcp_io.stores.upload_sink import UploadSink
+    from dcp_io.writing.write_engine import DATA_SUFFIX, write_items
 
 __all__ = [
     "DATA_SUFFIX",
@@ -122,25 +129,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "attempts": (
+    "stores.retries": (
         "Attempts",
         "TruncatedError",
     ),
-    "backend": ("StoreBackend",),
-    "choices": (
+    "engine": ("StoreBackend",),
+    "layout_choices": (
         "Layout",
         "Verify",
         "check_layout",
         "check_verify",
     ),
-    "coverage": ("coverage_problems",),
-    "crc": (
+    "checkpoints.coverage": ("coverage_problems",),
+    "archives.crc": (
         "RunningCrc",
         "combine",
         "crc32",
         "running_crcs",
     ),
-    "current": (
+    "saves.current_checkpoint": (
         "Current",
         "read_current",
     ),
@@ -152,34 +159,34 @@ _HOMES = {
         "StorageError",
         "StoreNotFoundError",
     ),
-    "folders": (
+    "checkpoints.list_checkpoints": (
         "FoundCheckpoint",
         "check_files",
         "find_checkpoints",
         "running_saves",
     ),
-    "latest": (
+    "checkpoints.newest_checkpoint": (
         "check_checkpoint",
         "latest_valid",
     ),
-    "local": ("LocalStore",),
-    "opening": (
+    "stores.local_store": ("LocalStore",),
+    "stores.open_store": (
         "file_at",
         "open_store",
         "scheme_of",
     ),
-    "process_identity": (
+    "saves.marker_owner": (
         "ProcessIdentity",
         "is_gone",
         "this_process",
     ),
-    "ranges": (
+    "reading.byte_ranges": (
         "align_to_blocks",
         "merge_ranges",
         "split_range",
     ),
-    "read_engine": ("read_items",),
-    "reading_signs": (
+    "reading.read_engine": ("read_items",),
+    "checkpoints.reader_leases": (
         "READING_PREFIX",
         "REMOVING",
         "ReadingSign",
@@ -187,21 +194,21 @@ _HOMES = {
         "is_dead_sign",
         "live_readers",
     ),
-    "own_files": (
+    "saves.own_files": (
         "is_own_file",
         "temporary_of",
     ),
-    "removal": (
+    "checkpoints.remove_checkpoint": (
         "checkpoint_files",
         "clear_dead_saves",
         "remove_checkpoint",
     ),
-    "saves": (
+    "saves.save_session": (
         "STALE_AFTER_SECONDS",
         "SaveSession",
         "new_save_id",
     ),
-    "store": (
+    "stores.store": (
         "TEMPORARY_SUFFIX",
         "Entry",
         "Sink",
@@ -209,27 +216,27 @@ _HOMES = {
         "Store",
         "check_name",
     ),
-    "stream_files": ("StreamFileSystem",),
-    "stream_store": ("StreamStore",),
-    "upload_sink": ("UploadSink",),
-    "verify": (
+    "stores.stream_files": ("StreamFileSystem",),
+    "stores.stream_store": ("StreamStore",),
+    "stores.upload_sink": ("UploadSink",),
+    "checkpoints.verify_checkpoint": (
         "Problem",
         "VerifyReport",
         "verify_checkpoint",
     ),
-    "write_engine": (
+    "writing.write_engine": (
         "DATA_SUFFIX",
         "write_items",
     ),
-    "zip_check": (
+    "archives.archive_checks": (
         "ZipRecord",
         "is_zip",
         "record_crc32",
         "verify_zip",
         "zip_records",
     ),
-    "zip_file": ("ZipFileWriter",),
-    "zip_payload": (
+    "archives.archive_writer": ("ZipFileWriter",),
+    "archives.tensor_archive": (
         "Frame",
         "tensor_frame",
     ),

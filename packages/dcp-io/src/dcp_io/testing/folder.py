@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from dcp_io.store import Store
+from dcp_io.stores.store import Store
 
 __all__ = ["RawFolder", "StoreFixtures", "write_object"]
 

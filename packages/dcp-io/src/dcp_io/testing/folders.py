@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dcp_io.store import Store
+from dcp_io.stores.store import Store
 from dcp_io.testing.folder import RawFolder, StoreFixtures, write_object
 from dcp_manifest.errors import UnsafeCheckpointError
 

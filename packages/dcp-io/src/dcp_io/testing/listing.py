@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from dcp_io.store import Store
+from dcp_io.stores.store import Store
 from dcp_io.testing.folder import RawFolder, StoreFixtures, write_object
 from dcp_io.testing.objects import run_together
 

@@ -1,0 +1,1 @@
+"""CRCs, and the zip framing that `torch.load` opens."""

@@ -1,0 +1,1 @@
+"""Checkpoints at rest: list, newest, verify, remove."""

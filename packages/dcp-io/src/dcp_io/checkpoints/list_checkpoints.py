@@ -1,0 +1,47 @@
+"""Checkpoints below a folder of any store, by its path or URI, and who is saving to one.
+
+How they are found and ordered is decided in `dcp_manifest.folders.find_checkpoints`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from dcp_io.saves.save_markers import find_markers
+from dcp_io.stores.open_store import open_store
+from dcp_io.stores.store import Store
+from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.folders import find_checkpoints as discover
+from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files
+
+__all__ = ["FoundCheckpoint", "check_files", "find_checkpoints", "running_saves"]
+
+
+def find_checkpoints(root: Store | str | os.PathLike[str]) -> list[FoundCheckpoint[Store]]:
+    """Return the checkpoints in a folder and in those below it, newest first; see `dcp_manifest.find_checkpoints`.
+
+    Args:
+        root: A store, a folder, or a URI that an installed storage handles. May be missing.
+
+    Raises:
+        StorageError, OSError: The storage failed.
+
+    Ranks: one; not collective.
+    """
+    return discover.find_checkpoints(root if isinstance(root, Store) else open_store(root))
+
+
+def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:
+    """Who is saving to a folder, or cannot be proven dead, in words; empty if nobody is.
+
+    Args:
+        store: The checkpoint's folder.
+        stale_after_seconds: After so long without a sign of life a save of another host counts as dead.
+    """
+    now = time.time()
+    try:
+        found = find_markers(store, store.list())
+    except CheckpointNotFoundError:
+        return []
+    return [each.describe(now) for each in found if not each.is_dead(now=now, stale_after_seconds=stale_after_seconds)]

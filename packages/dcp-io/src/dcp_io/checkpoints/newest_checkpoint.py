@@ -1,0 +1,71 @@
+"""Which checkpoint can be loaded: one that is looked at, or the newest of all below a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dcp_io.checkpoints.list_checkpoints import find_checkpoints
+from dcp_io.checkpoints.verify_checkpoint import verify_checkpoint
+from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.stores.store import Entry, Store
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files, first_valid
+
+__all__ = ["check_checkpoint", "latest_valid"]
+
+
+def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entry] | None = None) -> None:
+    """Make sure that the checkpoint in a folder can be loaded, as far as its index and the lengths of its files tell.
+
+    Args:
+        store: The checkpoint's folder.
+        deep: Read all its data files as well, and check every CRC.
+        entries: What the folder holds, if the caller has listed it.
+
+    Raises:
+        CheckpointNotFoundError: There is no complete index, or a data file is missing; names the folder or the file.
+        CorruptCheckpointError: The index is damaged, a file is too short, or `deep` found damage; says where.
+        UnsafeCheckpointError, UnsupportedFormatError: The index is not to be read.
+        StorageError, OSError: The storage failed.
+
+    Ranks: one; not collective.
+    """
+    current = read_current(store, None if entries is None else list(entries))
+    if current.damage is not None:
+        raise current.damage
+    if current.index is None:
+        raise CheckpointNotFoundError(f"there is no checkpoint in {store.url}: it has no complete index")
+    check_files(store, current.index)
+    if deep:
+        problems = verify_checkpoint(store).problems
+        if problems:
+            first = problems[0]
+            raise CorruptCheckpointError(
+                f"the checkpoint in {store.url} is damaged in {len(problems)} places; the first: {first.message}",
+                file=first.file,
+                key=first.key,
+                offset=first.offset,
+            )
+
+
+def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) -> FoundCheckpoint[Store] | None:
+    """The newest checkpoint in a folder or below it that `check_checkpoint` passes, in the order of `find_checkpoints`.
+
+    The highest step of a run is its newest checkpoint, whatever the times of files: a copy changes those. What a crash
+    leaves beside checkpoints, or instead of one, is passed over, and so is what was put aside as damaged.
+
+    Args:
+        root: A store, a folder, or a URI that an installed storage handles. May be missing.
+        deep: Read the data as well, and check every CRC: takes as long as loading. Without it the index must be
+            sound, and files must be there and long enough.
+
+    Returns:
+        None if there is none.
+
+    Raises:
+        StorageError, OSError: The storage failed while it was listed.
+
+    Ranks: one; not collective.
+    """
+    return first_valid(find_checkpoints(root), lambda found: check_checkpoint(found.store, deep=deep))

@@ -1,0 +1,109 @@
+"""Removing a whole checkpoint, or what dead saves left beside one. Leaves what is not ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from dcp_io.saves.cleanup import remove_dead_saves, remove_own
+from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.saves.own_files import is_own_file, own_name
+from dcp_io.saves.save_markers import find_markers
+from dcp_io.stores.store import Store
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.folders.find_checkpoints import is_index_name
+
+__all__ = ["checkpoint_files", "clear_dead_saves", "remove_checkpoint"]
+
+
+def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int]:
+    """Names and bytes of the files of a checkpoint's folder that `remove_checkpoint` removes, in its order.
+
+    Args:
+        store: The checkpoint's folder.
+        named: Data files that its index names, which may lie in folders below.
+
+    Raises:
+        OSError: The storage failed.
+    """
+    sizes = _in_order(store, named)
+    return {name: size for name, size in sizes.items() if is_index_name(name) or is_own_file(store, name, size)}
+
+
+def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> list[str]:
+    """Remove a checkpoint and whatever saves have left in its folder; the names of files that are not theirs and stay.
+
+    Beside the index, files go whose names and first bytes say that a save made them. The index goes first: when this is
+    interrupted, what is left is no checkpoint, and calling again ends the work.
+
+    Args:
+        store: The checkpoint's folder; nothing happens if it is missing. Nobody may be saving to it.
+        also: Names of further files that belong to the checkpoint, whatever they hold; they go last.
+
+    Raises:
+        OSError: The storage failed.
+
+    Ranks: one.
+    """
+    index = read_current(store).index
+    sizes = _in_order(store, () if index is None else index.files)
+    for name in [name for name in sizes if is_index_name(name)]:
+        del sizes[name]
+        store.delete(name)
+    last = sorted(also & sizes.keys())
+    left = remove_own(store, {name: size for name, size in sizes.items() if name not in also})
+    for name in last:
+        store.delete(name)
+    if not left:
+        store.remove_folder()
+    return sorted(left)
+
+
+def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
+    """Remove what saves that are certainly over have left beside a checkpoint: their files, if it is not theirs.
+
+    What the next save to the same folder would do first; for folders to which nobody saves again.
+
+    Args:
+        store: The checkpoint's folder.
+        stale_after_seconds: After so long without a sign of life a save of another host counts as dead.
+
+    Raises:
+        OSError: The storage failed.
+    """
+    entries = store.list()
+    now = time.time()
+    dead, alive = [], set()
+    for found in find_markers(store, entries):
+        if found.is_dead(now=now, stale_after_seconds=stale_after_seconds):
+            dead.append(found)
+        else:
+            alive.add(found.marker.save_id)
+    over = [found for found in dead if found.marker.save_id not in alive]  # other ranks of the same save may live
+    if over:
+        remove_dead_saves(store, over, read_current(store, entries), entries)
+
+
+def _in_order(store: Store, named: Collection[str]) -> dict[str, int]:
+    """Names and bytes of the folder's files, and of named ones in folders below: indexes first, notes last."""
+    sizes = {entry.name: entry.bytes for entry in store.list()}
+    for name in {*named} - sizes.keys():
+        size = _size_below(store, name)
+        if size is not None:
+            sizes[name] = size
+    return dict(sorted(sizes.items(), key=lambda item: (not is_index_name(item[0]), _is_note(item[0]), item[0])))
+
+
+def _is_note(name: str) -> bool:
+    own = own_name(name)
+    return own is not None and own.kind == "note"
+
+
+def _size_below(store: Store, name: str) -> int | None:
+    """Bytes of a file in a folder below; None if it is not there, or none of the folder's."""
+    try:
+        return store.size(name) if "/" in name else None
+    except DcpError as error:
+        if isinstance(error, OSError) and not isinstance(error, CheckpointNotFoundError):
+            raise
+        return None

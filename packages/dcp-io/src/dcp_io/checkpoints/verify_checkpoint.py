@@ -1,0 +1,185 @@
+"""Checking a whole checkpoint at rest: its index, every data file, and that chunks cover tensors. Changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from dcp_io.checkpoints.coverage import coverage_problems
+from dcp_io.checkpoints.verify_file import FileReport, IndexedItem, Problem, verify_file
+from dcp_io.saves.current_checkpoint import rank_index_name
+from dcp_io.stores.local_store import LocalStore
+from dcp_io.stores.store import Store
+from dcp_io.workers import StopSignal, run_together
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.file.index_problems import Examined, examine
+from dcp_manifest.folders.find_checkpoints import choose_index, is_index_name, needed_bytes
+from dcp_manifest.index.columns import CheckpointIndex
+
+__all__ = ["Problem", "VerifyReport", "verify_checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a check of a whole checkpoint found."""
+
+    problems: tuple[Problem, ...]
+    """Everything that is not as it was written; empty for a sound checkpoint."""
+    items: int
+    """Items that the index names."""
+    bytes: int
+    """Bytes that were read from data files."""
+    unverified_keys: frozenset[str] = frozenset()
+    """Keys of items that carry no CRC: nothing can be said of their bytes."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+
+def verify_checkpoint(
+    checkpoint: Store | str | os.PathLike[str],
+    *,
+    threads: int = 1,
+    on_read: Callable[[int], None] | None = None,
+    on_total: Callable[[int], None] | None = None,
+) -> VerifyReport:
+    """Read everything that the newest checkpoint in a folder consists of, and report every damage.
+
+    Checked: all parts of the index, whether chunks cover their tensors, every item's CRCs (the archive's own for what
+    stock wrote), archive frames byte by byte, zero gaps, exact ends of files, missing files, overlapping items.
+
+    Args:
+        checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.
+        threads: Files that are read at the same time, at least 1.
+        on_read: Told of bytes of data files as they are read; by one thread at a time.
+        on_total: Called once before that with the bytes of data files that the index needs.
+
+    Raises:
+        OSError: The storage failed.
+
+    Ranks: one; not collective.
+    """
+    if threads < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    store = checkpoint if isinstance(checkpoint, Store) else LocalStore(checkpoint)
+    times, examined = _examine_indexes(store)
+    problems = [
+        Problem(one.message, file=name, offset=one.offset) for name, found in examined.items() for one in found.problems
+    ]
+    try:
+        index = choose_index(times, examined.__getitem__, decode=_decoded)
+    except DcpError as error:
+        if not problems:
+            missing = isinstance(error, CheckpointNotFoundError)
+            message = f"there is no checkpoint in {store.url}" if missing else str(error)
+            problems.append(Problem(message, file=getattr(error, "file", None)))
+        return VerifyReport(tuple(problems), 0, 0)
+    if on_total is not None:
+        on_total(sum(needed_bytes(index).values()))
+    problems += [Problem(message, key=name) for name, message in coverage_problems(index)]
+    files = _items_by_file([index] if index.info is None else _rank_indexes(examined, index.info.save_id) or [index])
+    reports = _verify_files(store, files, threads, exact=index.info is not None, on_read=on_read)
+    for report in reports:
+        problems += report.problems
+    return VerifyReport(
+        problems=tuple(problems),
+        items=sum(len(items) for items in files.values()),
+        bytes=sum(report.bytes for report in reports),
+        unverified_keys=frozenset().union(*(report.unverified_keys for report in reports)),
+    )
+
+
+def _verify_files(
+    store: Store,
+    files: dict[str, list[IndexedItem]],
+    threads: int,
+    *,
+    exact: bool,
+    on_read: Callable[[int], None] | None,
+) -> list[FileReport]:
+    """The report of each file, in the order of their names."""
+    names = iter(sorted(files))
+    found: dict[str, FileReport] = {}
+    lock, telling = threading.Lock(), threading.Lock()
+
+    def tell(count: int) -> None:
+        if on_read is not None:
+            with telling:
+                on_read(count)
+
+    def work(stop: StopSignal) -> None:
+        while True:
+            stop.check()
+            with lock:
+                name = next(names, None)
+            if name is None:
+                return
+            found[name] = verify_file(store, name, files[name], exact=exact, on_read=tell)
+
+    if files:
+        run_together([work] * min(threads, len(files)))
+    return [found[name] for name in sorted(found)]
+
+
+def _examine_indexes(store: Store) -> tuple[dict[str, float], dict[str, Examined]]:
+    """The times of the index files in a folder, and each of them read and decoded once; both by name."""
+    times: dict[str, float] = {}
+    examined: dict[str, Examined] = {}
+    for entry in sorted(store.list(), key=lambda entry: entry.name):
+        if is_index_name(entry.name):
+            with contextlib.suppress(CheckpointNotFoundError):
+                examined[entry.name] = examine(store.read(entry.name), file=entry.name)
+                times[entry.name] = entry.mtime
+    return times, examined
+
+
+def _decoded(one: Examined, *, file: str) -> CheckpointIndex:
+    del file
+    return one.decoded()
+
+
+def _rank_indexes(examined: Mapping[str, Examined], save_id: str) -> list[CheckpointIndex]:
+    """The indexes of the ranks of a save without a coordinator: merged, they lack the replicas that ranks wrote."""
+    found: dict[int, CheckpointIndex] = {}
+    for name, one in examined.items():
+        if rank_index_name(name) is not None and isinstance(one.index, CheckpointIndex):
+            info = one.index.info
+            if info is not None and info.save_id == save_id and info.rank is not None:
+                found[info.rank] = one.index
+    return list(found.values())
+
+
+def _items_by_file(indexes: list[CheckpointIndex]) -> dict[str, list[IndexedItem]]:
+    files: dict[str, list[IndexedItem]] = defaultdict(list)
+    for index in indexes:
+        for one in (*_chunks(index), *_objects(index)):
+            files[one.item.file].append(one)
+    return files
+
+
+def _chunks(index: CheckpointIndex) -> Iterator[IndexedItem]:
+    if index.chunk_items is None:
+        return
+    ragged = index.ragged_starts(index.chunk_items)
+    chunk_starts, box_starts = index.chunk_starts().tolist(), index.box_starts().tolist()
+    for tensor, name in enumerate(index.tensor_names):
+        ndim = int(index.tensor_ndim[tensor])
+        dtype = index.dtypes[index.tensor_dtype[tensor]]
+        for number, row in enumerate(range(chunk_starts[tensor], chunk_starts[tensor + 1])):
+            box = box_starts[tensor] + number * ndim
+            sizes = tuple(index.chunk_sizes[box : box + ndim].tolist())
+            yield IndexedItem(name, index.stored_item(index.chunk_items, row, ragged), dtype, sizes)
+
+
+def _objects(index: CheckpointIndex) -> Iterator[IndexedItem]:
+    if index.object_items is None:
+        return
+    ragged = index.ragged_starts(index.object_items)
+    for row, name in enumerate(index.object_names):
+        yield IndexedItem(name, index.stored_item(index.object_items, row, ragged))

@@ -1,0 +1,235 @@
+"""Checking one data file against what the index says of it: its items, what frames them, and what lies between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp_io.archives.archive_checks import is_zip, verify_zip
+from dcp_io.archives.crc import RunningCrc, crc32
+from dcp_io.archives.tensor_archive import tensor_frame
+from dcp_io.saves.own_files import MARK_BYTES, data_mark, own_name
+from dcp_io.stores.store import Source, Store
+from dcp_io.writing.data_file import ALIGNMENT_BYTES
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.index.items import EncodedBlocks, Framing, StoredItem, block_bytes
+
+__all__ = ["FileReport", "IndexedItem", "Problem", "verify_file"]
+
+_WINDOW_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is not as it was written."""
+
+    message: str
+    file: str | None = None
+    key: str | None = None
+    offset: int | None = None
+    """In the file, bytes."""
+
+    def __str__(self) -> str:
+        facts = {"file": self.file, "key": self.key, "offset": self.offset}
+        where = ", ".join(f"{name} {value!r}" for name, value in facts.items() if value is not None)
+        return f"{self.message} ({where})" if where else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedItem:
+    """An item with what the index says of its value."""
+
+    key: str
+    item: StoredItem
+    dtype: str | None = None
+    """Of a tensor chunk."""
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """What the check of one file found."""
+
+    problems: tuple[Problem, ...]
+    bytes: int
+    unverified_keys: frozenset[str]
+
+
+def verify_file(
+    store: Store, name: str, items: Sequence[IndexedItem], *, exact: bool, on_read: Callable[[int], None]
+) -> FileReport:
+    """Read everything in a file that the index names.
+
+    Args:
+        store: The checkpoint's folder.
+        name: Of the file.
+        items: Of the file, in any order.
+        exact: Whether its writer was ours: then gaps are short and zero, and nothing follows the last item.
+        on_read: Told of bytes as they are read.
+
+    Raises:
+        OSError: The storage failed.
+    """
+    try:
+        source = store.open(name)
+        size = source.size()
+    except CheckpointNotFoundError as error:
+        return FileReport((Problem(str(error), file=name, key=items[0].key),), 0, frozenset())
+    except DcpError as error:
+        return FileReport((Problem(str(error), file=name),), 0, frozenset())
+    try:
+        check = _FileCheck(name, _Window(source, size, on_read), exact=exact)
+        check.run(items)
+        return FileReport(tuple(check.problems), check.window.bytes_read, frozenset(check.unverified))
+    finally:
+        source.close()
+
+
+class _Window:
+    """Part of a file in memory; moves forward in large steps."""
+
+    def __init__(self, source: Source, size: int, on_read: Callable[[int], None]) -> None:
+        self._source = source
+        self._on_read = on_read
+        self._start = 0
+        self._data = memoryview(b"")
+        self.size = size
+        self.bytes_read = 0
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """The bytes [start, stop), which must be inside the file."""
+        if not self._start <= start <= stop <= self._start + len(self._data):
+            end = min(self.size, max(stop, start + _WINDOW_BYTES))
+            self._data = np.empty(end - start, np.uint8).data
+            self._start = start
+            self._source.read_into(start, [self._data])
+            self.bytes_read += end - start
+            self._on_read(end - start)
+        return self._data[start - self._start : stop - self._start]
+
+    def steps(self, start: int, stop: int) -> Iterator[memoryview]:
+        """[start, stop) in pieces."""
+        while start < stop:
+            end = min(stop, start + _WINDOW_BYTES)
+            yield self.view(start, end)
+            start = end
+
+
+class _FileCheck:
+    """The check of one file, item by item in the order of their places."""
+
+    def __init__(self, name: str, window: _Window, *, exact: bool) -> None:
+        self._name = name
+        self._exact = exact
+        self.window = window
+        self.problems: list[Problem] = []
+        self.unverified: set[str] = set()
+
+    def run(self, items: Sequence[IndexedItem]) -> None:
+        """Check every item, the gaps and the end."""
+        position = self._mark_bytes(items)
+        last: StoredItem | None = None
+        for one in sorted(items, key=lambda one: (one.item.offset, one.item.length)):
+            start, stop = one.item.offset, one.item.offset + one.item.length
+            shared = last is not None and (last.offset, last.length) == (start, one.item.length)
+            if start < position and not shared:
+                self._report("the item overlaps the one before it", one.key, start)
+            if stop > self.window.size:
+                self._report(f"the file ends at byte {self.window.size}, the item at {stop}: truncated", one.key, start)
+            else:
+                if self._exact:
+                    self._check_gap(position, start)
+                self._check_item(one)
+            position, last = max(position, stop), one.item
+        if self._exact and self.window.size > position:
+            self._report(f"{self.window.size - position} bytes follow the last item", None, position)
+
+    def _mark_bytes(self, items: Sequence[IndexedItem]) -> int:
+        """Length of the mark with which the file begins; 0 if it has none, as files of earlier writers."""
+        own = own_name(self._name)
+        if not self._exact or own is None or own.save_id is None or self.window.size < MARK_BYTES:
+            return 0
+        first = min(one.item.offset for one in items)
+        return MARK_BYTES if first >= MARK_BYTES and self.window.view(0, MARK_BYTES) == data_mark(own.save_id) else 0
+
+    def _report(self, message: str, key: str | None, offset: int) -> None:
+        self.problems.append(Problem(message, self._name, key, offset))
+
+    def _check_gap(self, start: int, stop: int) -> None:
+        if stop - start >= ALIGNMENT_BYTES:
+            self._report(f"{stop - start} bytes belong to no item", None, start)
+        elif stop > start and any(self.window.view(start, stop)):
+            self._report("the gap between two items is not zero", None, start)
+
+    def _check_item(self, one: IndexedItem) -> None:
+        item = one.item
+        if item.crc32 is not None:
+            self._check_crcs(one)
+        elif item.framing is Framing.RAW or item.chain:
+            self.unverified.add(one.key)
+        else:
+            self._check_archive(one)
+        if self._exact and item.framing is Framing.RAW and not item.chain:
+            self._check_frame(one)
+
+    def _check_crcs(self, one: IndexedItem) -> None:
+        item = one.item
+        start = item.offset + item.lead
+        running = RunningCrc(item.stored_bytes)
+        for piece in self.window.steps(start, start + item.stored_bytes):
+            running.update(piece)
+        if running.value == item.crc32:
+            if item.framing is Framing.TORCH_ZIP and not item.chain and not self._is_archive(item):
+                self._report("no archive is stored where there should be one", one.key, start)
+            return
+        bad = 0
+        if item.blocks is not None:
+            bad = self._first_bad_block(item, item.blocks)
+        elif item.running_crcs is not None:
+            wrong = np.flatnonzero(running.borders() != item.running_crcs)
+            blocks = int(wrong[0]) if len(wrong) else len(item.running_crcs)
+            bad = blocks * block_bytes(item.stored_bytes)
+        self._report("the stored data differ from what was written", one.key, start + bad)
+
+    def _first_bad_block(self, item: StoredItem, blocks: EncodedBlocks) -> int:
+        """Where the first encoded block begins that is not what its CRC says; 0 if all are, so that the item's lies."""
+        start = position = item.offset + item.lead
+        for length, wanted in zip(blocks.lengths.tolist(), blocks.crcs.tolist(), strict=True):
+            if crc32(self.window.view(position, position + length)) != wanted:
+                return position - start
+            position += length
+        return 0
+
+    def _is_archive(self, item: StoredItem) -> bool:
+        start = item.offset + item.lead
+        return is_zip(self.window.view(start, start + min(item.stored_bytes, 4)))
+
+    def _check_archive(self, one: IndexedItem) -> None:
+        item = one.item
+        data = self.window.view(item.offset, item.offset + item.length)
+        verdict = verify_zip(data)
+        if verdict is False or (item.framing is Framing.TORCH_ZIP and not is_zip(data)):
+            self._report("the stored archive does not match its own CRCs", one.key, item.offset)
+        elif verdict is None:
+            self.unverified.add(one.key)
+
+    def _check_frame(self, one: IndexedItem) -> None:
+        """Regenerate what surrounds the tensor and compare; a bare item has nothing around it."""
+        item = one.item
+        trail = item.length - item.lead - item.stored_bytes
+        prefix, suffix = b"", b""
+        if item.lead or trail:
+            if one.dtype is None or item.crc32 is None:
+                self._report("the item has a frame that cannot be checked", one.key, item.offset)
+                return
+            count = math.prod(one.sizes)
+            frame = tensor_frame(one.dtype, one.sizes, item.stored_bytes // count if count else 1)
+            prefix, suffix = frame.prefix, frame.suffix(item.crc32)
+        end = item.offset + item.length
+        if self.window.view(item.offset, item.offset + item.lead) != prefix:
+            self._report("the archive's head differs from what was written", one.key, item.offset)
+        if self.window.view(end - trail, end) != suffix:
+            self._report("the archive's directory differs from what was written", one.key, end - trail)

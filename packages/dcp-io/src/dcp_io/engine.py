@@ -1,0 +1,219 @@
+"""`StoreBackend`: what a checkpoint storage drives, over any `Store`. It holds the choices and the running save."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from dcp_io.errors import CheckpointReplacedError
+from dcp_io.layout_choices import Layout, Verify
+from dcp_io.reading.read_engine import read_items
+from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.saves.joined_session import JoinedSave
+from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession
+from dcp_io.stores.store import Store
+from dcp_io.writing.write_engine import MAX_INFLIGHT_BYTES, write_items
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.requests import ReadRequest, ReadStats, Writable
+
+__all__ = ["StoreBackend"]
+
+
+class StoreBackend:
+    """One checkpoint's folder with the life cycle of saves and loads; satisfies dcp_core's `ByteBackend`.
+
+    Args:
+        store: The folder.
+        layout: See `write_items`.
+        threads: Writer or reader threads of this rank.
+        single_file: One file per writer thread, or one per item.
+        sync: Whether what is written survives a crash of the machine.
+        verify: What reads are checked against; see `Verify`.
+        stale_after_seconds: See `SaveSession.begin`.
+        max_inflight_bytes: Memory that the buffers of a write or read may take.
+
+    Ranks: each has its own; nothing here is collective.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        layout: Layout = "torch",
+        threads: int = 1,
+        single_file: bool = True,
+        sync: bool = True,
+        verify: Verify = "blocks",
+        stale_after_seconds: float = STALE_AFTER_SECONDS,
+        max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    ) -> None:
+        self.store = store
+        self.changed_keys: set[str] = set()
+        """Keys whose destination the last `read` may have changed, also if it failed."""
+        self._layout: Layout = layout
+        self._threads = threads
+        self._single_file = single_file
+        self._sync = sync
+        self._verify: Verify = verify
+        self._stale_after_seconds = stale_after_seconds
+        self._max_inflight_bytes = max_inflight_bytes
+        self._save: SaveSession | JoinedSave | None = None
+        self._generation = 1
+        self._save_id: str | None = None
+
+    @property
+    def url(self) -> str:
+        """The folder's name in messages."""
+        return self.store.url
+
+    @property
+    def generation(self) -> int:
+        """Generation of the save that was begun last: one more than that of the checkpoint it replaces."""
+        return self._generation
+
+    def read_current(self) -> CheckpointIndex | None:
+        """The index of the newest complete checkpoint; None if there is none, or none that can be read."""
+        return read_current(self.store).index
+
+    def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
+        """Take the folder for a new save and remove what dead ones left; the save's id.
+
+        A damaged checkpoint may be replaced like any other.
+
+        Args:
+            overwrite: Whether an existing checkpoint may be replaced.
+            save_id: An id that no save has used; None takes a new one.
+
+        Raises:
+            SaveInProgressError: Another live save is in the folder.
+            CheckpointExistsError: A checkpoint is there, readable or not, and `overwrite` is False.
+
+        Ranks: the coordinator.
+        """
+        return self._begin(overwrite=overwrite, save_id=save_id).save_id
+
+    def begin_rank_local_save(self, save_id: str, rank: int, *, overwrite: bool) -> None:
+        """As `begin_save`, for one rank of a save without a coordinator.
+
+        Args:
+            save_id: Agreed by all ranks beforehand; never used before in this folder.
+            rank: This rank.
+            overwrite: Whether an existing checkpoint may be replaced.
+
+        Ranks: every rank.
+        """
+        self._begin(overwrite=overwrite, save_id=save_id, rank=rank)
+
+    def _begin(self, *, overwrite: bool, save_id: str | None = None, rank: int | None = None) -> SaveSession:
+        session = SaveSession.begin(
+            self.store,
+            overwrite=overwrite,
+            stale_after_seconds=self._stale_after_seconds,
+            save_id=save_id,
+            rank=rank,
+            sync=self._sync,
+        )
+        self._save = session
+        self._generation = session.generation
+        return session
+
+    def join_save(self, save_id: str) -> None:
+        """Take part in the save that the coordinator began; may be repeated.
+
+        Ranks: every rank but the coordinator.
+        """
+        if self._save is None or self._save.save_id != save_id:
+            self.store.make()
+            self._save = JoinedSave(self.store, save_id)
+
+    def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
+        """Write items; see `write_items`. Raises DcpError if this save was neither begun nor joined."""
+        save = self._running()
+        if save.save_id != save_id:
+            raise DcpError(f"save {save_id} was not begun in {self.url}; the running one is {save.save_id}")
+        items = write_items(
+            self.store,
+            requests,
+            prefix=prefix,
+            save_id=save_id,
+            layout=self._layout,
+            threads=self._threads,
+            single_file=self._single_file,
+            sync=self._sync,
+            max_inflight_bytes=self._max_inflight_bytes,
+        )
+        if isinstance(save, JoinedSave):
+            save.wrote(items.files)
+        return items
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Make `name` hold `data` in one step; see `SaveSession.publish`.
+
+        Ranks: the coordinator; every rank in a save without one.
+        """
+        save = self._running()
+        if not isinstance(save, SaveSession):
+            raise DcpError(f"only the coordinator of save {save.save_id} may publish {name!r}")
+        save.publish(name, data)
+
+    def finish_save(self, keep: Collection[str]) -> None:
+        """End the published save: remove what the new index does not need, then the marker. Does not raise."""
+        save, self._save = self._running(), None
+        if isinstance(save, SaveSession):
+            save.finish(keep)
+
+    def abort_save(self) -> None:
+        """End the failed save: remove its files unless they are published. Nothing happens if none is running."""
+        save, self._save = self._save, None
+        if save is not None:
+            save.abort()
+
+    def read_index(self) -> CheckpointIndex:
+        """The index of the newest complete checkpoint.
+
+        Raises:
+            CheckpointNotFoundError: There is none; names the folder.
+            CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: It cannot be read.
+        """
+        current = read_current(self.store)
+        if current.damage is not None:
+            raise current.damage
+        if current.index is None:
+            lack = current.lack or "it has no .metadata, nor rank-local indexes"
+            raise CheckpointNotFoundError(
+                f"there is no checkpoint in {self.url}: {lack}; check the path, or whether the save finished"
+            )
+        self._save_id = current.save_id
+        return current.index
+
+    def read(self, requests: Sequence[ReadRequest]) -> ReadStats:
+        """Read and verify ranges of stored items; see `read_items`.
+
+        Raises:
+            CheckpointReplacedError: A file is missing because another checkpoint has taken this one's place since
+                `read_index`: read the index again and start over.
+        """
+        self.changed_keys = set()
+        try:
+            return read_items(
+                self.store,
+                requests,
+                threads=self._threads,
+                verify=self._verify,
+                changed_keys=self.changed_keys,
+                max_inflight_bytes=self._max_inflight_bytes,
+            )
+        except CheckpointNotFoundError as error:
+            now = read_current(self.store).save_id
+            if now is not None and now != self._save_id:
+                raise CheckpointReplacedError(
+                    f"the checkpoint in {self.url} was replaced by save {now} while it was read; load again",
+                    save_id=now,
+                ) from error
+            raise
+
+    def _running(self) -> SaveSession | JoinedSave:
+        if self._save is None:
+            raise DcpError(f"no save is running in {self.url}; begin_save or join_save comes first")
+        return self._save

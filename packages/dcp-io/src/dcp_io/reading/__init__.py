@@ -1,0 +1,1 @@
+"""Verified ranges out of data files, in parallel and in bounded memory."""

@@ -1,0 +1,121 @@
+"""Whether bytes that were read are those that were written; the errors that say where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dcp_io.archives.archive_checks import is_zip, verify_zip
+from dcp_io.archives.crc import combine, crc32, crc_at
+from dcp_io.stores.store import Source
+from dcp_manifest.errors import CorruptCheckpointError
+from dcp_manifest.index.items import Framing, StoredItem, block_bytes
+
+__all__ = ["check_archive", "check_blocks", "check_whole", "read_with_crc"]
+
+# So much is still in the processor's nearest cache when it is looked at a second time.
+_COPY_BYTES = 256 << 10
+
+
+def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], value: int) -> int:
+    """Fill the buffers from a file, and continue a CRC32 over them.
+
+    Args:
+        source: The file.
+        position: Where to begin in it.
+        buffers: Filled one after another.
+        value: CRC32 of what comes before.
+    """
+    if source.brings_memory:
+        return _copy_with_crc(source.fetch(position, sum(map(len, buffers))), buffers, value)
+    source.read_into(position, buffers)
+    for buffer in buffers:
+        value = crc32(buffer, value)
+    return value
+
+
+def _copy_with_crc(data: memoryview, buffers: Sequence[memoryview], value: int) -> int:
+    """Fill the buffers with `data`, and continue a CRC32 over it."""
+    # Copies of arrays let other threads run, those of memoryviews do not.
+    given, start = np.frombuffer(data, np.uint8), 0
+    for buffer in buffers:
+        taken = np.frombuffer(buffer, np.uint8)
+        for first in range(0, len(taken), _COPY_BYTES):
+            part = given[start : start + min(_COPY_BYTES, len(taken) - first)]
+            value = crc32(part.data, value)
+            taken[first : first + len(part)] = part
+            start += len(part)
+    return value
+
+
+def check_blocks(
+    key: str, item: StoredItem, start: int, stop: int, buffers: Sequence[memoryview], value: int | None = None
+) -> None:
+    """Compare [start, stop) of a stored range, which begins and ends where CRCs are recorded, with those CRCs.
+
+    Args:
+        key: For the message.
+        item: Whose stored range it is.
+        start: In the stored range.
+        stop: In the stored range.
+        buffers: The bytes.
+        value: CRC32 of everything up to `stop`, if it is known already.
+
+    Raises:
+        CorruptCheckpointError: They differ; names the first block that does.
+    """
+    if value is None:
+        value = crc_at(item, start)
+        for buffer in buffers:
+            value = crc32(buffer, value)
+    if value == crc_at(item, stop):
+        return
+    data = b"".join(buffers)
+    block = block_bytes(item.stored_bytes) if item.running_crcs is not None else item.stored_bytes
+    bad = start
+    for bad in range(start, stop, block):
+        end = min(stop, bad + block)
+        if crc32(data[bad - start : end - start], crc_at(item, bad)) != crc_at(item, end):
+            break
+    raise _damage(key, item, bad, min(stop, bad + block))
+
+
+def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]]) -> None:
+    """Compare the CRC32s and lengths of all parts of a stored range, by position, with the item's only CRC.
+
+    Raises:
+        CorruptCheckpointError: They differ.
+    """
+    value = 0
+    for position in sorted(crcs):
+        value = combine(value, *crcs[position])
+    if value != item.crc32:
+        raise _damage(key, item, 0, item.stored_bytes)
+
+
+def check_archive(key: str, item: StoredItem, data: memoryview) -> bool:
+    """Whether the CRCs inside a whole archive vouch for it; False if its writer left them out.
+
+    Raises:
+        CorruptCheckpointError: They do not match, or a tensor's archive is none.
+    """
+    verdict = verify_zip(data)
+    if verdict is False or (item.framing is Framing.TORCH_ZIP and not is_zip(data)):
+        raise CorruptCheckpointError(
+            "the stored archive is damaged: its bytes do not match its CRCs; load another checkpoint",
+            file=item.file,
+            key=key,
+            offset=item.offset,
+        )
+    return verdict is True
+
+
+def _damage(key: str, item: StoredItem, start: int, stop: int) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"bytes {start} to {stop} of the stored data differ from what was written: the file is damaged or was swapped; "
+        "load another checkpoint",
+        file=item.file,
+        key=key,
+        offset=item.offset + item.lead + start,
+    )

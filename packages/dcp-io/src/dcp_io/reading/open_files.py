@@ -1,0 +1,54 @@
+"""Data files while they are read: opened when their reads are planned, closed after the last of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from dcp_io.reading.read_plan import Wanted
+from dcp_io.stores.store import Source, Store
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+
+__all__ = ["OpenFile"]
+
+
+class OpenFile:
+    """A file that is open only while reads of it are left, so that few are open at a time.
+
+    It is known to reach as far as everything that is wanted of it: nothing is planned or allocated for less.
+
+    Args:
+        store: Where the file lies.
+        name: Of the file.
+        wanted: All that is wanted of it; at least one.
+
+    Raises:
+        CheckpointNotFoundError: It is missing; names it and a key.
+        CorruptCheckpointError: It is too short; names it, the key and the item's offset.
+    """
+
+    def __init__(self, store: Store, name: str, wanted: Sequence[Wanted]) -> None:
+        self._lock = threading.Lock()
+        try:
+            self.source: Source = store.open(name)
+            size = self.source.size()
+        except CheckpointNotFoundError as error:
+            raise CheckpointNotFoundError(f"{error}; {wanted[0].request.key!r} is stored in it") from error
+        self.users = 0
+        """Reads that are still to be done."""
+        for one in wanted:
+            if one.base + one.stop > size:
+                self.source.close()
+                raise CorruptCheckpointError(
+                    f"the file has {size} bytes, {one.base + one.stop} are needed: it is truncated or swapped",
+                    file=name,
+                    key=one.request.key,
+                    offset=one.request.item.offset,
+                )
+
+    def release(self) -> None:
+        """One read is done."""
+        with self._lock:
+            self.users -= 1
+            if self.users == 0:
+                self.source.close()

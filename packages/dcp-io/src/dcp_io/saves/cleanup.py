@@ -1,0 +1,191 @@
+"""What a save may remove, and in which order: files that it replaced, and leftovers of dead saves. Nothing else.
+
+A marker or an index may name anything: what is named goes only if its own name and contents say that a save made it
+(see `own_files`), and is reported otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+
+from dcp_io.saves.current_checkpoint import Current, rank_index_name
+from dcp_io.saves.own_files import is_own_file, own_name
+from dcp_io.saves.save_markers import FoundMarker, Marker, is_marker_temporary
+from dcp_io.stores.store import Entry, Store
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError, UnsafeCheckpointError
+from dcp_manifest.file.manifest import read_index
+from dcp_manifest.folders.find_checkpoints import METADATA_NAME, is_index_name
+from dcp_manifest.logs import library_logger
+
+__all__ = [
+    "remove_dead_saves",
+    "remove_leftovers",
+    "remove_orphans",
+    "remove_own",
+    "remove_replaced",
+    "replaced_names",
+]
+
+_log = library_logger(__name__)
+
+
+def replaced_names(save_id: str, rank: int | None, current: Current, entries: Iterable[Entry]) -> tuple[str, ...]:
+    """What nobody needs any more once the save is the published one: old indexes first, then old data files.
+
+    Args:
+        save_id: Of the new save.
+        rank: Of this rank in a save without a coordinator, else None.
+        current: The checkpoint that will be replaced.
+        entries: The folder's listing.
+    """
+    indexes: list[str] = []
+    for entry in entries:
+        parts = rank_index_name(entry.name)
+        is_old_rank_index = parts is not None and parts.save_id != save_id
+        if is_old_rank_index or (entry.name == METADATA_NAME and rank is not None):
+            indexes.append(entry.name)
+    data = current.index.files if current.index is not None else ()
+    return (*indexes, *data)
+
+
+def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], world_size: int) -> bool:
+    """Remove what a published save replaced; whether all of it is gone that was a save's.
+
+    Args:
+        store: The checkpoint's folder.
+        marker: Of the save, which is the current one.
+        keep: Data files that the current index names: they stay whatever the marker says.
+        world_size: Of the save, if it had no coordinator.
+    """
+    named = [name for name in marker.replaced if name not in keep and not _is_own(name, marker, world_size=world_size)]
+    if not named:
+        return True
+    sizes = _sizes(store, named)
+    present = {name: size for name, size in sizes.items() if not _is_index_of(store, name, marker.save_id)}
+    return _delete_made(store, present, f"marker {marker.name}")
+
+
+def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
+    """Bytes of those files that are there, in the order of their names; not every store lists all that it has."""
+    listed = {entry.name: entry.bytes for entry in store.list()}
+    found: dict[str, int] = {}
+    for name in names:
+        with contextlib.suppress(CheckpointNotFoundError, UnsafeCheckpointError):
+            found[name] = listed[name] if name in listed else store.size(name)
+    return found
+
+
+def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:
+    """Remove every file of a save that was not published; whether all of them are gone."""
+    sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
+    order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
+    return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")
+
+
+def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Current, entries: list[Entry]) -> None:
+    """Remove what dead saves left, and then their markers.
+
+    A save whose index is the current one was killed after it published: what it replaced goes. Of any other, its own
+    files go. While the current checkpoint cannot be read nothing is removed, since it cannot be told which is which.
+    """
+    if current.damage is not None:
+        return
+    index = current.index
+    keep = index.files if index is not None else ()
+    world_size = index.info.world_size if index is not None and index.info is not None else 0
+    for found in dead:
+        marker = found.marker
+        if marker.save_id == current.save_id:
+            done = remove_replaced(store, marker, keep=keep, world_size=world_size)
+            temporary = [entry for entry in entries if (own := own_name(entry.name)) is not None and own.temporary]
+            done = remove_leftovers(store, marker.save_id, temporary) and done
+        else:
+            done = remove_leftovers(store, marker.save_id, entries, keep=keep)
+        if done:
+            store.sync_folder()  # or a loss of power may bring files back, and not the marker that says whose they are
+            _delete_made(store, {marker.name: found.entry.bytes}, "its name")
+
+
+def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
+    """Remove temporary files of markers whose save was killed before it had a marker, once they are old."""
+    old = (entry for entry in entries if abs(now - entry.mtime) > stale_after_seconds)
+    _delete_made(store, {entry.name: entry.bytes for entry in old if is_marker_temporary(entry.name)}, "its name")
+
+
+def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
+    """Remove files whose names and contents say that saves made them, in their order; the names of those that stay.
+
+    Args:
+        store: The checkpoint's folder.
+        sizes: Names → bytes, as listed.
+
+    Raises:
+        OSError: The storage failed.
+    """
+    left = []
+    for name, size in sizes.items():
+        try:
+            own = is_own_file(store, name, size)
+        except CheckpointNotFoundError:
+            continue
+        if own:
+            store.delete(name)
+        else:
+            left.append(name)
+    return left
+
+
+def _is_of(name: str, save_id: str) -> bool:
+    """Whether a file's name is one that this save gave, its marker's excepted."""
+    own = own_name(name)
+    return own is not None and own.save_id == save_id and (own.temporary or own.kind != "note")
+
+
+def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
+    """Whether a name that the marker lists has become part of the checkpoint that the marker's save made."""
+    own = own_name(name)
+    if own is not None and own.save_id == marker.save_id:
+        return True
+    if name == METADATA_NAME:
+        return marker.rank is None
+    parts = rank_index_name(name)
+    return parts is not None and parts.save_id is None and marker.rank is not None and parts.rank < world_size
+
+
+def _is_index_of(store: Store, name: str, save_id: str) -> bool:
+    """Whether a file whose name does not say it is an index of this save."""
+    own = own_name(name)
+    if own is None or own.kind != "index" or own.save_id is not None:
+        return False
+    try:
+        info = read_index(store.read(name), file=name).info
+    except DcpError:  # damaged, or gone
+        return False
+    return info is not None and info.save_id == save_id
+
+
+def _delete_made(store: Store, sizes: Mapping[str, int], named_by: str) -> bool:
+    """Delete the objects in order, those that no save made excepted; whether that worked.
+
+    What fails is logged: the next save tries again.
+    """
+    failed = [name for name, size in sizes.items() if not _delete_one(store, name, size, named_by)]
+    return not failed
+
+
+def _delete_one(store: Store, name: str, size: int, named_by: str) -> bool:
+    try:
+        left = remove_own(store, {name: size})
+    except (OSError, DcpError) as error:
+        _log.warning("could not remove %r from %s, the next save will try again: %s", name, store.url, error)
+        return False
+    if left:
+        _log.warning(
+            "%r in %s stays, though %s names it: its name or its contents are not those of a save's file; remove it if "
+            "you do not need it",
+            name,
+            store.url,
+            named_by,
+        )
+    return True

@@ -1,0 +1,94 @@
+"""Which checkpoint a folder holds right now, seen through a store."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dcp_io.stores.store import Entry, Store
+from dcp_manifest.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    DcpError,
+    UnsafeCheckpointError,
+    UnsupportedFormatError,
+)
+from dcp_manifest.file.manifest import read_index
+from dcp_manifest.folders.find_checkpoints import current_index, is_index_name
+from dcp_manifest.index.columns import CheckpointIndex
+
+__all__ = ["Current", "RankIndexName", "rank_index_name", "read_current"]
+
+_RANK_INDEX = re.compile(r"__([0-9]{1,9})(?:\.([A-Za-z0-9_-]+))?\.metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """What is there: an index, nothing, or something that cannot be read."""
+
+    index: CheckpointIndex | None = None
+    damage: DcpError | None = None
+    """Why the index that is there cannot be used."""
+    generation: int = 0
+    """Of the checkpoint, or of the newest index that can be read; 0 if none says."""
+    lack: str | None = None
+    """What the indexes that are there lack to be a checkpoint, if there is none."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether a checkpoint is there, usable or not."""
+        return self.index is not None or self.damage is not None
+
+    @property
+    def save_id(self) -> str | None:
+        """Of the checkpoint; None if there is none or if stock wrote it."""
+        return self.index.info.save_id if self.index is not None and self.index.info is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class RankIndexName:
+    """The parts of the name of a rank-local index."""
+
+    rank: int
+    save_id: str | None
+    """None in `__<rank>.metadata`, which is overwritten by each save."""
+
+
+def rank_index_name(name: str) -> RankIndexName | None:
+    """The parts of `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for any other name."""
+    found = _RANK_INDEX.fullmatch(name)
+    return RankIndexName(int(found[1]), found[2]) if found else None
+
+
+def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
+    """The newest complete checkpoint in the store, or why it cannot be read.
+
+    Args:
+        store: The checkpoint's folder.
+        entries: Its listing, if there is a fresh one.
+
+    Raises:
+        OSError: The storage failed; nothing is known then.
+    """
+    try:
+        index = current_index(store, entries)
+    except CheckpointNotFoundError as error:
+        return Current(lack=str(error))
+    except (CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError) as error:
+        names = (entry.name for entry in store.list() if is_index_name(entry.name))
+        return Current(None, error, _highest_generation(store, names))
+    if index is None:
+        return Current()
+    return Current(index, None, index.info.generation if index.info is not None else 0)
+
+
+def _highest_generation(store: Store, names: Iterable[str]) -> int:
+    """Of all indexes that can be read: a new save must not look older than any of them."""
+    highest = 0
+    for name in names:
+        with contextlib.suppress(DcpError):
+            info = read_index(store.read(name), file=name).info
+            highest = max(highest, info.generation if info is not None else 0)
+    return highest

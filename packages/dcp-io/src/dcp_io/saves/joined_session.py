@@ -1,0 +1,47 @@
+"""A rank's part in a save that the coordinator runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.saves.save_markers import marker_name
+from dcp_io.stores.store import Store
+from dcp_manifest.errors import DcpError
+
+__all__ = ["JoinedSave"]
+
+
+class JoinedSave:
+    """Remembers which files this rank has written, in case the save fails.
+
+    Args:
+        store: The checkpoint's folder.
+        save_id: Of the coordinator's save.
+    """
+
+    def __init__(self, store: Store, save_id: str) -> None:
+        self._store = store
+        self._files: set[str] = set()
+        self.save_id = save_id
+
+    def wrote(self, files: Iterable[str]) -> None:
+        """Take note of files of this rank."""
+        self._files.update(files)
+
+    def abort(self) -> None:
+        """Remove this rank's files if it is certain that nobody will publish them. Does not raise.
+
+        As long as the save's marker is there the coordinator may be about to publish, whatever this rank believes:
+        then the files stay, and the coordinator or the next save removes them.
+        """
+        with contextlib.suppress(OSError, DcpError):
+            if self._store.exists(marker_name(self.save_id, None)):
+                return
+            current = read_current(self._store)
+            if current.damage is not None:
+                return
+            kept = current.index.files if current.index is not None else ()
+            for name in self._files.difference(kept):
+                self._store.delete(name)

@@ -1,0 +1,54 @@
+"""The thread that keeps a save's marker fresh while the save runs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from dcp_io.stores.store import Store
+from dcp_manifest.errors import CheckpointNotFoundError
+
+__all__ = ["Renewal"]
+
+
+class Renewal:
+    """Touches a marker every `interval_seconds` from `start` to `stop`, in a daemon thread.
+
+    A storage that fails is asked again at the next turn; a marker that is gone sets `lost` and ends the thread.
+    """
+
+    def __init__(self, store: Store, name: str, interval_seconds: float) -> None:
+        self._store = store
+        self._name = name
+        self._interval_seconds = interval_seconds
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.lost = False
+        """Whether the marker was found missing."""
+
+    def start(self) -> None:
+        """Begin to renew."""
+        self._thread = threading.Thread(target=self._run, name="dcp-io-marker", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Ask the thread to end, without waiting for it."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """End; once this returns the marker is not touched any more. May be repeated, also without `start`."""
+        self.cancel()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_seconds) and not self.lost:
+            with contextlib.suppress(OSError):
+                self._touch()
+
+    def _touch(self) -> None:
+        try:
+            self._store.touch(self._name)
+        except CheckpointNotFoundError:
+            self.lost = True

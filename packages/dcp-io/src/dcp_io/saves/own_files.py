@@ -1,0 +1,113 @@
+"""Which files saves made, by their names and first bytes: nothing else is ever removed. What removes is elsewhere.
+
+A marker, an index or a name may have been made by anybody. So a file goes only if its name is one that saves give and
+it begins as what they write there begins, or if nothing of it was written: data files begin with a mark that names
+their save, indexes as a pickle, markers and notes as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from dcp_io.stores.store import TEMPORARY_SUFFIX, Store
+from dcp_manifest.errors import DcpError
+from dcp_manifest.folders.find_checkpoints import DATA_SUFFIX, is_index_name
+
+__all__ = ["MARK_BYTES", "OwnName", "data_mark", "is_own_file", "own_name", "temporary_of"]
+
+MARK_BYTES = 64
+_MAGIC = b"\x93DCPDAT\n"
+_ID = r"[A-Za-z0-9_-]{1,64}"
+_DATA = re.compile(rf"[^/\x00]*?[0-9]+(?:\.({_ID}))?" + re.escape(DATA_SUFFIX))
+_RANK_INDEX = re.compile(rf"__[0-9]{{1,9}}\.({_ID})\.metadata")
+_MARKER = re.compile(rf"\.dcp-save-({_ID})(?:\.r[0-9]{{1,9}})?")
+_NOTE = re.compile(r"\.dcp-(?:reading-[0-9a-f]{1,32}|removing|note\.json|note-next\.json|quarantined\.json)")
+_TEMPORARY = re.compile(rf"\.(.+)\.((?:{_ID})?)\.[0-9a-f]{{1,32}}" + re.escape(TEMPORARY_SUFFIX))
+_ARCHIVE, _ZSTD, _PICKLE, _JSON = b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\x80", b"{"
+# Of a file that a loss of power left, the first sector, or more, may never have reached the disk.
+_HEAD_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class OwnName:
+    """What the name of a file says if it is one that saves, or those who look after checkpoints, give."""
+
+    kind: Literal["data", "index", "note"]
+    """`note`: markers of saves, signs of readers and other small JSON files."""
+    save_id: str | None = None
+    """None if the name does not say it."""
+    temporary: bool = False
+    """Whether it is what a store made on the way to publishing such a file."""
+
+
+def data_mark(save_id: str) -> bytes:
+    """The bytes with which each data file of a save begins."""
+    return (_MAGIC + save_id.encode())[:MARK_BYTES].ljust(MARK_BYTES, b"\0")
+
+
+def own_name(name: str) -> OwnName | None:
+    """What a file's name says of its origin; None if saves give no such names. Folders before it do not matter."""
+    base = name.rpartition("/")[2]
+    if temporary := temporary_of(base):
+        becomes = own_name(temporary[0])
+        return becomes and OwnName(becomes.kind, temporary[1] or None, temporary=True)
+    if found := _DATA.fullmatch(base):
+        return OwnName("data", found[1])
+    if is_index_name(base):
+        rank_index = _RANK_INDEX.fullmatch(base)
+        return OwnName("index", rank_index[1] if rank_index else None)
+    if found := _MARKER.fullmatch(base):
+        return OwnName("note", found[1])
+    return OwnName("note") if _NOTE.fullmatch(base) else None
+
+
+def temporary_of(name: str) -> tuple[str, str] | None:
+    """For the name of a temporary object of `Store.publish`: the name that it was to get, and its tag; else None."""
+    found = _TEMPORARY.fullmatch(name)
+    return (found[1], found[2]) if found else None
+
+
+def is_own_file(store: Store, name: str, size: int) -> bool:
+    """Whether a file's name and contents say that a save, or one who looks after checkpoints, made it.
+
+    True also for what a crash leaves of such a file: nothing, a part, or zeros in the place of its first bytes.
+
+    Args:
+        store: The checkpoint's folder.
+        name: Of the file.
+        size: Bytes of the file, as listed.
+
+    Raises:
+        CheckpointNotFoundError: It has gone.
+        OSError: The storage failed.
+    """
+    own = own_name(name)
+    if own is None:
+        return False
+    head = memoryview(bytearray(min(size, _HEAD_BYTES)))
+    try:
+        source = store.open(name)
+        try:
+            if head:
+                source.read_into(0, [head])
+        finally:
+            source.close()
+    except DcpError as error:
+        if isinstance(error, OSError):
+            raise
+        return False  # a link that leads out, no file at all, or shorter by now: not what a save left
+    return _begins_as(own, bytes(head))
+
+
+def _begins_as(own: OwnName, head: bytes) -> bool:
+    if not any(head):
+        return True
+    if own.kind != "data":
+        return head.startswith(_PICKLE if own.kind == "index" else _JSON)
+    if head.startswith(_MAGIC[: len(head)]):
+        mark = data_mark(own.save_id) if own.save_id is not None else b""
+        return bool(mark) and head[:MARK_BYTES] == mark[: len(head)]
+    # Files of other writers, and ours of before they had a mark: what they hold says it as far as it has a form.
+    return head[:MARK_BYTES].lstrip(b"\0").startswith((_ARCHIVE, _ZSTD))

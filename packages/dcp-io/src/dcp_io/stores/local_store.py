@@ -1,0 +1,370 @@
+"""`LocalStore`: a folder of the local (or a mounted) file system as a store. POSIX only."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+
+from dcp_io.stores.durable_folders import make_folder, sync_folder
+from dcp_io.stores.early_writeback import start_writeback
+from dcp_io.stores.full_transfers import read_fully, write_fully
+from dcp_io.stores.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
+from dcp_manifest.descriptors import open_descriptor
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
+
+__all__ = ["LocalStore"]
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a pipe that lies where a file should be would wait for ever.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MODE = 0o666
+# Of a folder that is not empty, or gone already; of a link to one, which is left to its owner.
+_NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR)
+
+
+class LocalStore(Store):
+    """A folder of the file system.
+
+    Guarantees: as `Store`. A published object appears by `os.replace` of a flushed temporary file; new files are made
+    exclusively and never through a symbolic link; with `sync`, file and folder are fsynced.
+
+    Args:
+        path: The folder; need not exist before `make`. Links on the way to it are followed, links in it are not
+            followed out of it.
+        linked: Another folder, into which links may lead to files that are read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, linked: str | os.PathLike[str] | None = None) -> None:
+        self._path = os.path.abspath(os.fspath(path))
+        self._linked = None if linked is None else os.path.realpath(linked)
+
+    @property
+    def url(self) -> str:
+        """The folder's absolute path."""
+        return self._path
+
+    @property
+    def path(self) -> str:
+        """The folder's absolute path."""
+        return self._path
+
+    def __fspath__(self) -> str:
+        return self._path
+
+    def make(self) -> None:
+        """Make the folder and its parents; each new one is durable in its parent."""
+        make_folder(self._path)
+
+    def create(self, name: str) -> Sink:
+        """Begin a new file (folders within the name are made)."""
+        path = self._inside(name)
+        if "/" in name:
+            make_folder(os.path.dirname(path))
+        return _LocalSink(name, path)
+
+    def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
+        """Replace the file by way of a temporary one beside it."""
+        path = self._inside(name)
+        folder, base = os.path.split(path)
+        temporary = os.path.join(folder, f".{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+        sink = _LocalSink(name, temporary)
+        try:
+            sink.write([data])
+            sink.close(sync=sync)
+            with _naming(path):
+                os.replace(temporary, path)
+        except BaseException:
+            sink.abort()
+            raise
+        if sync:
+            sync_folder(folder)
+
+    def touch(self, name: str) -> None:
+        """Set the file's times to now, on the clock of the file system's host."""
+        with self._finding(name):
+            os.utime(self._readable(name))
+
+    def read(self, name: str) -> bytes:
+        """All bytes of the file."""
+        source = self.open(name)
+        try:
+            size = source.size()
+            try:
+                data = bytearray(size)
+            except MemoryError as error:  # a file with holes may be of any size
+                message = f"the file has {size:,} bytes, more than there is memory for: it is damaged or hostile"
+                raise CorruptCheckpointError(message, file=name) from error
+            source.read_into(0, [memoryview(data)])
+            return bytes(data)
+        finally:
+            source.close()
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from the file."""
+        source = self.open(name)
+        try:
+            source.read_into(offset, [buffer])
+        finally:
+            source.close()
+
+    def open(self, name: str) -> Source:
+        """The file, opened."""
+        with self._finding(name):
+            return _LocalSource(self, name, self._readable(name))
+
+    def size(self, name: str) -> int:
+        """Bytes of the file."""
+        with self._finding(name):
+            return os.stat(self._readable(name), follow_symlinks=False).st_size
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file (or anything else) of that name."""
+        return os.path.lexists(self._inside(name))
+
+    def list(self) -> list[Entry]:
+        """The files in the folder, those included that are replaced meanwhile."""
+        entries: dict[str, Entry] = {}
+        try:
+            # Twice: btrfs shows neither the old file nor the new one if they change between opening and reading.
+            self._scan_into(entries)
+            self._scan_into(entries)
+        except FileNotFoundError:
+            return []
+        return [*entries.values()]
+
+    def _scan_into(self, entries: dict[str, Entry]) -> None:
+        """Add the files in the folder whose names are not there yet."""
+        with os.scandir(self._path) as found:
+            for item in found:
+                with contextlib.suppress(FileNotFoundError):  # removed while we look
+                    if item.name not in entries and not _is_folder_entry(item):
+                        status = item.stat(follow_symlinks=False)
+                        entries[item.name] = Entry(item.name, status.st_size, status.st_mtime_ns / 1e9)
+
+    def delete(self, name: str) -> None:
+        """Unlink the file, or the link if it is one."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._inside(name))
+
+    def sync_folder(self) -> None:
+        """Fsync the folder."""
+        sync_folder(self._path)
+
+    def child(self, name: str) -> LocalStore:
+        """The folder of that name."""
+        return LocalStore(self._inside(name))
+
+    def folders(self) -> tuple[str, ...]:
+        """The folders directly in this one, empty ones included; links are left out."""
+        try:
+            with os.scandir(self._path) as found:
+                return tuple(sorted(item.name for item in found if item.is_dir(follow_symlinks=False)))
+        except FileNotFoundError:
+            return ()
+
+    def remove_folder(self) -> None:
+        """Remove the folder if it is empty, durably; a link to a folder stays, and so does that folder."""
+        try:
+            os.rmdir(self._path)
+        except OSError as error:
+            if error.errno not in _NOT_REMOVED:
+                raise
+        else:
+            sync_folder(os.path.dirname(self._path))
+
+    def _inside(self, name: str) -> str:
+        """The path of a name whose parent folders do not lead out of the store."""
+        path = os.path.join(self._path, check_name(name))
+        if "/" in name:
+            self._check_inside(os.path.dirname(path), name)
+        return path
+
+    def _readable(self, name: str) -> str:
+        """The path to read: links are resolved as long as they stay in the store."""
+        path = self._inside(name)
+        if os.path.islink(path):
+            real = os.path.realpath(path)
+            if self._linked is None or os.path.dirname(real) != self._linked:
+                self._check_inside(path, name)
+            return real
+        return path
+
+    def _check_inside(self, path: str, name: str) -> None:
+        root, real = os.path.realpath(self._path), os.path.realpath(path)
+        if os.path.commonpath([root, real]) != root:
+            raise UnsafeCheckpointError(
+                f"{name!r} in {self._path} leads out of that folder, to {real}; the checkpoint may be hostile: "
+                "do not load it, or copy its files into one folder"
+            )
+
+    @contextlib.contextmanager
+    def _finding(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(error, CheckpointNotFoundError):
+                raise
+            raise CheckpointNotFoundError(
+                f"{os.path.join(self._path, name)} is missing; the checkpoint is incomplete or was removed"
+            ) from error
+
+
+class _LocalSink(Sink):
+    """A file under construction; the position is ours, the descriptor's own is never used."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self._name = name
+        self._path = path
+        self._position = 0
+        self._sync_started = 0
+        self._fd = -1
+        self._exists = False
+        try:
+            with _naming(path):
+                self._fd = open_descriptor(path, _CREATE, _MODE)
+                self._exists = True
+        except BaseException:  # a KeyboardInterrupt after it was opened
+            self.abort()
+            raise
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+        return self._name
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._position
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Write at the end of the file."""
+        with _naming(self._path):
+            self._position += write_fully(self._fd, buffers, self._position)
+
+    def start_sync(self) -> None:
+        """Have the kernel begin to write back what it has not begun with yet."""
+        start_writeback(self._fd, self._sync_started, self._position - self._sync_started)
+        self._sync_started = self._position
+
+    def close(self, *, sync: bool) -> None:
+        """Close the file, after fsync if asked."""
+        if self._fd < 0:
+            return
+        with _naming(self._path):
+            try:
+                if sync:
+                    os.fsync(self._fd)
+            finally:
+                self._release()
+            if sync and "/" in self._name:
+                sync_folder(os.path.dirname(self._path))
+
+    def abort(self) -> None:
+        """Close and unlink the file."""
+        with contextlib.suppress(OSError):
+            self._release()
+        if self._exists:
+            self._exists = False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def _release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _LocalSource(Source):
+    """An open file."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, store: LocalStore, name: str, path: str) -> None:
+        super().__init__(store, name)
+        self._fd = -1
+        try:
+            fd = open_descriptor(path, _READ)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UnsafeCheckpointError(f"{path} is a link that leads nowhere; do not load it") from error
+            if error.errno == errno.ENXIO:
+                raise _no_file(path) from error
+            raise
+        self._fd = fd
+        try:
+            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        except BaseException:
+            self.close()
+            raise
+        if not is_file:
+            self.close()
+            raise _no_file(path)
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._fd).st_size
+
+    def will_need(self, offset: int, size: int) -> None:
+        """Have the kernel begin to read what it does not hold."""
+        with contextlib.suppress(OSError):
+            if not self._is_held(offset):  # telling of what is held takes a twentieth of the time of reading it
+                os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def _is_held(self, offset: int) -> bool:
+        """Whether a byte can be read without waiting for the disk."""
+        try:
+            return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except OSError:  # it is not, or the file system cannot say
+            return False
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers from the file."""
+        wanted = sum(map(len, buffers))
+        with _naming(self._name):
+            read = read_fully(self._fd, buffers, offset)
+        if read < wanted:
+            raise CorruptCheckpointError(
+                f"the file ends at byte {offset + read}, but {wanted} bytes are wanted from there on: it is truncated",
+                file=self._name,
+                offset=offset,
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _is_folder_entry(item: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a link to one; a link to itself is neither."""
+    try:
+        return item.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+
+
+def _no_file(path: str) -> UnsafeCheckpointError:
+    return UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
+
+
+class _naming:  # noqa: N801 - used like a function; a generator would cost as much as a small read
+    """Adds the file's path to an OSError of a call that knows only its descriptor."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, os.strerror(error.errno), self._path) from error

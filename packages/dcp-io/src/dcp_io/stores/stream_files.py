@@ -1,0 +1,171 @@
+"""A file system of streams and its files: a new one while it is written, one that is read, a whole one's bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from dcp_io.stores.store import Buffer, Sink, Source, Store
+from dcp_manifest.errors import CorruptCheckpointError
+
+_KNOWN = (io.BufferedWriter, io.FileIO, io.BytesIO)
+
+__all__ = ["StreamFileSystem", "StreamSink", "StreamSource", "read_all"]
+
+
+class StreamFileSystem(Protocol):
+    """What is asked of a file system: stock's `FileSystemBase`, by its methods."""
+
+    def create_stream(self, path: Any, mode: str) -> AbstractContextManager[Any]:
+        """A stream on a file, closed at the end of the block; modes `rb` and `wb`."""
+        ...
+
+    def concat_path(self, path: Any, suffix: str) -> Any:
+        """`suffix` below `path`."""
+        ...
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Give a file another name."""
+        ...
+
+    def mkdir(self, path: Any) -> None:
+        """Make a folder."""
+        ...
+
+    def exists(self, path: Any) -> bool:
+        """Whether there is a file."""
+        ...
+
+    def rm_file(self, path: Any) -> None:
+        """Remove a file."""
+        ...
+
+
+def read_all(fs: StreamFileSystem, place: Any) -> bytes:
+    """The bytes of a file. Raises what the file system raises."""
+    with fs.create_stream(place, "rb") as stream:
+        return bytes(stream.read())
+
+
+class StreamSink(Sink):
+    """A file that a stream writes; its position is counted here, as few streams of uploads know theirs."""
+
+    def __init__(self, fs: StreamFileSystem, name: str, place: Any) -> None:
+        self._fs = fs
+        self._name = name
+        self._place = place
+        self._position = 0
+        self._context = fs.create_stream(place, "wb")
+        self._stream: Any = self._context.__enter__()
+        self._open = True
+        self._exists = True
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+        return self._name
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._position
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Append the buffers."""
+        for buffer in buffers:
+            rest = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+            while rest:
+                # Streams of uploads take bytes alone, may keep them, and some return nothing.
+                written = self._stream.write(rest if isinstance(self._stream, _KNOWN) else bytes(rest))
+                count = len(rest) if written is None else int(written)
+                if count < 1:
+                    raise OSError(f"{self._name}: the stream took no byte of {len(rest)}")
+                self._position += count
+                rest = rest[count:]
+
+    def close(self, *, sync: bool) -> None:
+        """Complete the file; flushed to the disk with `sync` where the stream has a descriptor."""
+        if not self._open:
+            return
+        if sync:
+            self._sync()
+        self._open = False
+        self._context.__exit__(None, None, None)
+
+    def _sync(self) -> None:
+        flush = getattr(self._stream, "flush", None)
+        if flush is not None:
+            flush()
+        with contextlib.suppress(AttributeError, io.UnsupportedOperation):
+            os.fsync(self._stream.fileno())
+
+    def abort(self) -> None:
+        """Close the stream as one that failed, and remove the file."""
+        if self._open:
+            self._open = False
+            error = OSError(f"{self._name} is given up")
+            with contextlib.suppress(Exception):
+                self._context.__exit__(OSError, error, None)
+        if self._exists:
+            self._exists = False
+            with contextlib.suppress(Exception):
+                if self._fs.exists(self._place):
+                    self._fs.rm_file(self._place)
+
+
+class StreamSource(Source):
+    """A stream on a file, for one read at a time: it has one position."""
+
+    __slots__ = ("_context", "_lock", "_stream")
+
+    def __init__(self, store: Store, fs: StreamFileSystem, name: str, place: Any) -> None:
+        super().__init__(store, name)
+        self._lock = threading.Lock()
+        self._context = fs.create_stream(place, "rb")
+        self._stream: Any = self._context.__enter__()
+
+    def size(self) -> int:
+        """Bytes of the file; as many as anybody may want of a stream that does not know its end."""
+        with self._lock:
+            try:
+                self._stream.seek(0, os.SEEK_END)
+                return int(self._stream.tell())
+            except (ValueError, io.UnsupportedOperation):  # a stream of announced ranges, such as s3torchconnector's
+                return sys.maxsize
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers in order."""
+        with self._lock:
+            self._stream.seek(offset)
+            for buffer in buffers:
+                self._fill(buffer, offset)
+                offset += len(buffer)
+
+    def _fill(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            count = self._read_some(buffer[done:])
+            if not count:
+                raise CorruptCheckpointError(
+                    f"the file ends before byte {offset + len(buffer)}, up to which it is wanted: it is truncated",
+                    file=self._name,
+                    offset=offset + done,
+                )
+            done += count
+
+    def _read_some(self, buffer: memoryview) -> int:
+        if hasattr(self._stream, "readinto"):
+            return self._stream.readinto(buffer) or 0
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Close the stream. May be repeated."""
+        context, self._context = self._context, contextlib.nullcontext()
+        context.__exit__(None, None, None)

@@ -1,0 +1,198 @@
+"""`StreamStore`: a folder of a foreign file system with stock's stream interface, as a store.
+
+What that interface lacks, this lacks: it lists no folder, so only what this store made and what a checkpoint's own
+names lead to is found. Two saves at once are not noticed, and what a killed save left stays.
+
+Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemBase` (methods called, and how).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dcp_io.errors import StorageError
+from dcp_io.stores.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
+from dcp_io.stores.stream_files import StreamFileSystem, StreamSink, StreamSource, read_all
+from dcp_manifest.descriptors import open_descriptor
+from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.folders.find_checkpoints import METADATA_NAME
+
+__all__ = ["StreamStore"]
+
+
+class StreamStore(Store):
+    """Files below one folder of a file system that opens streams.
+
+    Guarantees: as far as the file system gives them. An object is published by a rename; where that does not replace
+    what is there, the old one is removed first, and a crash in between leaves none. Streams are flushed to the disk
+    where they have a descriptor, and folders where their path is a `Path`.
+
+    Args:
+        fs: Whose methods are called; from several threads, as stock does.
+        path: The folder, as the file system names it.
+    """
+
+    read_gap_bytes: int | None = -1  # streams may know only the ranges of items: no read goes beyond one
+
+    def __init__(self, fs: StreamFileSystem, path: Any) -> None:
+        self._fs = fs
+        self._path = path
+        self._made: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """The folder, as the file system names it."""
+        return os.fspath(self._path) if isinstance(self._path, str | os.PathLike) else str(self._path)
+
+    def make(self) -> None:
+        """Make the folder, where the file system has such things."""
+        self._fs.mkdir(self._path)
+
+    def create(self, name: str) -> Sink:
+        """Begin a new file (folders within the name are made)."""
+        place = self._inside(name)
+        if self._fs.exists(place):
+            raise FileExistsError(f"{self.url}/{name} exists already")
+        self._make_parent(name)
+        sink = StreamSink(self._fs, name, place)
+        self._note(name)
+        return sink
+
+    def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
+        """Replace the file by way of a temporary one beside it, and look whether that has happened."""
+        content, place = bytes(data), self._inside(name)
+        folder, slash, base = name.rpartition("/")
+        temporary = f"{folder}{slash}.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+        self._make_parent(name)
+        sink = StreamSink(self._fs, temporary, self._inside(temporary))
+        try:
+            sink.write([content])
+            sink.close(sync=sync)
+            self._replace(self._inside(temporary), place, content)
+        except BaseException:
+            sink.abort()
+            raise
+        self._note(name)
+        if sync:
+            self.sync_folder()
+
+    def _replace(self, temporary: Any, place: Any, content: bytes) -> None:
+        old = self._content(place)
+        try:
+            self._fs.rename(temporary, place)
+        except Exception:
+            if old is None or not self._fs.exists(temporary):
+                raise
+        if self._content(place) == content:
+            return
+        if old is not None and self._fs.exists(temporary):  # a rename here does not replace: stock's way
+            self._fs.rm_file(place)
+            self._fs.rename(temporary, place)
+        if self._content(place) != content:
+            raise StorageError(f"{type(self._fs).__qualname__}.rename did not bring {temporary} to {place}")
+
+    def _content(self, place: Any) -> bytes | None:
+        return read_all(self._fs, place) if self._fs.exists(place) else None
+
+    def touch(self, name: str) -> None:
+        """Look whether the file is there: the file system keeps no times that anybody could ask for."""
+        if not self.exists(name):
+            raise self._missing(name)
+
+    def read(self, name: str) -> bytes:
+        """All bytes of the file."""
+        with self._finding(name):
+            return read_all(self._fs, self._inside(name))
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from the file, opened for this."""
+        source = self.open(name)
+        try:
+            source.read_into(offset, [buffer])
+        finally:
+            source.close()
+
+    def open(self, name: str) -> Source:
+        """One stream on the file, for reads one after another."""
+        with self._finding(name):
+            return StreamSource(self, self._fs, name, self._inside(name))
+
+    def size(self, name: str) -> int:
+        """Bytes of the file."""
+        source = self.open(name)
+        try:
+            return source.size()
+        finally:
+            source.close()
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return bool(self._fs.exists(self._inside(name)))
+
+    def list(self) -> list[Entry]:
+        """Files that this store has made, and the indexes that are there: the interface lists no folders."""
+        with self._lock:
+            names = {name for name in self._made if "/" not in name}
+        if self.exists(METADATA_NAME):
+            names.add(METADATA_NAME)
+        else:
+            names.update(self._rank_indexes())
+        now = time.time()  # of a time that nobody knows, only that it is past
+        return [Entry(name, self.size(name), now) for name in sorted(names) if self.exists(name)]
+
+    def _rank_indexes(self) -> Iterator[str]:
+        rank = 0
+        while self.exists(name := f"__{rank}{METADATA_NAME}"):
+            yield name
+            rank += 1
+
+    def delete(self, name: str) -> None:
+        """Remove the file."""
+        if self.exists(name):
+            self._fs.rm_file(self._inside(name))
+        with self._lock:
+            self._made.discard(name)
+
+    def sync_folder(self) -> None:
+        """Flush the folder where its path says that it is one of this machine's; do nothing elsewhere."""
+        if isinstance(self._path, Path):
+            with contextlib.suppress(OSError):
+                descriptor = open_descriptor(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def _inside(self, name: str) -> Any:
+        return self._fs.concat_path(self._path, check_name(name))
+
+    def _make_parent(self, name: str) -> None:
+        if "/" in name:
+            self._fs.mkdir(self._inside(name.rpartition("/")[0]))
+
+    def _note(self, name: str) -> None:
+        with self._lock:
+            self._made.add(name)
+
+    @contextlib.contextmanager
+    def _finding(self, name: str) -> Iterator[None]:
+        """Tell a missing file from other failures: a file system may raise anything for one."""
+        try:
+            yield
+        except DcpError:
+            raise
+        except Exception as error:
+            if self.exists(name):
+                raise
+            raise self._missing(name) from error
+
+    def _missing(self, name: str) -> CheckpointNotFoundError:
+        return CheckpointNotFoundError(f"{self.url}/{name} is missing; the checkpoint is incomplete or was removed")

@@ -1,0 +1,90 @@
+"""`UploadSink`: what sinks of remote storages share: position, end, and the removal of what is given up."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from dcp_io.stores.store import Sink
+
+__all__ = ["UploadSink"]
+
+
+class UploadSink(Sink):
+    """An object on its way to a service. A subclass says how bytes are sent, and how an upload ends.
+
+    Args:
+        name: Of the object in its store.
+        place: Of the object in the service, for messages.
+    """
+
+    def __init__(self, name: str, place: str) -> None:
+        self.place = place
+        self.may_exist = False
+        """Whether the object may be there, so that `abort` has to remove it."""
+        self._name = name
+        self._position = 0
+        self._ended = False
+
+    @property
+    def name(self) -> str:
+        """Name of the object in its store."""
+        return self._name
+
+    def tell(self) -> int:
+        """Bytes taken so far."""
+        return self._position
+
+    def write(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Send the buffers; returns when they may change."""
+        if self._ended:
+            raise ValueError(f"{self.place} has been closed")
+        for buffer in buffers:
+            self.send(memoryview(buffer))
+            self._position += len(buffer)
+
+    def write_stable(self, buffer: bytes | bytearray | memoryview) -> None:
+        """Send a buffer that stays as it is until the upload has ended."""
+        if self._ended:
+            raise ValueError(f"{self.place} has been closed")
+        self.send_stable(memoryview(buffer))
+        self._position += len(buffer)
+
+    def close(self, *, sync: bool) -> None:
+        """Complete the upload; what the service has acknowledged is as durable as it makes it."""
+        del sync
+        if not self._ended:
+            self._ended = True
+            self.complete()
+
+    def abort(self) -> None:
+        """Give up, and remove what can be seen of the object."""
+        if not self._ended:
+            self._ended = True
+            with contextlib.suppress(Exception):
+                self.give_up()
+        if self.may_exist:
+            self.may_exist = False
+            with contextlib.suppress(Exception):
+                self.remove()
+
+    @abstractmethod
+    def send(self, view: memoryview) -> None:
+        """Take the next bytes; they may change afterwards."""
+
+    def send_stable(self, view: memoryview) -> None:
+        """Take the next bytes; they do not change before the upload has ended."""
+        self.send(view)
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Make the object exist with all that was sent. Called once; not after `give_up`."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """End the upload without completing it, where the service can; release what it holds. May raise."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove the object. May raise."""

@@ -1,0 +1,1 @@
+"""Items of one rank into data files, in parallel."""

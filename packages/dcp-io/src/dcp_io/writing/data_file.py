@@ -1,0 +1,270 @@
+"""One data file while it is written: framing, alignment and packing of items, and their CRCs on the way."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_io.archives.crc import RunningCrc, crc32
+from dcp_io.archives.tensor_archive import Frame, tensor_frame
+from dcp_io.saves.own_files import MARK_BYTES, data_mark
+from dcp_io.stores.store import Buffer, Sink
+from dcp_io.writing.block_writes import write_blocks
+from dcp_io.writing.stream_writes import encode_payload
+from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing
+from dcp_manifest.requests import Alike, BlockEncoder, Payload, PiecewiseData
+
+__all__ = ["ALIGNMENT_BYTES", "DataFile", "Place", "alignment"]
+
+ALIGNMENT_BYTES = 64
+# Pieces are collected up to this size before they are handed to the storage.
+PACK_BYTES = 1 << 20
+# Of a large payload, so much is checksummed and then written while it is still in the processor's cache.
+STEP_BYTES = 4 << 20
+# After so many bytes the storage is asked to begin to make them durable. Measured: less keeps the disk waiting for
+# calls, much more leaves too much to the end.
+SYNC_STEP_BYTES = 32 << 20
+_ZEROS: Final = bytes(ALIGNMENT_BYTES)
+_RAW = int(Framing.RAW)
+_IN_MEMORY = (bytes, bytearray, memoryview)
+
+
+Place = tuple[int, int, int, int, int, int, int]
+"""Offset, length, lead, stored_bytes, framing and crc32 of an item as in a `StoredItem`, and the number of its chain.
+
+A bare tuple of numbers: the garbage collector, whose passes are what many small objects cost most, leaves it alone.
+"""
+
+
+class DataFile:
+    """Appends items to a sink, each at the place its alignment asks for.
+
+    The file begins with the mark of its save. Payloads begin at a multiple of 64 bytes in the file (small raw ones: of
+    their element size); the gaps are zero.
+
+    Args:
+        sink: A new object; this takes over closing it.
+        save_id: Of the save that makes it.
+        layout: `torch` frames RAW payloads as archives, `raw` does not.
+        sync: Whether the file must be durable once it is closed.
+        max_piece_bytes: Memory that the pieces of a payload may take.
+    """
+
+    def __init__(self, sink: Sink, *, save_id: str, layout: str, sync: bool, max_piece_bytes: int) -> None:
+        self._sink = sink
+        self._framed = layout == "torch"
+        self._sync = sync
+        self._max_piece_bytes = max_piece_bytes
+        self._pieces: list[Buffer] = [data_mark(save_id)]
+        self._position = MARK_BYTES
+        self._written = 0
+        self._sync_started = 0
+        self.running_crcs: list[npt.NDArray[np.uint32]] = []
+        """Of each item that has any, in the order of `add`."""
+        self.blocks: dict[int, EncodedBlocks] = {}
+        """Of each item that has any, by its offset."""
+        self.chains: dict[tuple[str, ...], int] = {(): 0}
+        """Descriptors of transforms → their number in places."""
+        self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
+
+    def add(self, key: str, payload: Payload) -> Place:
+        """Append one item; its bytes may be handed to the storage later, at the latest by `close`.
+
+        Args:
+            key: FQN, for messages.
+            payload: Its memory must stay unchanged until `close`.
+
+        Raises:
+            ValueError: The payload's length contradicts its dtype and sizes.
+            OSError: The storage refused.
+        """
+        chain = 0
+        if payload.blocks is not None and _size_of(key, payload.data):
+            return self._add_blocks(key, payload, payload.blocks)
+        if payload.encoders:
+            payload, chain = self._encoded(key, payload)
+        data, framing = payload.data, payload.framing
+        size = len(data) if type(data) is bytes else _size_of(key, data)
+        if framing == _RAW and not chain:
+            known = self._forms.get((payload.dtype, payload.sizes, size))
+            frame, lead, aligned = known if known is not None else self._form(key, payload, size)
+        else:
+            frame, lead, aligned = None, 0, alignment(framing, size, 1, framed=self._framed)
+        gap = -(self._position + lead) % aligned
+        if gap:
+            self._pieces.append(_ZEROS[:gap])
+        offset = self._position + gap
+        if frame is not None:
+            self._pieces.append(frame.prefix)
+        self._position = offset + lead
+        if size > CRC_BLOCK_MIN_BYTES:
+            value = self._stream(data, size)
+        else:
+            small = data if isinstance(data, _IN_MEMORY) else _joined(data, self._max_piece_bytes)
+            value = crc32(small)
+            self._pieces.append(small)
+            self._position += size
+        if frame is not None:
+            self._end_frame(frame, value)
+        if self._position - self._written >= PACK_BYTES:
+            self._flush()
+        return offset, self._position - offset, lead, size, int(framing), value, chain
+
+    def add_alike(self, key: str, alike: Alike, data: Buffer, count: int) -> list[int]:
+        """Append bare payloads of one dtype and size, one after another in `data`; as many calls of `add` do.
+
+        Returns:
+            The numbers of their places in a row.
+        """
+        nbytes = len(data) // count
+        frame, lead, aligned = self._form(key, Payload(b"", Framing.RAW, alike.dtype, alike.sizes), nbytes)
+        view = memoryview(data)
+        crcs = np.fromiter((crc32(view[n : n + nbytes]) for n in range(0, len(view), nbytes)), "<u4", count)
+        prefix, suffix = (frame.prefix, frame.suffix(0)) if frame else (b"", b"")
+        length = lead + nbytes + len(suffix)
+        step = -(-length // aligned) * aligned
+        rows = np.zeros((count, step), np.uint8)
+        rows[:, :length] = np.frombuffer(prefix + bytes(nbytes) + suffix, np.uint8)
+        rows[:, lead : lead + nbytes] = np.frombuffer(view, np.uint8).reshape(count, nbytes)
+        if frame is not None:
+            first = lead + nbytes + len(frame.before_crc)
+            for place in (first, first + 4 + len(frame.between_crcs)):
+                rows[:, place : place + 4] = crcs.view(np.uint8).reshape(count, 4)
+        gap = -(self._position + lead) % aligned
+        self._pieces += [_ZEROS[:gap], rows.data.cast("B")[: (count - 1) * step + length]]
+        offset = self._position + gap
+        self._position = offset + (count - 1) * step + length
+        if self._position - self._written >= PACK_BYTES:
+            self._flush()
+        places = np.empty((count, 7), np.int64)
+        places[:] = (0, length, lead, nbytes, _RAW, 0, 0)
+        places[:, 0] = offset + step * np.arange(count)
+        places[:, 5] = crcs
+        numbers: list[int] = places.reshape(-1).tolist()
+        return numbers
+
+    def _add_blocks(self, key: str, payload: Payload, encoder: BlockEncoder) -> Place:
+        """Append a bare payload that is encoded block by block."""
+        _item_bytes(key, payload, _size_of(key, payload.data))
+        gap = -self._position % ALIGNMENT_BYTES
+        if gap:
+            self._pieces.append(_ZEROS[:gap])
+        offset = self._position = self._position + gap
+        blocks, value = write_blocks(payload.data, encoder, self._max_piece_bytes, self._append)
+        chain = self.chains.setdefault(encoder.descriptors, len(self.chains))
+        self.blocks[offset] = blocks
+        size = self._position - offset
+        return offset, size, 0, size, _RAW, value, chain
+
+    def _append(self, data: Buffer) -> None:
+        """Append bytes that may change afterwards."""
+        self._position += len(data)
+        if len(data) > CRC_BLOCK_MIN_BYTES:
+            self._flush(data)
+        else:
+            self._pieces.append(bytes(data))
+            if self._position - self._written >= PACK_BYTES:
+                self._flush()
+
+    def _form(self, key: str, payload: Payload, size: int) -> tuple[Frame | None, int, int]:
+        """Frame, its lead and the alignment of a bare payload; kept, since thousands of them may be alike."""
+        item_bytes = _item_bytes(key, payload, size)
+        frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes) if self._framed else None
+        form = frame, len(frame.prefix) if frame else 0, alignment(Framing.RAW, size, item_bytes, framed=self._framed)
+        self._forms[payload.dtype, payload.sizes, size] = form
+        return form
+
+    def _encoded(self, key: str, payload: Payload) -> tuple[Payload, int]:
+        """What a payload's encoders make of it and of its frame, and the number of their chain."""
+        frame = None
+        if payload.framing == _RAW:
+            frame, *_ = self._form(key, payload, _size_of(key, payload.data))
+        names = tuple(encoder.get_descriptor() for encoder in payload.encoders)
+        chain = self.chains.setdefault(names, len(self.chains))
+        data = encode_payload(payload.data, frame, payload.encoders, self._max_piece_bytes)
+        return Payload(data, payload.framing if frame is None else Framing.TORCH_ZIP), chain
+
+    def close(self) -> None:
+        """Hand over what is pending and complete the file."""
+        self._flush()
+        self._sink.close(sync=self._sync)
+
+    def abort(self) -> None:
+        """Remove the file."""
+        self._pieces.clear()
+        self._sink.abort()
+
+    def _end_frame(self, frame: Frame, value: int) -> None:
+        suffix = frame.suffix(value)
+        self._pieces.append(suffix)
+        self._position += len(suffix)
+
+    def _stream(self, data: Buffer | PiecewiseData, size: int) -> int:
+        """Write a large payload from its own memory; its CRC32."""
+        running = RunningCrc(size)
+        stable = isinstance(data, _IN_MEMORY)
+        pieces = (data,) if isinstance(data, _IN_MEMORY) else data.pieces(self._max_piece_bytes)
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), STEP_BYTES):
+                part = view[start : start + STEP_BYTES]
+                running.update(part)
+                self._position += len(part)
+                self._flush(part, stable=stable)
+        if len(borders := running.borders()):
+            self.running_crcs.append(borders)
+        return running.value
+
+    def _flush(self, *more: Buffer, stable: bool = False) -> None:
+        if self._pieces or more:
+            pieces = [b"".join(self._pieces)] if self._pieces else []
+            self._pieces.clear()
+            if stable and self._sink.keeps_stable:
+                self._sink.write(pieces)
+                for buffer in more:
+                    self._sink.write_stable(buffer)
+            else:
+                self._sink.write([*pieces, *more])
+            self._written = self._position
+            if self._sync and self._written - self._sync_started >= SYNC_STEP_BYTES:
+                self._sink.start_sync()
+                self._sync_started = self._written
+
+
+def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> int:
+    """Of what a payload's position in its file must be a multiple, given its length and that of its elements."""
+    if framing is Framing.OBJECT or (size == 0 and not framed):
+        return 1
+    if framing is Framing.RAW and not framed and size < ALIGNMENT_BYTES:
+        return item_bytes & -item_bytes  # its largest power of two: packed dtypes of the future may not be one
+    return ALIGNMENT_BYTES
+
+
+def _size_of(key: str, data: Buffer | PiecewiseData) -> int:
+    """Bytes of a payload; raises ValueError if they do not lie in a row."""
+    if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
+        raise ValueError(f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data")
+    return len(data) if isinstance(data, _IN_MEMORY) else data.nbytes
+
+
+def _joined(data: PiecewiseData, max_bytes: int) -> bytes:
+    # One copy each: `join` would ask for all pieces before it looks at the first.
+    return b"".join([bytes(piece) for piece in data.pieces(max_bytes)])
+
+
+def _item_bytes(key: str, payload: Payload, size: int) -> int:
+    """Bytes per element; of a dtype that is newer than this package they follow from the payload's length."""
+    count = math.prod(payload.sizes)
+    if not payload.dtype:
+        raise ValueError(f"the payload of {key!r} is raw but names no dtype")
+    item_bytes = ITEM_BYTES.get(payload.dtype, size // count if count else 1)
+    if size != count * item_bytes:
+        raise ValueError(
+            f"the payload of {key!r} has {size} bytes; {payload.dtype} of sizes {payload.sizes} takes "
+            f"{count * item_bytes}"
+        )
+    return item_bytes

@@ -1,0 +1,268 @@
+"""Writing the items of one rank: who writes what into which file, and the errors of its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_io.layout_choices import Layout, check_layout
+from dcp_io.stores.store import Sink, Store
+from dcp_io.workers import StopSignal, run_together
+from dcp_io.writing.data_file import DataFile, Place
+from dcp_manifest.index.columns import BlockColumns, ItemColumns
+from dcp_manifest.index.items import EncodedBlocks
+from dcp_manifest.index.stored_items import StoredItems, block_columns
+from dcp_manifest.requests import Alike, Writable
+
+__all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "assign_to_threads", "write_items"]
+
+DATA_SUFFIX = ".distcp"
+# Below this much data per file, the cost of another file (and its fsync) exceeds what a thread wins.
+FILE_MIN_BYTES = 4 << 20
+MAX_INFLIGHT_BYTES = 64 << 20
+# Alike requests are written together if there are so many of them in a row, and at most so many at a time.
+_MIN_ALIKE, _MAX_ALIKE = 16, 1024
+_NO_BORDERS: Final = np.zeros(0, np.uint32)
+
+
+def write_items(
+    store: Store,
+    requests: Sequence[Writable],
+    *,
+    prefix: str,
+    save_id: str,
+    layout: Layout = "torch",
+    threads: int = 1,
+    single_file: bool = True,
+    sync: bool = True,
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+) -> StoredItems:
+    """Write every item, or none: once this returns all are stored (durably with `sync`), on an error all are gone.
+
+    Each thread writes files of its own, balanced by `cost_bytes`, largest items first; it resolves an item when its
+    turn has come. Tensors' bytes go from their memory to the storage without a copy, or piece by piece through a
+    buffer where that is not possible; a tensor that changes meanwhile is found damaged when it is loaded.
+
+    Args:
+        store: Where to; its folder must exist.
+        requests: Items; their `resolve` is called once each, in any thread.
+        prefix: Beginning of the files' names, e.g. `__3_` for rank 3.
+        save_id: Id of the running save; part of the files' names.
+        layout: How tensors are framed.
+        threads: At most so many writer threads, at least 1; fewer are used for little data.
+        single_file: One file per thread; otherwise one per item.
+        sync: Whether files and folder are durable on return. The storage begins with that while writing goes on.
+        max_inflight_bytes: Memory that buffers of all threads may take together, for payloads that come in pieces.
+
+    Returns:
+        Where each item lies, in the order of `requests`. No request, no file.
+
+    Raises:
+        ValueError: A request's payload contradicts its dtype and sizes; an argument is not allowed.
+        OSError: The storage refused; names the file.
+        BaseException: Whatever a `resolve` raised. The first error of all threads is raised, as it is.
+
+    Ranks: one; not collective.
+    """
+    _check_choices(layout, threads, max_inflight_bytes)
+    if not requests:
+        return StoredItems.of([])
+    buckets = assign_to_threads(requests, threads)
+    batch = _Batch(
+        store,
+        requests,
+        name=f"{prefix}{{}}.{save_id}{DATA_SUFFIX}",
+        single_file=single_file,
+        open_file=functools.partial(
+            DataFile,
+            save_id=save_id,
+            layout=layout,
+            sync=sync,
+            max_piece_bytes=max(1, max_inflight_bytes // len(buckets)),
+        ),
+    )
+    try:
+        run_together([functools.partial(batch.write_bucket, n, bucket) for n, bucket in enumerate(buckets)])
+        if sync:
+            store.sync_folder()
+    except BaseException:
+        batch.remove_files()
+        raise
+    return batch.items()
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """One file that is complete."""
+
+    name: str
+    positions: Sequence[int]
+    """Of its items among the requests."""
+    places: list[int]
+    """The numbers of their `Place`s, one after another."""
+    running_crcs: list[npt.NDArray[np.uint32]]
+    chains: tuple[tuple[str, ...], ...]
+    """By the numbers that places have for them."""
+    blocks: dict[int, EncodedBlocks]
+    """By the offsets of items in the file."""
+
+
+def _renumbered(
+    numbers: npt.NDArray[np.int64],
+    files: npt.NDArray[np.int64],
+    written: Sequence[_Written],
+    chains: dict[tuple[str, ...], int],
+) -> npt.NDArray[np.uint8]:
+    """The chains of items, by file, as numbers of one table; adds those that are new to it."""
+    found = np.zeros(len(numbers), np.uint8)
+    for row, file in enumerate(written):
+        if len(file.chains) > 1:
+            table = np.array([chains.setdefault(links, len(chains)) for links in file.chains], np.uint8)
+            own = files == row
+            found[own] = table[numbers[own]]
+    return found
+
+
+def _blocks(written: Sequence[_Written]) -> BlockColumns | None:
+    """The encoded blocks of items, by file, in the order of their places."""
+    if not any(file.blocks for file in written):
+        return None
+    # An empty item may share its offset with the one after it, but it has no bytes that could be encoded.
+    width = len(get_args(Place))
+    return block_columns(
+        [
+            file.blocks.get(offset) if length else None
+            for file in written
+            for offset, length in zip(file.places[::width], file.places[1::width], strict=True)
+        ]
+    )
+
+
+class _Batch:
+    """What the writer threads of one call share."""
+
+    def __init__(
+        self,
+        store: Store,
+        requests: Sequence[Writable],
+        *,
+        name: str,
+        single_file: bool,
+        open_file: Callable[[Sink], DataFile],
+    ) -> None:
+        self._store = store
+        self._requests = requests
+        self._name = name
+        self._single_file = single_file
+        self._open_file = open_file
+        self._made: list[str] = []
+        self._written: list[_Written] = []
+
+    def items(self) -> StoredItems:
+        """Where the items lie, in the order of the requests."""
+        # Each file's items lie together here, whichever thread was done first; `order` says where each request's is.
+        written = sorted(self._written, key=lambda file: file.name)
+        rows = np.concatenate([np.array(file.places, np.int64) for file in written]).reshape(-1, len(get_args(Place)))
+        files = np.repeat(np.arange(len(written)), [len(file.positions) for file in written])
+        order = np.argsort(np.concatenate([file.positions for file in written]), kind="stable")
+        chains: dict[tuple[str, ...], int] = {(): 0}
+        columns = ItemColumns(
+            file=files.astype(np.uint32),
+            offset=rows[:, 0].astype(np.uint64),
+            length=rows[:, 1].astype(np.uint64),
+            lead=rows[:, 2].astype(np.uint32),
+            stored_bytes=rows[:, 3].astype(np.uint64),
+            framing=rows[:, 4].astype(np.uint8),
+            chain=_renumbered(rows[:, 6], files, written, chains),
+            checked=np.ones(len(rows), np.uint8),
+            crc32=rows[:, 5].astype(np.uint32),
+            running_crcs=np.concatenate([_NO_BORDERS, *(part for file in written for part in file.running_crcs)]),
+            blocks=_blocks(written),
+        )
+        return StoredItems(columns, [file.name for file in written], tuple(chains)[1:]).take(order)
+
+    def remove_files(self) -> None:
+        """Delete every file that was made."""
+        for name in self._made:
+            with contextlib.suppress(OSError):
+                self._store.delete(name)
+
+    def write_bucket(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
+        """Write the items of one thread."""
+        if self._single_file:
+            self._write_file(number, positions, stop)
+            return
+        for position in positions:
+            self._write_file(position, [position], stop)
+
+    def _write_file(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
+        stop.check()
+        sink = self._store.create(self._name.format(number))
+        self._made.append(sink.name)
+        file = self._open_file(sink)
+        places: list[int] = []
+        try:
+            for alike, requests in _runs([self._requests[position] for position in positions]):
+                stop.check()
+                if alike is not None:
+                    places += file.add_alike(requests[0].key, alike, alike.resolve(requests), len(requests))
+                    continue
+                for request in requests:
+                    places += file.add(request.key, request.resolve())
+                    stop.check()
+            stop.check()
+            file.close()
+        except BaseException:
+            file.abort()
+            raise
+        self._written.append(_Written(sink.name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
+
+
+def _runs(requests: Sequence[Writable]) -> Iterator[tuple[Alike | None, Sequence[Writable]]]:
+    """The requests in their order, many alike ones at a time."""
+    start = 0
+    for alike, run in itertools.groupby(requests, lambda request: getattr(request, "alike", None)):
+        stop = start + sum(1 for _ in run)
+        worth = alike is not None and stop - start >= _MIN_ALIKE
+        for first in range(start, stop, _MAX_ALIKE):
+            yield alike if worth else None, requests[first : min(stop, first + _MAX_ALIKE)]
+        start = stop
+
+
+def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> None:
+    if threads < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    if max_inflight_bytes < 1:
+        raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
+    check_layout(layout)
+
+
+def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:
+    """Positions of the requests for each thread: the largest first, each to the thread with the least to do.
+
+    Of requests of one size those that are alike come together.
+    """
+    total = sum(request.cost_bytes for request in requests)
+    count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))
+    kinds: dict[Alike | None, int] = {}
+    ranks = [
+        (-request.cost_bytes, kinds.setdefault(getattr(request, "alike", None), len(kinds))) for request in requests
+    ]
+    order = sorted(range(len(requests)), key=ranks.__getitem__)
+    if count == 1:
+        return [order]
+    buckets: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0, number) for number in range(count)]
+    for position in order:
+        load, number = loads[0]
+        buckets[number].append(position)
+        heapq.heapreplace(loads, (load + requests[position].cost_bytes, number))
+    return [bucket for bucket in buckets if bucket]
