@@ -11,7 +11,7 @@ import torch
 
 import dcp_all as dcp
 from dcp_async import WorkerError
-from dcp_async.messages import NewArena
+from dcp_async.savers.worker_messages import NewArena
 from integration_tests.asynchronous import scripts
 
 DROPPED = """

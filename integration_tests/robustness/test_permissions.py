@@ -14,8 +14,8 @@ import torch
 
 import dcp_all as dcp
 import dcp_format
-from dcp_async.arena import Arena
-from dcp_async.worker_process import WorkerProcess
+from dcp_async.savers.worker_handle import WorkerProcess
+from dcp_async.staging.arena import Arena
 from dcp_io import LocalStore
 from dcp_io.writing.stream_writes import EncodedData
 
@@ -117,8 +117,8 @@ def test_the_socket_of_a_worker_has_no_name(monkeypatch: pytest.MonkeyPatch) -> 
         assert all(not end.getsockname() and not end.get_inheritable() for end in pairs[-1])
         raise InterruptedError("far enough")
 
-    monkeypatch.setattr("dcp_async.worker_process.socket.socketpair", pair)
-    monkeypatch.setattr("dcp_async.worker_process.subprocess.Popen", started)
+    monkeypatch.setattr("dcp_async.savers.worker_handle.socket.socketpair", pair)
+    monkeypatch.setattr("dcp_async.savers.worker_handle.subprocess.Popen", started)
     from dcp_async.options import WorkerOptions
 
     with pytest.raises(InterruptedError):

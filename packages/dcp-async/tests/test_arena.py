@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from dcp_async.arena import Arena, ArenaPool
 from dcp_async.errors import StagingLimitError
+from dcp_async.staging.arena import Arena, ArenaPool
 
 
 def test_shared_memory_is_seen_through_its_descriptor() -> None:

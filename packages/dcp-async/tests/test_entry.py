@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dcp_async.entry import Entry
 from dcp_async.errors import NestedSaveError
+from dcp_async.queue.start_lock import Entry
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from dcp_async import AsyncSaver
-from dcp_async.links import CollectiveLink, LinkTable, StoreLink
 from dcp_async.options import SaverOptions
+from dcp_async.queue.save_agreement import CollectiveLink, LinkTable, StoreLink
 from dcp_core.testing.memory import MemoryWriter
 from dcp_core.testing.ranks import RankPool
 

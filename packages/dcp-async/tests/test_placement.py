@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_async.arena import ArenaPool
-from dcp_async.copying import Copier
-from dcp_async.placement import place, sources_of
-from dcp_async.staging import Stager
+from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.copy_state import Stager
+from dcp_async.staging.copying import Copier
+from dcp_async.staging.placement import place, sources_of
 
 
 @st.composite

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dcp_async.portable_keys import portable
-from dcp_async.skeleton import fill, look_through
+from dcp_async.savers.portable_keys import portable
+from dcp_async.staging.skeleton import fill, look_through
 from dcp_core.errors import DuplicateKeyError
 from dcp_core.flatten import flatten
 

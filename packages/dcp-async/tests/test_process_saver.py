@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_async.arena import ArenaPool
-from dcp_async.copying import Copier
 from dcp_async.errors import SaverClosedError, WorkerError, WorkerLostError
-from dcp_async.jobs import SaveJob
-from dcp_async.links import GroupLink
-from dcp_async.meeting import Seat, Ticket
-from dcp_async.messages import Failed, ForgetArena, Save, Saved
 from dcp_async.options import SaverOptions
-from dcp_async.process_saver import ProcessBackend
-from dcp_async.staging import Stager
+from dcp_async.queue.jobs import SaveJob
+from dcp_async.queue.rank_place import Seat, Ticket
+from dcp_async.queue.save_agreement import GroupLink
+from dcp_async.savers.process_saver import ProcessBackend
+from dcp_async.savers.worker_messages import Failed, ForgetArena, Save, Saved
+from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.copy_state import Stager
+from dcp_async.staging.copying import Copier
 from dcp_core import PeerOptions
 from dcp_core.outcomes import failure_of
 
@@ -141,7 +141,9 @@ def test_a_message_that_the_worker_does_not_understand_ends_it_and_says_why() ->
 
 def test_no_worker_is_started_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr("dcp_async.process_saver.WorkerProcess", lambda *_: started.append(1) or FakeWorker("saved"))
+    monkeypatch.setattr(
+        "dcp_async.savers.process_saver.WorkerProcess", lambda *_: started.append(1) or FakeWorker("saved")
+    )
     backend, _, link, stager = _backend()
     backend.close()
     with pytest.raises(SaverClosedError):
@@ -169,7 +171,7 @@ def test_the_first_worker_starts_before_the_copy(monkeypatch: pytest.MonkeyPatch
         started.append(FakeWorker("saved"))
         return started[-1]
 
-    monkeypatch.setattr("dcp_async.process_saver.WorkerProcess", start)
+    monkeypatch.setattr("dcp_async.savers.process_saver.WorkerProcess", start)
     backend, link, stager = (
         ProcessBackend(SaverOptions()),
         Link(),
@@ -189,7 +191,7 @@ def test_a_worker_that_cannot_be_started_fails_in_its_save(monkeypatch: pytest.M
     def start(*_: Any) -> FakeWorker:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr("dcp_async.process_saver.WorkerProcess", start)
+    monkeypatch.setattr("dcp_async.savers.process_saver.WorkerProcess", start)
     backend, link = ProcessBackend(SaverOptions()), Link()
     backend.before_save()
     with pytest.raises(BlockingIOError, match="no more processes"):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSupersededError
-from dcp_async.jobs import SaveJob
-from dcp_async.links import GroupLink
-from dcp_async.meeting import Seat, Ticket
-from dcp_async.queue import SaveQueue
+from dcp_async.queue.jobs import SaveJob
+from dcp_async.queue.rank_place import Seat, Ticket
+from dcp_async.queue.save_agreement import GroupLink
+from dcp_async.queue.save_queue import SaveQueue
 from dcp_core import CoordinatorLostError, Metadata, PeerOptions
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, init_device_mesh
 
 from dcp_async import AsyncStager, BlockingAsyncStager, DefaultStager, StagingOptions, StateDictStager
-from dcp_async.stagers import is_plain_blocking
+from dcp_async.staging.stagers import is_plain_blocking
 from dcp_core.testing.memory import MemoryWriter
 from dcp_core.testing.ranks import RankPool
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_async import self_check, staging
-from dcp_async.arena import ArenaPool
-from dcp_async.copying import Copier
 from dcp_async.errors import MutatedWhileStagedError, StagingMismatchError
-from dcp_async.mutations import MutationGuard
-from dcp_async.placement import Placement, place
-from dcp_async.skeleton import leaves_of, look_through
-from dcp_async.staging import Stager
+from dcp_async.staging import copy_state as staging
+from dcp_async.staging import self_check
+from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.copy_state import Stager
+from dcp_async.staging.copying import Copier
+from dcp_async.staging.mutation_guard import MutationGuard
+from dcp_async.staging.placement import Placement, place
+from dcp_async.staging.skeleton import leaves_of, look_through
 from dcp_core import UnsupportedValueError
 from dcp_core.flatten import flatten
 from dcp_core.objects import DumpedObject, load_object

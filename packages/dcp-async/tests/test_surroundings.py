@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dcp_async.surroundings import Surroundings, SurroundingsChange
+from dcp_async.queue.trainer_environment import Surroundings, SurroundingsChange
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dcp_async.messages import Failed, Forget, read_message, send_message
-from dcp_async.worker import Trainer
+from dcp_async.savers.worker_main import Trainer
+from dcp_async.savers.worker_messages import Failed, Forget, read_message, send_message
 
 
 def _refuse() -> Any:
@@ -33,8 +33,8 @@ def test_a_message_that_does_not_unpickle_is_reported_at_once(monkeypatch: pytes
     def ended(status: int) -> None:
         raise EndedError
 
-    monkeypatch.setattr("dcp_async.worker._watch", lambda parent: os.pidfd_open(os.getpid()))
-    monkeypatch.setattr("dcp_async.worker.os._exit", ended)
+    monkeypatch.setattr("dcp_async.savers.worker_main._watch", lambda parent: os.pidfd_open(os.getpid()))
+    monkeypatch.setattr("dcp_async.savers.worker_main.os._exit", ended)
     ours, theirs = socket.socketpair()
     trainer = Trainer(theirs)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from dcp_async import worker_process
 from dcp_async.errors import SaverDeadlineError, WorkerLostError
-from dcp_async.messages import Beat
 from dcp_async.options import WorkerOptions
-from dcp_async.worker_process import WorkerProcess
+from dcp_async.savers import worker_handle as worker_process
+from dcp_async.savers.worker_handle import WorkerProcess
+from dcp_async.savers.worker_messages import Beat
 
 
 class Started:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from dcp_async import worker_saves
-from dcp_async.arena import ArenaPool
-from dcp_async.copying import Copier
-from dcp_async.meeting import Ticket
-from dcp_async.messages import Failed, ForgetArena, Hello, NewStructure, Save
 from dcp_async.options import WorkerOptions
-from dcp_async.staging import Staged, Stager
+from dcp_async.queue.rank_place import Ticket
+from dcp_async.savers import worker_save as worker_saves
+from dcp_async.savers.worker_messages import Failed, ForgetArena, Hello, NewStructure, Save
+from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.copy_state import Staged, Stager
+from dcp_async.staging.copying import Copier
 
 
 class LostMeeting:

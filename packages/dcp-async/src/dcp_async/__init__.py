@@ -16,10 +16,10 @@ from dcp_async.errors import (
     WorkerError,
     WorkerLostError,
 )
-from dcp_async.jobs import AsyncSaveResponse, SaveFuture
 from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, WorkerOptions
+from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture
 from dcp_async.saver import AsyncSaver
-from dcp_async.stagers import DefaultStager, StagingOptions, StateDictStager
+from dcp_async.staging.stagers import DefaultStager, StagingOptions, StateDictStager
 from dcp_core.staging import AsyncStager, BlockingAsyncStager
 
 __all__ = [

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_async.jobs import AsyncSaveResponse
 from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions
+from dcp_async.queue.jobs import AsyncSaveResponse
 from dcp_async.saver import AsyncSaver
 from dcp_core import AsyncStager, Metadata, SavePlanner, StorageWriter
 from dcp_core.protocols import CheckpointId

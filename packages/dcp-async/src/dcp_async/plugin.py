@@ -9,6 +9,6 @@ __all__ = ["dcp_register_savers"]
 def dcp_register_savers() -> dict[str, str]:
     """Savers by the values of `AsyncCheckpointerType`."""
     return {
-        "thread": "dcp_async.thread_saver:ThreadBackend",
-        "process": "dcp_async.process_saver:ProcessBackend",
+        "thread": "dcp_async.savers.thread_saver:ThreadBackend",
+        "process": "dcp_async.savers.process_saver:ProcessBackend",
     }

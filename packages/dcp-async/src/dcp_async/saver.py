@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
-from dcp_async.arena import ArenaPool
-from dcp_async.copying import Copier
-from dcp_async.entry import Entry
 from dcp_async.errors import SaverClosedError, SaverDeadlineError
-from dcp_async.job_staging import JobStager
-from dcp_async.jobs import AsyncSaveResponse, SaveFuture, SaveJob
-from dcp_async.links import GroupLink, LinkTable
-from dcp_async.mutations import MutationGuard
 from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, check_overlap
-from dcp_async.queue import SaveQueue
+from dcp_async.queue.job_staging import JobStager
+from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
+from dcp_async.queue.save_agreement import GroupLink, LinkTable
+from dcp_async.queue.save_queue import SaveQueue
+from dcp_async.queue.start_lock import Entry
+from dcp_async.queue.trainer_environment import Surroundings
 from dcp_async.saver_ends import naming_the_end, warn_dropped
-from dcp_async.staging import Staged, Stager
-from dcp_async.surroundings import Surroundings
+from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.copy_state import Staged, Stager
+from dcp_async.staging.copying import Copier
+from dcp_async.staging.mutation_guard import MutationGuard
 from dcp_core import (
     AsyncStager,
     CheckpointNotFoundError,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from dcp_async.errors import MutatedWhileStagedError
-from dcp_async.placement import Placement
-from dcp_async.skeleton import Contents
+from dcp_async.staging.placement import Placement
+from dcp_async.staging.skeleton import Contents
 
 __all__ = ["MutationGuard", "Samples"]
 

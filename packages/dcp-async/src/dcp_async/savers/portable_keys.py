@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dcp_async.skeleton import Skeleton
+from dcp_async.staging.skeleton import Skeleton
 
 __all__ = ["NamedKey", "NamedText", "portable"]
 

@@ -15,18 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dcp_async.arena import Arena
 from dcp_async.errors import SaverClosedError, SaverDeadlineError, WorkerError, WorkerLostError
-from dcp_async.jobs import SaveJob
-from dcp_async.links import GroupLink
-from dcp_async.meeting import Seat
-from dcp_async.messages import Failed, Forget, ForgetArena, NewArena, NewGroup, NewStructure, Save, Saved
 from dcp_async.options import SaverOptions
-from dcp_async.portable_keys import portable
-from dcp_async.staged_planner import pickled
-from dcp_async.staging import Staged
-from dcp_async.surroundings import Surroundings
-from dcp_async.worker_process import WorkerProcess
+from dcp_async.queue.jobs import SaveJob
+from dcp_async.queue.rank_place import Seat
+from dcp_async.queue.save_agreement import GroupLink
+from dcp_async.queue.trainer_environment import Surroundings
+from dcp_async.queue.worker_planner import pickled
+from dcp_async.savers.portable_keys import portable
+from dcp_async.savers.worker_handle import WorkerProcess
+from dcp_async.savers.worker_messages import Failed, Forget, ForgetArena, NewArena, NewGroup, NewStructure, Save, Saved
+from dcp_async.staging.arena import Arena
+from dcp_async.staging.copy_state import Staged
 from dcp_core import CoordinatorLostError, Metadata
 from dcp_core.metadata import DeferredMetadata
 from dcp_core.outcomes import Failure, decode

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcp_async.arena import Arena, ArenaPool
-from dcp_async.copying import Copier, arena_view, copied_strides
-from dcp_async.mutations import MutationGuard
-from dcp_async.placement import Placement, Sources, place, sources_of
-from dcp_async.self_check import check_described, check_placed
-from dcp_async.skeleton import Contents, Skeleton, fill, leaves_of, look_through
-from dcp_async.tree_copy import copy_tree
+from dcp_async.staging.arena import Arena, ArenaPool
+from dcp_async.staging.copying import Copier, arena_view, copied_strides
+from dcp_async.staging.mutation_guard import MutationGuard
+from dcp_async.staging.placement import Placement, Sources, place, sources_of
+from dcp_async.staging.self_check import check_described, check_placed
+from dcp_async.staging.skeleton import Contents, Skeleton, fill, leaves_of, look_through
+from dcp_async.staging.tree_copy import copy_tree
 
 __all__ = ["Staged", "Stager", "Structure", "staged_tensors"]
 

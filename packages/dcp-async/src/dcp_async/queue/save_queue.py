@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent import futures
 
 from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSkippedError, SaveSupersededError
-from dcp_async.jobs import SaveJob
 from dcp_async.options import Overlap
+from dcp_async.queue.jobs import SaveJob
 from dcp_core import CoordinatorLostError, Metadata
 from dcp_core.logs import LOGGER_NAME, library_logger
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from dcp_async.copying import on_this_stream
-from dcp_async.entry import Entry
 from dcp_async.errors import SaverDeadlineError
-from dcp_async.jobs import AsyncSaveResponse, SaveFuture, SaveJob
-from dcp_async.links import GroupLink
-from dcp_async.staged_planner import plan_here
-from dcp_async.stagers import DefaultStager, is_plain_blocking
-from dcp_async.staging import Staged, Stager
+from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
+from dcp_async.queue.save_agreement import GroupLink
+from dcp_async.queue.start_lock import Entry
+from dcp_async.queue.worker_planner import plan_here
+from dcp_async.staging.copy_state import Staged, Stager
+from dcp_async.staging.copying import on_this_stream
+from dcp_async.staging.stagers import DefaultStager, is_plain_blocking
 from dcp_core import AsyncStager, DefaultSavePlanner, StorageWriter
 from dcp_core.per_rank import with_rank_values
 from dcp_core.protocols import with_states

@@ -21,8 +21,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dcp_async.errors import SaverDeadlineError, WorkerError, WorkerLostError
-from dcp_async.messages import Beat, Failed, Hello, Logged, Ready, Told, Warned, read_message, send_message
 from dcp_async.options import WorkerOptions
+from dcp_async.savers.worker_messages import (
+    Beat,
+    Failed,
+    Hello,
+    Logged,
+    Ready,
+    Told,
+    Warned,
+    read_message,
+    send_message,
+)
 from dcp_core import plugins
 from dcp_core.child_interpreter import module_command
 from dcp_core.logs import LOGGER_NAME, library_logger
@@ -58,7 +68,7 @@ class WorkerProcess:
         self._end_lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
-                module_command("dcp_async.worker", str(theirs.fileno()), str(os.getpid())),
+                module_command("dcp_async.savers.worker_main", str(theirs.fileno()), str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**environment, "PYTHONPATH": os.pathsep.join(_search_path())},

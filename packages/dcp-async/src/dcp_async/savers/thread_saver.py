@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dcp_async.jobs import SaveJob
-from dcp_async.links import GroupLink
 from dcp_async.options import SaverOptions
-from dcp_async.staging import Staged
+from dcp_async.queue.jobs import SaveJob
+from dcp_async.queue.save_agreement import GroupLink
+from dcp_async.staging.copy_state import Staged
 from dcp_core import Metadata
 from dcp_core.saving import save_with
 

@@ -14,8 +14,8 @@ import weakref
 import torch.distributed as dist
 
 from dcp_async.errors import WorkerError
-from dcp_async.meeting import Meeting, Seat, StoreAddress, Ticket
 from dcp_async.options import SaverOptions
+from dcp_async.queue.rank_place import Meeting, Seat, StoreAddress, Ticket
 from dcp_core.coordination import CollectiveCoordinator, Coordinator
 from dcp_core.interrupts import interrupts_deferred
 from dcp_core.store_address import innermost, prefixed

@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from dcp_async.arena import ArenaPool
-from dcp_async.copying import Copier, on_this_stream
 from dcp_async.options import SaverOptions
-from dcp_async.staging import Stager
+from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.copy_state import Stager
+from dcp_async.staging.copying import Copier, on_this_stream
 from dcp_core import BlockingAsyncStager
 
 __all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_blocking"]

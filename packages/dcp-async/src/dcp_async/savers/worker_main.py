@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from dcp_async.messages import Beat, Failed, Hello, NotUnderstoodError, Ready, read_message, send_message
+from dcp_async.savers.worker_messages import Beat, Failed, Hello, NotUnderstoodError, Ready, read_message, send_message
 
 __all__ = ["main"]
 
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> None:
     threading.Thread(target=trainer.beat, daemon=True).start()
     try:
         _settle(hello)
-        from dcp_async.worker_saves import WorkerSaves  # noqa: PLC0415 - imports torch, after the first sign of life
+        from dcp_async.savers.worker_save import WorkerSaves  # noqa: PLC0415 - imports torch, after the first sign of life
 
         saves = WorkerSaves(trainer.send, hello)
     except BaseException as error:  # noqa: BLE001 - the trainer raises it

@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from dcp_async.errors import WorkerError
-from dcp_async.meeting import Meeting, Ticket
-from dcp_async.messages import (
+from dcp_async.queue.rank_place import Meeting, Ticket
+from dcp_async.queue.worker_planner import PlannedElsewhere, StagedPlanner
+from dcp_async.savers.worker_messages import (
     Failed,
     Forget,
     ForgetArena,
@@ -33,9 +34,8 @@ from dcp_async.messages import (
     Told,
     Warned,
 )
-from dcp_async.skeleton import fill
-from dcp_async.staged_planner import PlannedElsewhere, StagedPlanner
-from dcp_async.staging import Structure, staged_tensors
+from dcp_async.staging.copy_state import Structure, staged_tensors
+from dcp_async.staging.skeleton import fill
 from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
 from dcp_core.job_size import assume_job_size
 from dcp_core.outcomes import encode, failure_of

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dcp_async.errors import SaverClosedError
-from dcp_async.links import GroupLink
-from dcp_async.meeting import Ticket
-from dcp_async.staging import Staged
-from dcp_async.surroundings import Surroundings
+from dcp_async.queue.rank_place import Ticket
+from dcp_async.queue.save_agreement import GroupLink
+from dcp_async.queue.trainer_environment import Surroundings
+from dcp_async.staging.copy_state import Staged
 from dcp_core import Metadata, SavePlanner, StorageWriter
 from dcp_core.foreign import adopt_save_planner, adopt_writer
 from dcp_core.protocols import CheckpointId

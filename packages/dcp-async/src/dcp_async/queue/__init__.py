@@ -1,0 +1,1 @@
+"""One save after the other on every rank alike, with overlap policies."""

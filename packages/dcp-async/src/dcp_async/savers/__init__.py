@@ -1,0 +1,1 @@
+"""Who carries a save out: a thread, or a worker process."""

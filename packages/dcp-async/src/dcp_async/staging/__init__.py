@@ -1,0 +1,1 @@
+"""A state dict copied into one reused allocation."""
