@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcp_format.safetensors_header import build_header
+from dcp_format.safetensors.safetensors_header import build_header
 from dcp_manifest.container.footer import FOOTER_BYTES
 from dcp_transforms import ZStandard
 from dcp_transforms.block_zstd import BlockZStandard

@@ -19,9 +19,9 @@ from dcp_core.block_transforms import BlockUndo
 from dcp_core.objects import load_object
 from dcp_core.stock_archive import locate_tensor
 from dcp_core.transforms import ExtensionRegistry, undo
-from dcp_format.safetensors_header import build_header, read_header
-from dcp_format.safetensors_index import INDEX_NAME, open_safetensors
-from dcp_format.stored import stored_content
+from dcp_format.checkpoints.stored_content import stored_content
+from dcp_format.safetensors.safetensors_header import build_header, read_header
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
 from dcp_io import LocalStore, Source, verify_zip, zip_records
 from dcp_manifest import decode, encode, read_index, verify
 from dcp_manifest.container.blob import WholeBlob, index_crc32

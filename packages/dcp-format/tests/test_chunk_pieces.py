@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dcp_core import CorruptCheckpointError
-from dcp_format.chunk_pieces import ChunkPieces
-from dcp_format.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.checkpoints.chunk_pieces import ChunkPieces
+from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
 from dcp_io import LocalStore, crc32
 from dcp_manifest import Framing, StoredItem
 

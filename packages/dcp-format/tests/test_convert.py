@@ -21,9 +21,9 @@ from dcp_core import (
 )
 from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
 from dcp_format import Content, TensorEntry, WriteOptions, convert, detect, open_content
-from dcp_format.changes import select_values
+from dcp_format.content.changes import select_values
 from dcp_format.converters import converter_for
-from dcp_format.safetensors_index import INDEX_NAME
+from dcp_format.safetensors.safetensors_index import INDEX_NAME
 from dcp_io import CheckpointExistsError
 
 
@@ -152,7 +152,7 @@ def test_tensors_and_their_objects_are_replaced_together_or_not(
 
     for what in ("load_object", "write_tensor_file"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"dcp_format.safetensors_write.{what}", fail)
+            patch.setattr(f"dcp_format.safetensors.safetensors_write.{what}", fail)
             with pytest.raises(ZeroDivisionError):
                 convert(tmp_path / "2", tmp_path / "x.safetensors", options=options)
         assert load_file(tmp_path / "x.safetensors")["w"].tolist() == [1, 1, 1]

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from dcp_core import UnsafeCheckpointError, load
 from dcp_format import HuggingFaceStorageReader, convert
-from dcp_format.safetensors_index import INDEX_NAME, open_safetensors
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
 
 NAMES = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 

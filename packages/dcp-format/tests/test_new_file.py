@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from dcp_core import DefaultSavePlanner, WriteItem, save
-from dcp_format import HuggingFaceStorageWriter, WriteOptions, convert, temporary_files
-from dcp_format.new_file import new_file
+from dcp_format import HuggingFaceStorageWriter, WriteOptions, convert
+from dcp_format.content import temporary_files
+from dcp_format.content.new_file import new_file
 from dcp_io import CheckpointExistsError, ProcessIdentity, this_process
 
 DESTINATIONS = ["model.pt", "model.safetensors", "model.hf"]

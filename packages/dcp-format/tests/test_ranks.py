@@ -218,7 +218,7 @@ def test_bytes_read_are_those_needed(ranks: Any, tmp_path: Path, world_size: int
 
 
 def broadcast(path: str, reading: int) -> bool:
-    from dcp_format import broadcasting_reader
+    from dcp_format.torch_save import broadcasting_reader
 
     value = whole()
     template = distributed({name: torch.zeros_like(tensor) for name, tensor in value.items()})

@@ -24,7 +24,7 @@ from dcp_core import (
 )
 from dcp_core.errors import MissingKeyError, UnsupportedValueError
 from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter, WriteOptions, convert
-from dcp_format.safetensors_index import INDEX_NAME, open_safetensors
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
 from dcp_io import LocalStore
 
 

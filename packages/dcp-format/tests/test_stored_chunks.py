@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_format import stored_chunks
-from dcp_format.chunk_pieces import ChunkPieces
-from dcp_format.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.checkpoints import stored_chunks
+from dcp_format.checkpoints.chunk_pieces import ChunkPieces
+from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
 from dcp_io import LocalStore
 from dcp_manifest import Framing, ReadRequest, StoredItem
 

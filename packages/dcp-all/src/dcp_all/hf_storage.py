@@ -12,8 +12,8 @@ from dcp_all.metadata import (
 )
 from dcp_all.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
 from dcp_all.storage import WriteResult
-from dcp_format.hf_reader import HuggingFaceStorageReader
-from dcp_format.hf_writer import HuggingFaceStorageWriter
+from dcp_format.hugging_face.hf_reader import HuggingFaceStorageReader
+from dcp_format.hugging_face.hf_writer import HuggingFaceStorageWriter
 
 __all__ = [
     "ChunkStorageMetadata",

@@ -3,16 +3,19 @@
 Checkpoints themselves are planned in `dcp_core` and stored by `dcp_fs` and others.
 """
 
-from dcp_format.broadcasting_reader import BroadcastingTorchSaveReader
-from dcp_format.consolidate import consolidate_safetensors_files, consolidate_safetensors_files_on_every_rank
-from dcp_format.content import Content, TensorEntry
+from dcp_format.content.content import Content, TensorEntry
 from dcp_format.convert import convert, open_content
 from dcp_format.converters import Converter, WriteOptions, converter_for, detect
-from dcp_format.dynamic_planner import DynamicMetaLoadPlanner
-from dcp_format.hf_reader import HuggingFaceStorageReader
-from dcp_format.hf_writer import HuggingFaceStorageWriter
-from dcp_format.quantized_reader import QuantizedHuggingFaceStorageReader
-from dcp_format.torch_save import dcp_to_torch_save, torch_save_to_dcp
+from dcp_format.hugging_face.consolidate import (
+    consolidate_safetensors_files,
+    consolidate_safetensors_files_on_every_rank,
+)
+from dcp_format.hugging_face.hf_reader import HuggingFaceStorageReader
+from dcp_format.hugging_face.hf_writer import HuggingFaceStorageWriter
+from dcp_format.hugging_face.quantized_reader import QuantizedHuggingFaceStorageReader
+from dcp_format.torch_save.broadcasting_reader import BroadcastingTorchSaveReader
+from dcp_format.torch_save.dynamic_planner import DynamicMetaLoadPlanner
+from dcp_format.torch_save.stock_calls import dcp_to_torch_save, torch_save_to_dcp
 
 __all__ = [
     "BroadcastingTorchSaveReader",

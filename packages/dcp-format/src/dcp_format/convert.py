@@ -10,10 +10,10 @@ from functools import partial
 import torch
 
 from dcp_core.errors import UnsupportedFormatError
-from dcp_format.changes import cast_tensors, rename_values, select_values
-from dcp_format.content import Content
+from dcp_format.content.changes import cast_tensors, rename_values, select_values
+from dcp_format.content.content import Content
 from dcp_format.converters import WriteOptions, converter_for, detect, detect_at_uri, format_of_name, takes_uris
-from dcp_format.fetched import Fetched
+from dcp_format.fetched_files import Fetched
 from dcp_io import open_store
 from dcp_manifest.schemes import WEB_SCHEMES, file_path, scheme_of
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from dcp_core import plugins
 from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
-from dcp_format.content import Content
-from dcp_format.fetched import Fetched
+from dcp_format.content.content import Content
+from dcp_format.fetched_files import Fetched
 from dcp_manifest import printable
 from dcp_manifest.logs import library_logger
 from dcp_manifest.schemes import file_path, scheme_of

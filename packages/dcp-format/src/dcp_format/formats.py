@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dcp_format.checkpoint import is_checkpoint, open_checkpoint, write_checkpoint
-from dcp_format.content import Content
+from dcp_format.checkpoints.checkpoint import is_checkpoint, open_checkpoint, write_checkpoint
+from dcp_format.checkpoints.stored_content import stored_content
+from dcp_format.content.content import Content
 from dcp_format.converters import WriteOptions
-from dcp_format.file_sets import SUFFIX
-from dcp_format.safetensors_index import INDEX_NAME, open_safetensors
-from dcp_format.safetensors_write import write_safetensors
-from dcp_format.stored import stored_content
-from dcp_format.torch_save_read import is_torch_save, open_torch_save
-from dcp_format.torch_save_write import write_torch_save
+from dcp_format.safetensors.file_sets import SUFFIX
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
+from dcp_format.safetensors.safetensors_write import write_safetensors
+from dcp_format.torch_save.torch_save_read import is_torch_save, open_torch_save
+from dcp_format.torch_save.torch_save_write import write_torch_save
 
 __all__ = ["CheckpointConverter", "SafetensorsConverter", "TorchSaveConverter"]
 

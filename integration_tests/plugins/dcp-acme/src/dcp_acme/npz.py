@@ -14,7 +14,7 @@ import numpy as np
 from dcp_core import UnsupportedValueError
 from dcp_core.errors import CorruptCheckpointError
 from dcp_format import Content, TensorEntry, WriteOptions
-from dcp_format.content import refuse_objects
+from dcp_format.content.content import refuse_objects
 
 __all__ = ["NpzConverter"]
 

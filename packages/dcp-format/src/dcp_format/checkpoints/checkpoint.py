@@ -14,8 +14,8 @@ from importlib.metadata import version
 import numpy as np
 
 from dcp_core.compression import CompressedRequest, Compression, CompressionPolicy
-from dcp_format.content import Content, TensorEntry
-from dcp_format.stored import stored_content
+from dcp_format.checkpoints.stored_content import stored_content
+from dcp_format.content.content import Content, TensorEntry
 from dcp_io import Layout, LocalStore, StoreBackend, open_store
 from dcp_manifest import (
     METADATA_NAME,

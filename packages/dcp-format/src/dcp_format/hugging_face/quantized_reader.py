@@ -16,8 +16,8 @@ import torch
 
 from dcp_core import LoadItemType, LoadPlan, LoadPlanner, Metadata, MetadataIndex, ReadItem, TensorStorageMetadata
 from dcp_core.errors import CorruptCheckpointError
-from dcp_format.dequantize import dequantize_blocks, dequantize_mxfp4
-from dcp_format.hf_reader import HuggingFaceStorageReader
+from dcp_format.hugging_face.dequantize import dequantize_blocks, dequantize_mxfp4
+from dcp_format.hugging_face.hf_reader import HuggingFaceStorageReader
 
 __all__ = ["QuantizedHuggingFaceStorageReader"]
 

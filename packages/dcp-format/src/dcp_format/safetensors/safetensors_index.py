@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
-from dcp_format.file_sets import SUFFIX, chosen_set, headers_of, is_writers_name, one_save
-from dcp_format.hub_cache import local_store
-from dcp_format.safetensors_header import Header, HeaderEntry
+from dcp_format.safetensors.file_sets import SUFFIX, chosen_set, headers_of, is_writers_name, one_save
+from dcp_format.safetensors.hub_cache import local_store
+from dcp_format.safetensors.safetensors_header import Header, HeaderEntry
 from dcp_io import Store
 from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index
 from dcp_manifest.schemes import file_path

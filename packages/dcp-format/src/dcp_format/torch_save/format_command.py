@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from dcp_format.torch_save import dcp_to_torch_save, torch_save_to_dcp
+from dcp_format.torch_save.stock_calls import dcp_to_torch_save, torch_save_to_dcp
 
 __all__ = ["main"]
 

@@ -21,8 +21,8 @@ from dcp_core.empty_mappings import restore_empty_mappings
 from dcp_core.flatten import unflatten_state_dict
 from dcp_core.objects import load_object, reduce_exactly
 from dcp_core.payloads import tensor_bytes
-from dcp_format.content import Content, TensorEntry
-from dcp_format.new_file import new_file
+from dcp_format.content.content import Content, TensorEntry
+from dcp_format.content.new_file import new_file
 from dcp_io import Sink, ZipFileWriter
 from dcp_manifest import ITEM_BYTES, TYPED_STORAGES
 

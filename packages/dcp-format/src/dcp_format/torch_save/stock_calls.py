@@ -9,9 +9,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from dcp_format.checkpoint import open_checkpoint, write_checkpoint
-from dcp_format.torch_save_read import open_torch_save
-from dcp_format.torch_save_write import write_torch_save
+from dcp_format.checkpoints.checkpoint import open_checkpoint, write_checkpoint
+from dcp_format.torch_save.torch_save_read import open_torch_save
+from dcp_format.torch_save.torch_save_write import write_torch_save
 
 __all__ = ["dcp_to_torch_save", "torch_save_to_dcp"]
 

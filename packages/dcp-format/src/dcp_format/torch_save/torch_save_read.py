@@ -31,10 +31,10 @@ from dcp_core.object_archive import ObjectArchive, read_archive
 from dcp_core.object_globals import allowed_globals
 from dcp_core.objects import dump_object
 from dcp_core.tensor_pieces import TensorPieces
-from dcp_format.archive_records import ArchiveRecords
-from dcp_format.chunk_pieces import ChunkPieces
-from dcp_format.content import Content, TensorEntry
-from dcp_format.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.checkpoints.chunk_pieces import ChunkPieces
+from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.content.content import Content, TensorEntry
+from dcp_format.torch_save.archive_records import ArchiveRecords
 from dcp_io import LocalStore
 from dcp_manifest import Framing, StoredItem
 from dcp_manifest.descriptors import open_descriptor

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
-from dcp_format.safetensors_header import Header, read_header
-from dcp_format.temporary_files import begins_as_written
+from dcp_format.content.temporary_files import begins_as_written
+from dcp_format.safetensors.safetensors_header import Header, read_header
 from dcp_io import LocalStore, Store
 
 __all__ = [

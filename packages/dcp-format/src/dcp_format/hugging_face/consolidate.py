@@ -16,12 +16,12 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.errors import CheckpointException, MissingKeyError
-from dcp_format.content import TensorEntry
-from dcp_format.file_sets import SUFFIX, Stamp, fresh_name, save_id_of
-from dcp_format.new_file import new_file
-from dcp_format.safetensors_index import INDEX_NAME, earlier_files, open_safetensors
-from dcp_format.safetensors_write import index_json, remove_earlier, write_tensor_file
-from dcp_format.stored import stored_content
+from dcp_format.checkpoints.stored_content import stored_content
+from dcp_format.content.content import TensorEntry
+from dcp_format.content.new_file import new_file
+from dcp_format.safetensors.file_sets import SUFFIX, Stamp, fresh_name, save_id_of
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, open_safetensors
+from dcp_format.safetensors.safetensors_write import index_json, remove_earlier, write_tensor_file
 from dcp_io import LocalStore
 from dcp_manifest.schemes import file_path
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
 from dcp_core.transforms import ExtensionRegistry, undo
-from dcp_format.chunk_pieces import ChunkPieces
-from dcp_format.content import Content, TensorEntry
-from dcp_format.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.checkpoints.chunk_pieces import ChunkPieces
+from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.content.content import Content, TensorEntry
 from dcp_io import Store, coverage_problems, read_items
 from dcp_manifest import CheckpointIndex, ReadRequest, StoredItem, TensorFlags
 

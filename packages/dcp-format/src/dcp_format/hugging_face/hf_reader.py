@@ -9,8 +9,8 @@ import os
 
 from dcp_core import ByteStorageReader
 from dcp_core.errors import UnsupportedFormatError
-from dcp_format.hub_cache import local_store
-from dcp_format.safetensors_index import open_safetensors
+from dcp_format.safetensors.hub_cache import local_store
+from dcp_format.safetensors.safetensors_index import open_safetensors
 from dcp_io import StoreBackend
 from dcp_manifest import CheckpointIndex
 from dcp_manifest.schemes import file_path

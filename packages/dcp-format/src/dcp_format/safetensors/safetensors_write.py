@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from dcp_core.objects import load_object
-from dcp_format.content import Content, TensorEntry, refuse_objects
-from dcp_format.file_sets import SUFFIX, Stamp, fresh_name, is_writers_file, is_writers_name
-from dcp_format.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
-from dcp_format.safetensors_header import build_header
-from dcp_format.safetensors_index import ALIASES, INDEX_NAME, earlier_files
-from dcp_format.temporary_files import sweep, temporary_name
+from dcp_format.content.content import Content, TensorEntry, refuse_objects
+from dcp_format.content.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
+from dcp_format.content.temporary_files import sweep, temporary_name
+from dcp_format.safetensors.file_sets import SUFFIX, Stamp, fresh_name, is_writers_file, is_writers_name
+from dcp_format.safetensors.safetensors_header import build_header
+from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files
 from dcp_io import LocalStore, Sink
 from dcp_manifest import ITEM_BYTES
 from dcp_manifest.logs import library_logger

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dcp_format.temporary_files import sweep, temporary_name
+from dcp_format.content.temporary_files import sweep, temporary_name
 from dcp_io import CheckpointExistsError, LocalStore, Sink
 from dcp_manifest.schemes import file_path
 

@@ -31,13 +31,20 @@ from dcp_core import (
     WriteResult,
 )
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
-from dcp_format.consolidate import consolidate_safetensors_files
-from dcp_format.content import refuse_objects
-from dcp_format.file_sets import Stamp, fresh_name, is_writers_name
-from dcp_format.hf_files import OneFile, Placement, items_by_file, names_of_files, sharded_files, write_part
-from dcp_format.safetensors_index import INDEX_NAME, earlier_files
-from dcp_format.safetensors_write import index_json, remove_earlier
-from dcp_format.temporary_files import sweep, temporary_name
+from dcp_format.content.content import refuse_objects
+from dcp_format.content.temporary_files import sweep, temporary_name
+from dcp_format.hugging_face.consolidate import consolidate_safetensors_files
+from dcp_format.hugging_face.hf_files import (
+    OneFile,
+    Placement,
+    items_by_file,
+    names_of_files,
+    sharded_files,
+    write_part,
+)
+from dcp_format.safetensors.file_sets import Stamp, fresh_name, is_writers_name
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
+from dcp_format.safetensors.safetensors_write import index_json, remove_earlier
 from dcp_io import LocalStore
 from dcp_manifest.schemes import file_path
 

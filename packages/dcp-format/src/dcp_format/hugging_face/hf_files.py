@@ -15,10 +15,10 @@ import torch
 from dcp_core import SavePlanner, WriteItem, WriteResult
 from dcp_core.errors import DcpError, UnsupportedValueError
 from dcp_core.payloads import tensor_payload
-from dcp_format.file_sets import SUFFIX
-from dcp_format.new_file import WriteBack
-from dcp_format.safetensors_header import build_header
-from dcp_format.safetensors_index import ALIASES, SHAPES, SHARDING
+from dcp_format.content.new_file import WriteBack
+from dcp_format.safetensors.file_sets import SUFFIX
+from dcp_format.safetensors.safetensors_header import build_header
+from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING
 from dcp_io import Store
 from dcp_manifest import Framing, Payload
 

@@ -17,7 +17,7 @@ from dcp_core import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageMeta, Sto
 from dcp_core.element_copy import copy_elements
 from dcp_core.errors import CheckpointException, CorruptCheckpointError, DcpError
 from dcp_core.flatten import flatten
-from dcp_format.torch_save_read import map_torch_save
+from dcp_format.torch_save.torch_save_read import map_torch_save
 
 __all__ = ["BroadcastingTorchSaveReader"]
 

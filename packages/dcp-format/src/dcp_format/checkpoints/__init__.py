@@ -1,0 +1,1 @@
+"""Checkpoint folders as content: values read from stored chunks, verified."""

@@ -1,0 +1,1 @@
+"""Stock's Hugging Face storages over safetensors."""

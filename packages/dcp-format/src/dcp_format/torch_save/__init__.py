@@ -1,0 +1,1 @@
+"""`torch.save` files, and stock's calls and readers for them."""
