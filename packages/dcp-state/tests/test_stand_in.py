@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from dcp_state import UnsupportedOptimizerError, get_optimizer_state_dict
-from dcp_state.isolated_copy import IsolatedCopies, NotPlainDataError
-from dcp_state.stand_in import make_stand_in
+from dcp_state.optimizer.isolated_copy import IsolatedCopies, NotPlainDataError
+from dcp_state.optimizer.stand_in import make_stand_in
 
 
 class Record(NamedTuple):

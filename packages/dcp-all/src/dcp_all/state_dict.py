@@ -1,7 +1,7 @@
 """Mirror of `torch.distributed.checkpoint.state_dict`: re-exports only."""
 
 from dcp_state.model import get_model_state_dict, set_model_state_dict
-from dcp_state.optimizer import get_optimizer_state_dict, set_optimizer_state_dict
+from dcp_state.optimizer.optimizer_state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from dcp_state.options import (
     FQNS_T,
     DictValueType,

@@ -7,7 +7,8 @@ from dcp_state.adapters import Layer, ModuleAdapter, OptimizerAdapter
 from dcp_state.app import AppState, app_state
 from dcp_state.errors import StateMismatchError, UnknownParameterError, UnsupportedOptimizerError
 from dcp_state.model import get_model_state_dict, set_model_state_dict
-from dcp_state.optimizer import get_optimizer_state_dict, set_optimizer_state_dict
+from dcp_state.optimizer.optimizer_state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from dcp_state.optimizer.sharded_load import load_sharded_optimizer_state_dict
 from dcp_state.options import (
     FQNS_T,
     DictValueType,
@@ -19,7 +20,6 @@ from dcp_state.options import (
 )
 from dcp_state.random_state import RandomState
 from dcp_state.report import IncompatibleKeys, StateReport
-from dcp_state.sharded_load import load_sharded_optimizer_state_dict
 from dcp_state.state import get_state_dict, set_state_dict
 
 __all__ = [

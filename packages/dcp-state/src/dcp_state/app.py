@@ -19,14 +19,14 @@ from dcp_core.per_rank import PerRank
 from dcp_core.protocols import in_shared_order, is_stateful, with_states
 from dcp_core.value_bytes import value_bytes
 from dcp_state.errors import StateMismatchError
-from dcp_state.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.model import model_state, restore_model
 from dcp_state.names import ModelNames, name_models
-from dcp_state.optimizer import optimizer_state, restore_saved
-from dcp_state.optimizer_names import optimizer_names
+from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
+from dcp_state.optimizer.optimizer_names import optimizer_names
+from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_saved
+from dcp_state.optimizer.saved import GROUPS, PARAMS, STATE, SavedOptimizer
 from dcp_state.options import StateDictOptions
 from dcp_state.report import StateReport
-from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer
 
 __all__ = ["AppState", "app_state"]
 

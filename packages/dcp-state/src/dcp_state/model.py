@@ -15,14 +15,14 @@ from torch import nn
 
 from dcp_core.collector import collector_paused
 from dcp_core.report import suggest
-from dcp_state.broadcast import broadcast_model
 from dcp_state.direct import can_load_directly, load_directly
 from dcp_state.errors import StateMismatchError
 from dcp_state.names import ModelNames, name_model
 from dcp_state.options import StateDictOptions, check_options
-from dcp_state.placing import place
 from dcp_state.report import IncompatibleKeys, StateReport
-from dcp_state.whole import convert_tensors
+from dcp_state.sharding.broadcast import broadcast_model
+from dcp_state.sharding.gather_whole import convert_tensors
+from dcp_state.sharding.placing import place
 
 __all__ = [
     "get_model_state_dict",

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from dcp_state.errors import StateMismatchError
-from dcp_state.placing import fill_shards
-from dcp_state.together import Errors, all_ranks
+from dcp_state.sharding.placing import fill_shards
+from dcp_state.sharding.together import Errors, all_ranks
 
 __all__ = ["broadcast_model", "broadcast_tensors"]
 

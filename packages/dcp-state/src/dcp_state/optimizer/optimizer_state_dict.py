@@ -14,18 +14,18 @@ from torch import nn
 
 from dcp_core.collector import collector_paused
 from dcp_state.adapters import OptimizerAdapter, installed_adapters
-from dcp_state.broadcast import broadcast_tensors
 from dcp_state.errors import StateMismatchError, nameless_state
-from dcp_state.fitting import FittedState, fit
-from dcp_state.initial import InitialStates
-from dcp_state.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.model import submodule_prefixes, take_submodules
 from dcp_state.names import ModelNames, name_model
-from dcp_state.optimizer_names import OptimizerNames, optimizer_names
+from dcp_state.optimizer.fitting import FittedState, fit
+from dcp_state.optimizer.initial import InitialStates
+from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
+from dcp_state.optimizer.optimizer_names import OptimizerNames, optimizer_names
+from dcp_state.optimizer.saved import GROUPS, PARAMS, STATE, SavedOptimizer, flatten_optimizer_state, read_saved, rename
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import StateReport
-from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer, flatten_optimizer_state, read_saved, rename
-from dcp_state.whole import convert_tensors
+from dcp_state.sharding.broadcast import broadcast_tensors
+from dcp_state.sharding.gather_whole import convert_tensors
 
 __all__ = ["get_optimizer_state_dict", "optimizer_state", "restore_optimizers", "set_optimizer_state_dict"]
 

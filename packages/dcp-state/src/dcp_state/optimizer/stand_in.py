@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from dcp_state.copying import copy_value
 from dcp_state.errors import UnsupportedOptimizerError
-from dcp_state.inner_optimizers import holds_its_own_state
-from dcp_state.isolated_copy import IsolatedCopies, NotPlainDataError
+from dcp_state.optimizer.copying import copy_value
+from dcp_state.optimizer.inner_optimizers import holds_its_own_state
+from dcp_state.optimizer.isolated_copy import IsolatedCopies, NotPlainDataError
 from dcp_state.random_state import random_state_kept
 
 __all__ = ["Recorded", "make_stand_in", "step_stand_in"]

@@ -11,15 +11,15 @@ from torch.distributed.tensor import DTensor
 
 from dcp_core.report import suggest
 from dcp_core.value_bytes import same_value
-from dcp_state.copying import copy_value
 from dcp_state.errors import StateMismatchError
-from dcp_state.initial import InitialStates
-from dcp_state.inner_optimizers import holds_its_own_state
-from dcp_state.optimizer_names import OptimizerNames
+from dcp_state.optimizer.copying import copy_value
+from dcp_state.optimizer.initial import InitialStates
+from dcp_state.optimizer.inner_optimizers import holds_its_own_state
+from dcp_state.optimizer.optimizer_names import OptimizerNames
+from dcp_state.optimizer.saved import GROUPS, PARAMS, STATE, SavedOptimizer, rename
 from dcp_state.options import StateDictOptions
-from dcp_state.placing import place
 from dcp_state.report import StateReport
-from dcp_state.saved import GROUPS, PARAMS, STATE, SavedOptimizer, rename
+from dcp_state.sharding.placing import place
 
 __all__ = ["FittedState", "fit"]
 

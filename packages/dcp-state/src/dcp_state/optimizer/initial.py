@@ -19,9 +19,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dcp_state.adapters import OptimizerAdapter
-from dcp_state.copying import copy_value, same_value
 from dcp_state.errors import UnsupportedOptimizerError, nameless_state
-from dcp_state.stand_in import Recorded, make_stand_in, step_stand_in
+from dcp_state.optimizer.copying import copy_value, same_value
+from dcp_state.optimizer.stand_in import Recorded, make_stand_in, step_stand_in
 
 __all__ = ["InitialStates"]
 

@@ -1,0 +1,1 @@
+"""Whole tensors to shards and back, across ranks."""
