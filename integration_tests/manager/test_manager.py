@@ -19,7 +19,7 @@ from dcp_manager import (
     KeepEvery,
     KeepLast,
 )
-from dcp_manager.catalogue import Catalogue
+from dcp_manager.root.catalogue import Catalogue
 from integration_tests.manager.checkpoints import Failing, names, restored, state, steps
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dcp_manager import LowerSteps, StepWentBackError
-from dcp_manager.lower_steps import StepGuard
+from dcp_manager.policies.lower_steps import StepGuard
 
 # The highest checkpoint, what is being saved, the step to be saved, whether it is too low.
 CASES = [

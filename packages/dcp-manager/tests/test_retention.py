@@ -11,9 +11,9 @@ import pytest
 
 from dcp_io import LocalStore
 from dcp_manager import KeepAll, KeepEvery, KeepLast, KeepPolicy
-from dcp_manager.catalogue import Catalogue
-from dcp_manager.records import Note
-from dcp_manager.retention import Retention
+from dcp_manager.policies.retention import Retention
+from dcp_manager.root.catalogue import Catalogue
+from dcp_manager.root.records import Note
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ Saving and loading are `dcp_core`'s, storages are found by URI, background saves
 """
 
 from dcp_manager.errors import StepWentBackError, UnfinishedSaveError
-from dcp_manager.keeping import KeepAll, KeepAny, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
-from dcp_manager.lower_steps import LowerSteps
 from dcp_manager.manager import CheckpointManager
-from dcp_manager.records import CheckpointRecord
+from dcp_manager.policies.keeping_rules import KeepAll, KeepAny, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
+from dcp_manager.policies.lower_steps import LowerSteps
+from dcp_manager.policies.saving_rules import EverySeconds, EverySteps, Moment, OnRequest, OnSignal, SaveAny, SavePolicy
 from dcp_manager.restoring import Restored
+from dcp_manager.root.records import CheckpointRecord
 from dcp_manager.savers import Saver
-from dcp_manager.saving_rules import EverySeconds, EverySteps, Moment, OnRequest, OnSignal, SaveAny, SavePolicy
 
 __all__ = [
     "CheckpointManager",

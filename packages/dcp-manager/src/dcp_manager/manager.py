@@ -20,17 +20,17 @@ from dcp_core.checkpoint_ids import absolute_id
 from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS
 from dcp_io import STALE_AFTER_SECONDS, open_store
 from dcp_manager.background import BackgroundSaves
-from dcp_manager.catalogue import Catalogue
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.failures import Tolerance
-from dcp_manager.keeping import KeepAll, KeepPolicy
-from dcp_manager.lower_steps import LowerSteps, StepGuard
-from dcp_manager.places import Places
-from dcp_manager.records import CheckpointRecord
+from dcp_manager.policies.keeping_rules import KeepAll, KeepPolicy
+from dcp_manager.policies.lower_steps import LowerSteps, StepGuard
+from dcp_manager.policies.retention import Retention
+from dcp_manager.policies.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.restoring import Restored, restore_newest, restore_step
-from dcp_manager.retention import Retention
+from dcp_manager.root.catalogue import Catalogue
+from dcp_manager.root.places import Places
+from dcp_manager.root.records import CheckpointRecord
 from dcp_manager.savers import Saver
-from dcp_manager.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.signals import SignalWatch
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import Upkeep

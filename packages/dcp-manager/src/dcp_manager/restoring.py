@@ -13,7 +13,7 @@ from enum import Enum, auto
 from functools import partial
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
-from dcp_manager.catalogue import Catalogue
+from dcp_manager.root.catalogue import Catalogue
 from dcp_manager.together import Ranks
 from dcp_manifest.logs import library_logger
 

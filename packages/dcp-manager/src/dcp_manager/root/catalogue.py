@@ -33,7 +33,7 @@ from dcp_io import (
     temporary_of,
     this_process,
 )
-from dcp_manager.records import CheckpointRecord, Note
+from dcp_manager.root.records import CheckpointRecord, Note
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.checkpoint_order import step_of
 from dcp_manifest.folders.find_checkpoints import is_index_name

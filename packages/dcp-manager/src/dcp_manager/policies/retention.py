@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_manager.catalogue import Catalogue
-from dcp_manager.keeping import KeepPolicy, keeps_all
-from dcp_manager.records import by_creation
+from dcp_manager.policies.keeping_rules import KeepPolicy, keeps_all
+from dcp_manager.root.catalogue import Catalogue
+from dcp_manager.root.records import by_creation
 from dcp_manifest.logs import library_logger
 
 __all__ = ["Retention", "tell_removed"]

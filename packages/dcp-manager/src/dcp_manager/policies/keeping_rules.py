@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dcp_manager.records import CheckpointRecord, by_creation
+from dcp_manager.root.records import CheckpointRecord, by_creation
 
 __all__ = ["KeepAll", "KeepAny", "KeepBest", "KeepEvery", "KeepFor", "KeepLast", "KeepPolicy", "keeps_all"]
 

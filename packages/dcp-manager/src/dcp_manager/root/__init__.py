@@ -1,0 +1,1 @@
+"""The checkpoints under one root: what is there, what is known of each, and where each lies."""
