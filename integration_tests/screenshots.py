@@ -82,7 +82,7 @@ def picture(name: str, arguments: list[str]) -> str:
     """What a command prints, as SVG."""
     screen = Console(record=True, width=WIDTH, force_terminal=True, highlight=False, file=io.StringIO())
     screen.print(f"[bold]$ dcp {' '.join(arguments)}[/]")
-    with mock.patch("dcp_inspect.output.console", return_value=screen):
+    with mock.patch("dcp_inspect.printing.output.console", return_value=screen):
         run_command(arguments)
     return screen.export_svg(title=f"dcp {name}", unique_id=f"dcp-{name}")
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dcp_inspect import output
-from dcp_inspect.names import near
-from dcp_inspect.tree import tree_lines
+from dcp_inspect.printing import output
+from dcp_inspect.printing.suggestions import near
+from dcp_inspect.printing.tree import tree_lines
 
 
 def shown(names: list[str], depth: int | None = None) -> list[str]:

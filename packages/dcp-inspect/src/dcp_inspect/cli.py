@@ -121,6 +121,6 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
 
 
 def _say(text: str) -> None:
-    from dcp_inspect.output import say  # noqa: PLC0415 - takes numpy, which help and completion need not wait for
+    from dcp_inspect.printing.output import say  # noqa: PLC0415 - takes numpy, which help and completion need not wait for
 
     say(text, err=True, lines=True)

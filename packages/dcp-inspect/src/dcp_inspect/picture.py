@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape as escape_markup
 
 from dcp_inspect.layout import RankLoad, Segment
-from dcp_inspect.output import count_bytes
+from dcp_inspect.printing.output import count_bytes
 from dcp_manifest.printable import printable
 
 __all__ = ["draw", "page"]

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from dcp_inspect.errors import MissingValueError
-from dcp_inspect.names import near
-from dcp_inspect.output import json_option, print_json, say
 from dcp_inspect.places import PLACE
+from dcp_inspect.printing.output import json_option, print_json, say
+from dcp_inspect.printing.suggestions import near
 from dcp_inspect.values import open_values, tensor_of, tensor_rows
 from dcp_manifest import DcpError
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from dcp_inspect.output import count_bytes, json_option, print_json, print_line, progress
 from dcp_inspect.places import PLACE
+from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, progress
 from dcp_inspect.values import formats
 
 __all__ = ["command", "parse_size"]

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from dcp_inspect.exit_codes import DIFFERENT
-from dcp_inspect.output import Cell, json_option, print_json, print_line, print_table, progress
 from dcp_inspect.places import PLACE
+from dcp_inspect.printing.output import Cell, json_option, print_json, print_line, print_table, progress
 from dcp_inspect.values import open_values
 
 __all__ = ["command"]

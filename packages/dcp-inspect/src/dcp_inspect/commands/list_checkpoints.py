@@ -9,8 +9,8 @@ from dataclasses import asdict
 import click
 
 from dcp_inspect.listing import Listed, find, look_at
-from dcp_inspect.output import Cell, age, count_bytes, json_option, print_json, print_table
 from dcp_inspect.places import PLACE, is_uri
+from dcp_inspect.printing.output import Cell, age, count_bytes, json_option, print_json, print_table
 from dcp_manifest import CheckpointNotFoundError
 
 __all__ = ["command"]

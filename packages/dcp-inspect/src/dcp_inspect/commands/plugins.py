@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from dcp_inspect.exit_codes import DIFFERENT
-from dcp_inspect.output import Cell, json_option, print_json, print_table
+from dcp_inspect.printing.output import Cell, json_option, print_json, print_table
 
 __all__ = ["command"]
 

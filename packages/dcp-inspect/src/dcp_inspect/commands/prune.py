@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import click
 
 from dcp_inspect.listing import find, look_at
-from dcp_inspect.output import confirm, count_bytes, json_option, print_json, say
 from dcp_inspect.places import PLACE, is_uri, open_folder
+from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
 from dcp_inspect.pruning import Pruning, choose
 from dcp_inspect.removal import Removal, plan_removal, remove
 from dcp_manifest import CheckpointNotFoundError, noted_step_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dcp_inspect.output import confirm, count_bytes, json_option, print_json, say
 from dcp_inspect.places import PLACE, open_folder
+from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
 from dcp_inspect.removal import plan_removal, remove
 
 __all__ = ["command"]

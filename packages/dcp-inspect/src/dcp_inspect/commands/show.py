@@ -13,9 +13,9 @@ import click
 
 from dcp_inspect.contents import Row, open_index, rows_of, select
 from dcp_inspect.errors import MissingValueError
-from dcp_inspect.output import count_bytes, json_option, print_json, print_line, print_lines, print_table
 from dcp_inspect.places import PLACE
-from dcp_inspect.tree import tree_lines
+from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, print_lines, print_table
+from dcp_inspect.printing.tree import tree_lines
 from dcp_manifest import CheckpointIndex, UnsupportedFormatError
 
 __all__ = ["command"]

@@ -10,8 +10,8 @@ import click
 from dcp_inspect.contents import open_index
 from dcp_inspect.errors import OtherFormatError
 from dcp_inspect.exit_codes import DIFFERENT
-from dcp_inspect.output import count_bytes, json_option, print_json, print_line, print_lines, progress
 from dcp_inspect.places import PLACE, is_uri
+from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, print_lines, progress
 from dcp_io import VerifyReport, open_store, verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError, DcpError, UnsupportedFormatError
 

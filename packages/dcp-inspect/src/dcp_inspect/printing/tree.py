@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dcp_inspect.output import Cell, count_bytes
+from dcp_inspect.printing.output import Cell, count_bytes
 
 __all__ = ["tree_lines"]
 
