@@ -120,7 +120,7 @@ def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    from dcp_core.payloads import tensor_bytes
+    from dcp_core.tensor_bytes import tensor_bytes
 
     return tensor_bytes(tensor.contiguous())
 

@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as stock
 from dcp_core.coordinator import Coordinator
 from dcp_core.index_records import records_of
 from dcp_core.metadata import StorageMeta
-from dcp_core.outcomes import decode, encode
+from dcp_core.pickled import decode, encode
 from dcp_core.plan import SavePlan
 from dcp_core.plan_cache import RANK_PLANS
 from dcp_core.plan_columns import PlanColumns

@@ -17,7 +17,7 @@ import dcp_all as dcp
 from dcp_core import sweep
 from dcp_core.coordination import StoreCoordinator
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.outcomes import encode
+from dcp_core.pickled import encode
 from dcp_core.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from dcp_core.values import Table
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dcp_core.box_copy import BoxCopy, element_boxes
 from dcp_core.device_copy import DeviceCopies
-from dcp_core.payloads import tensor_bytes
+from dcp_core.tensor_bytes import tensor_bytes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64, torch.int64, torch.float8_e4m3fn]
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dcp_core.payloads import PayloadError, bytes_payload, tensor_bytes, tensor_payload
+from dcp_core.payloads import PayloadError, bytes_payload, tensor_payload
+from dcp_core.tensor_bytes import tensor_bytes
 from dcp_manifest.index.items import Framing
 
 

@@ -20,13 +20,13 @@ from dcp_core.columns import index_from_metadata, metadata_from_index
 from dcp_core.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_core.fence import check_fence
-from dcp_core.global_columns import index_with_items
 from dcp_core.lazy import LazyList
 from dcp_core.metadata import Metadata, MetadataIndex, StorageMeta
 from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import WrittenColumns, columns_of, write_result
 from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult
 from dcp_core.write_requests import column_requests, item_request
+from dcp_core.written_index import index_with_items
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
 from dcp_manifest.index.items import StoredItem
 from dcp_manifest.index.stored_items import StoredItems

@@ -15,8 +15,9 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.errors import CoordinatorLostError, CoordinatorTimeoutError
-from dcp_core.outcomes import Failure, Outcome, Step, Verdict, decode, encode
+from dcp_core.outcomes import Failure, Outcome, Step, Verdict
 from dcp_core.phases import Answer, PhasedCoordinator
+from dcp_core.pickled import decode, encode
 
 __all__ = ["CollectiveCoordinator"]
 

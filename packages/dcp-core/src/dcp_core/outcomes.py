@@ -10,9 +10,8 @@ import pickle
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["Failure", "Outcome", "Step", "Verdict", "decode", "encode", "failure_of", "format_ranks", "shorten"]
+__all__ = ["Failure", "Outcome", "Step", "Verdict", "failure_of", "format_ranks", "shorten"]
 
 _MAX_TEXT = 64 << 10
 _MAX_EXCEPTION_BYTES = 64 << 10
@@ -85,16 +84,6 @@ class Verdict:
     def ok(self) -> bool:
         """Whether the phase went well on every rank."""
         return not self.failures and not self.missing and not self.lost and self.disagreement is None
-
-
-def encode(value: Any) -> bytes:
-    """Bytes of a value for another rank of the same job."""
-    return pickle.dumps(value, protocol=5)
-
-
-def decode(data: bytes | bytearray) -> Any:
-    """The value that another rank of the same job encoded."""
-    return pickle.loads(data)
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:

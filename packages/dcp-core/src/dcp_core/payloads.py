@@ -5,15 +5,14 @@ What lies around a payload in a file (zip framing, alignment, CRCs) is the engin
 
 from __future__ import annotations
 
-import ctypes
 import io
 
-import numpy as np
 import torch
 
 from dcp_core.element_copy import contiguous
 from dcp_core.errors import DcpError
 from dcp_core.quantized import archive_quantized
+from dcp_core.tensor_bytes import tensor_bytes
 from dcp_core.tensor_checks import check_memory
 from dcp_core.tensor_pieces import TensorPieces
 from dcp_manifest.index.items import Framing
@@ -22,8 +21,6 @@ from dcp_manifest.requests import Payload
 __all__ = [
     "PayloadError",
     "bytes_payload",
-    "small_bytes",
-    "tensor_bytes",
     "tensor_payload",
 ]
 
@@ -83,33 +80,3 @@ def bytes_payload(data: io.BytesIO | bytes | memoryview) -> Payload:
     """The payload of an object that a planner has turned into bytes."""
     view = data.getbuffer() if isinstance(data, io.BytesIO) else data
     return Payload(view, Framing.OBJECT)
-
-
-def small_bytes(tensor: torch.Tensor) -> bytes | None:
-    """A copy of the bytes of an ordinary tensor, the cheap way; None if they do not lie in a row in this memory."""
-    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
-        return None
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
-
-
-class _Memory:
-    """Offers the memory of a contiguous CPU tensor to numpy, and holds it."""
-
-    __slots__ = ("__array_interface__", "_tensor")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (tensor.nbytes,),
-            "typestr": "|u1",
-            "data": (tensor.data_ptr(), False),
-        }
-
-
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor as writable bytes; it stays alive as long as the view."""
-    if tensor.numel() == 0:
-        return memoryview(bytearray())
-    # Not `Tensor.numpy`: it forbids the tensor's owner for good to resize the storage, as FSDP does.
-    return memoryview(np.asarray(_Memory(tensor)))  # type: ignore[arg-type]

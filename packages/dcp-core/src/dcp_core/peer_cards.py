@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dcp_core.outcomes import decode, encode
+from dcp_core.pickled import decode, encode
 from dcp_core.process_identity import ProcessIdentity
 from dcp_core.rank_proof import new_challenge
 from dcp_core.store_wire import StoreWire

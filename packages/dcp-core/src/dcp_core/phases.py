@@ -23,7 +23,8 @@ from dcp_core.errors import (
     RankDisagreementError,
 )
 from dcp_core.fence import fenced
-from dcp_core.outcomes import Failure, Outcome, Step, Verdict, decode, encode, failure_of, format_ranks, shorten
+from dcp_core.outcomes import Failure, Outcome, Step, Verdict, failure_of, format_ranks, shorten
+from dcp_core.pickled import decode, encode
 
 __all__ = ["Answer", "PhasedCoordinator"]
 

@@ -18,11 +18,11 @@ from dcp_core.device_copy import DeviceCopies
 from dcp_core.element_copy import copy_elements
 from dcp_core.errors import CorruptCheckpointError, DcpError
 from dcp_core.objects import load_tensor
-from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import ReadItem
 from dcp_core.protocols import LoadPlanner
 from dcp_core.quantized import copy_quantized
 from dcp_core.shards import box_view
+from dcp_core.tensor_bytes import tensor_bytes
 from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.runs import box_runs

@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from dcp_core.outcomes import Outcome, Step, Verdict, decode, encode
+from dcp_core.outcomes import Outcome, Step, Verdict
 from dcp_core.peers import DOWN, UP, Peers
 from dcp_core.phases import Answer
+from dcp_core.pickled import decode, encode
 from dcp_core.rank_link import Frame
 from dcp_core.store_round import GRACE_SECONDS, Seat, StoreRound
 from dcp_core.store_wire import StoreWire

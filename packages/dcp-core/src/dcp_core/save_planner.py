@@ -24,11 +24,11 @@ from dcp_core.global_plan import check_coverage, create_default_global_save_plan
 from dcp_core.job_size import job_size
 from dcp_core.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from dcp_core.objects import DumpedObject, dump_object, report_unloadable
-from dcp_core.payloads import tensor_bytes
 from dcp_core.plan import BytesIOWriteData, SavePlan, WriteItem, WriteItemType
 from dcp_core.plan_columns import PlanColumns, columns_of
 from dcp_core.protocols import SavePlanner
 from dcp_core.shards import LocalTensor, find_part, find_state_dict_object
+from dcp_core.tensor_bytes import tensor_bytes
 from dcp_core.value_bytes import value_digest
 from dcp_core.values import LocalValues, find_ties, local_values
 

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dcp_core.outcomes import Failure, Outcome, Step, Verdict, decode, encode, shorten
+from dcp_core.outcomes import Failure, Outcome, Step, Verdict, shorten
 from dcp_core.peers import Peers
 from dcp_core.phases import Answer
+from dcp_core.pickled import decode, encode
 from dcp_core.store_wire import StoreWire, VanishedKeyError
 
 __all__ = ["GRACE_SECONDS", "MARGIN_SECONDS", "Seat", "StoreRound", "shared_keys"]

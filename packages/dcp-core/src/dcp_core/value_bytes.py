@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dcp_core.element_copy import contiguous
-from dcp_core.payloads import tensor_bytes
+from dcp_core.tensor_bytes import tensor_bytes
 
 __all__ = ["same_value", "value_bytes", "value_digest"]
 

@@ -11,10 +11,11 @@ from typing import Any, cast
 import torch
 
 from dcp_core.index_records import dtype_of
-from dcp_core.payloads import PayloadError, bytes_payload, small_bytes, tensor_bytes, tensor_payload
+from dcp_core.payloads import PayloadError, bytes_payload, tensor_payload
 from dcp_core.plan import WriteItem
 from dcp_core.plan_columns import PlanColumns, object_item
 from dcp_core.protocols import SavePlanner
+from dcp_core.tensor_bytes import small_bytes, tensor_bytes
 from dcp_core.values import is_plain
 from dcp_manifest.index.items import Framing
 from dcp_manifest.requests import Payload, Writable, WriteRequest

@@ -29,7 +29,8 @@ from dcp_async.staging.arena import Arena
 from dcp_async.staging.copy_state import Staged
 from dcp_core import CoordinatorLostError, Metadata
 from dcp_core.metadata import DeferredMetadata
-from dcp_core.outcomes import Failure, decode
+from dcp_core.outcomes import Failure
+from dcp_core.pickled import decode
 from dcp_core.storage_choice import resolve_writer
 from dcp_core.value_bytes import same_value
 

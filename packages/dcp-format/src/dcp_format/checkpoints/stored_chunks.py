@@ -17,8 +17,8 @@ from dcp_core.block_transforms import BlockUndo, block_undo
 from dcp_core.element_copy import contiguous
 from dcp_core.errors import CorruptCheckpointError
 from dcp_core.objects import load_tensor
-from dcp_core.payloads import tensor_bytes
 from dcp_core.stock_archive import ArchiveSearch
+from dcp_core.tensor_bytes import tensor_bytes
 from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_io import Store, read_items
 from dcp_manifest import ITEM_BYTES, Framing, ReadRequest, StoredItem

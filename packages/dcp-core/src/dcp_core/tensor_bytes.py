@@ -1,0 +1,40 @@
+"""The bytes of a tensor that is one run of bytes in this process's memory: as a view, or copied."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+
+__all__ = ["small_bytes", "tensor_bytes"]
+
+
+def small_bytes(tensor: torch.Tensor) -> bytes | None:
+    """A copy of the bytes of an ordinary tensor, the cheap way; None if they do not lie in a row in this memory."""
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+        return None
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+
+
+class _Memory:
+    """Offers the memory of a contiguous CPU tensor to numpy, and holds it."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as writable bytes; it stays alive as long as the view."""
+    if tensor.numel() == 0:
+        return memoryview(bytearray())
+    # Not `Tensor.numpy`: it forbids the tensor's owner for good to resize the storage, as FSDP does.
+    return memoryview(np.asarray(_Memory(tensor)))  # type: ignore[arg-type]
