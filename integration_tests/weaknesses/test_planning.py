@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import dcp_all as dcp
-from dcp_core import sweep
 from dcp_core.coordination import StoreCoordinator
 from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.pickled import encode
 from dcp_core.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from dcp_core.values import Table
+from dcp_manifest.index import coverage as sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -1,7 +1,7 @@
 """Mirror of `torch.distributed.checkpoint.resharding`: re-exports only."""
 
 from dcp_all.metadata import ChunkStorageMetadata
-from dcp_core.boxes import find_overlap, intersect, overlaps
+from dcp_manifest.index.boxes import find_overlap, intersect, overlaps
 
 __all__ = [
     "ChunkStorageMetadata",

@@ -19,9 +19,9 @@ from dcp_core.merged_columns import ChunkTable, Cuts, Names, chunk_sizes, merge_
 from dcp_core.metadata import Metadata
 from dcp_core.plan import SavePlan
 from dcp_core.plan_columns import PlanColumns, Selection, columns_of
-from dcp_core.sweep import is_proper
 from dcp_manifest.index.box_columns import starts
 from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.coverage import is_proper
 
 __all__ = ["plan_columns"]
 

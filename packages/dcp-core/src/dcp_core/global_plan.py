@@ -9,7 +9,6 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from dcp_core.boxes import box_text, find_hole, find_overlap, out_of_bounds
 from dcp_core.dedup import without_keys
 from dcp_core.errors import PlanError
 from dcp_core.metadata import (
@@ -20,6 +19,7 @@ from dcp_core.metadata import (
     TensorStorageMetadata,
 )
 from dcp_core.plan import SavePlan, WriteItem, WriteItemType
+from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, out_of_bounds
 
 __all__ = ["FORMAT_VERSION", "check_coverage", "create_default_global_save_plan", "drop_aliases"]
 

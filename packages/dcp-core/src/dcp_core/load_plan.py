@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from dcp_core.boxes import box_text, find_hole, find_overlap, intersect, overlaps
 from dcp_core.casts import is_lossless_cast
 from dcp_core.index_records import StateRecords, records_of
 from dcp_core.key_map import KeyMap
@@ -29,6 +28,7 @@ from dcp_core.plan import LoadItemType, ReadItem
 from dcp_core.report import SHOWN_PROBLEMS, LoadProblem, NearNames, suggest
 from dcp_core.shards import LocalTensor, local_tensor
 from dcp_core.template_memory import find_shared_memory, is_same_place
+from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, intersect, overlaps
 
 __all__ = ["LoadRules", "LocalLoadPlan", "create_read_items_for_chunk_list", "plan_local_load"]
 

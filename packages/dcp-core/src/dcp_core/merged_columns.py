@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from dcp_core.balance import Part, cut_dim
 from dcp_core.plan_columns import PlanColumns
-from dcp_core.sweep import by_dims
 from dcp_manifest.index.box_columns import ranges, starts
 from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.coverage import by_dims
 
 __all__ = ["ChunkTable", "Cuts", "Names", "chunk_sizes", "merge_tensors"]
 

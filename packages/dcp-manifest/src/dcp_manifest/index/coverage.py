@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.boxes import find_overlap
 from dcp_manifest.index.box_columns import starts
+from dcp_manifest.index.boxes import find_overlap
 from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = ["SameDims", "by_dims", "is_proper"]

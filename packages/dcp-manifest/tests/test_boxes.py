@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from dcp_core.boxes import Box, find_hole, find_overlap, intersect, out_of_bounds, overlaps
+from dcp_manifest.index.boxes import Box, find_hole, find_overlap, intersect, out_of_bounds, overlaps
 
 Boxes = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -108,7 +108,7 @@ def test_sharding_of_any_direction_needs_no_comparison_of_pairs(name: str, monke
     def refuse(*args: object) -> None:
         raise AssertionError("compared pairs")
 
-    from dcp_core import boxes as module
+    from dcp_manifest.index import boxes as module
 
     monkeypatch.setattr(module, "_overlap_by_pairs", refuse)
     boxes = grids()[name]
@@ -117,7 +117,7 @@ def test_sharding_of_any_direction_needs_no_comparison_of_pairs(name: str, monke
 
 
 def test_pairs_are_compared_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dcp_core import boxes as module
+    from dcp_manifest.index import boxes as module
 
     monkeypatch.setattr(module, "_PAIRS_AT_ONCE", 3)
     pinwheel: Boxes = [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]
