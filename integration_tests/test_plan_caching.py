@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import dcp_all as dcp
 from dcp_all._nested_dict import flatten_state_dict
-from dcp_core import plan_cache
-from dcp_core.dedup import DivergentReplicaWarning
-from dcp_core.store_wire import StoreWire
+from dcp_core.planning import plan_cache
+from dcp_core.planning.diagnose_duplicates import DivergentReplicaWarning
+from dcp_core.ranks.transport.chunked_store import StoreWire
 
 LAYERS = 60
 

@@ -106,7 +106,7 @@ def test_ported_writer_writes_what_stock_and_we_load(
     ranks: Any, tmp_path: Path, world: int, planner: str | None
 ) -> None:
     folder = tmp_path / "ported"
-    assert ranks.run(world, _save, OURS, str(folder), planner) == ["dcp_core.metadata"] * world
+    assert ranks.run(world, _save, OURS, str(folder), planner) == ["dcp_core.records.metadata"] * world
     _stranger_loads(folder, "float16" if planner else "float32")
     for ranks_that_load in {world, 1}:
         for how in ("own", "ported"):

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as stock
 
 import dcp_all as dcp
 from dcp_async import shared_saver
-from dcp_core.dedup import DivergentReplicaWarning
+from dcp_core.planning.diagnose_duplicates import DivergentReplicaWarning
 
 
 class Loader:

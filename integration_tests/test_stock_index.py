@@ -148,12 +148,12 @@ def test_aliases_are_entries_that_share_their_places():
 @pytest.mark.parametrize("interop", [True, False])
 def test_our_own_metadata_pickles_are_read(interop):
     """`dcp_core.Metadata` pickles as a call of `pickle.loads`, so that stock gets its own classes."""
-    from dcp_core.metadata import ChunkStorageMetadata as OurChunk
-    from dcp_core.metadata import Metadata as OurMetadata
-    from dcp_core.metadata import MetadataIndex as OurIndex
-    from dcp_core.metadata import StorageInfo
-    from dcp_core.metadata import TensorProperties as OurProperties
-    from dcp_core.metadata import TensorStorageMetadata as OurTensor
+    from dcp_core.records.metadata import ChunkStorageMetadata as OurChunk
+    from dcp_core.records.metadata import Metadata as OurMetadata
+    from dcp_core.records.metadata import MetadataIndex as OurIndex
+    from dcp_core.records.metadata import StorageInfo
+    from dcp_core.records.metadata import TensorProperties as OurProperties
+    from dcp_core.records.metadata import TensorStorageMetadata as OurTensor
 
     chunk = OurChunk(torch.Size([0, 0]), torch.Size([2, 3]))
     metadata = OurMetadata(

@@ -24,7 +24,7 @@ from dcp_async import (
     shared_saver,
 )
 from dcp_core import DefaultSavePlanner, Metadata, PerRank, SavePlan, load, save
-from dcp_core.protocols import StorageWriter, WriteResult
+from dcp_core.records.protocols import StorageWriter, WriteResult
 from dcp_core.testing.ranks import RankPool
 
 KINDS = ["thread", "process"]

@@ -120,7 +120,7 @@ def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    from dcp_core.tensor_bytes import tensor_bytes
+    from dcp_core.tensors.tensor_bytes import tensor_bytes
 
     return tensor_bytes(tensor.contiguous())
 
@@ -129,9 +129,9 @@ class _Ours:
     """A setting of `compression`, as the writer applies it: sampling, cutting into blocks and all."""
 
     def __init__(self, setting: str) -> None:
-        from dcp_core.block_transforms import BlockUndo
-        from dcp_core.compression import CompressionPolicy
-        from dcp_core.transforms import ExtensionRegistry
+        from dcp_core.encoding.block_transforms import BlockUndo
+        from dcp_core.encoding.compression import CompressionPolicy
+        from dcp_core.encoding.transforms import ExtensionRegistry
 
         self._policy = CompressionPolicy(setting)
         self._undo: Callable[[Sequence[str]], BlockUndo] = lambda names: BlockUndo(
@@ -139,7 +139,7 @@ class _Ours:
         )
 
     def encode(self, tensor: torch.Tensor, sink: Sink) -> Any:
-        from dcp_core.payloads import tensor_payload
+        from dcp_core.encoding.payloads import tensor_payload
 
         payload = self._policy.apply("t", tensor_payload("t", tensor))
         data = _bytes(tensor)

@@ -22,15 +22,15 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as stock
 
-from dcp_core.coordinator import Coordinator
-from dcp_core.index_records import records_of
-from dcp_core.metadata import StorageMeta
-from dcp_core.pickled import decode, encode
-from dcp_core.plan import SavePlan
-from dcp_core.plan_cache import RANK_PLANS
-from dcp_core.plan_columns import PlanColumns
-from dcp_core.plan_exchange import PlanExchange
-from dcp_core.save_planner import DefaultSavePlanner
+from dcp_core.planning.plan_cache import RANK_PLANS
+from dcp_core.planning.plan_exchange import PlanExchange
+from dcp_core.planning.save_planner import DefaultSavePlanner
+from dcp_core.ranks.phases.coordinator import Coordinator
+from dcp_core.ranks.transport.pickled import decode, encode
+from dcp_core.records.metadata import StorageMeta
+from dcp_core.records.plan import SavePlan
+from dcp_core.tables.plan_columns import PlanColumns
+from dcp_core.tables.records_of_index import records_of
 from dcp_manifest import CheckpointIndex, ManifestFile
 from dcp_manifest import encode as encode_index
 from dcp_manifest.index.box_columns import starts

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcp_core.object_globals import default_globals
+from dcp_core.objects.allowed_globals import default_globals
 from dcp_manifest.pickles.pickle_table import python3_name
 
 __all__ = ["Node", "changed", "nodes", "pickle_of_tree", "tree_of"]

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from dcp_core.object_globals import default_globals
+from dcp_core.objects.allowed_globals import default_globals
 
 __all__ = ["pickle_of"]
 

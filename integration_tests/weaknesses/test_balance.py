@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import _split_by_size_and_type
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import dcp_all as dcp
-from dcp_core.values import local_values
+from dcp_core.tables.value_table import local_values
 from dcp_io.writing.write_engine import assign_to_threads
 from dcp_manifest.requests import WriteRequest
 

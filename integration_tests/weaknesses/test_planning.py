@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import dcp_all as dcp
-from dcp_core.coordination import StoreCoordinator
-from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.pickled import encode
-from dcp_core.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from dcp_core.values import Table
+from dcp_core.ranks.make_coordinator import StoreCoordinator
+from dcp_core.ranks.transport.pickled import encode
+from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from dcp_core.records.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.tables.value_table import Table
 from dcp_manifest.index import coverage as sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

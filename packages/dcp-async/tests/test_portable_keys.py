@@ -12,7 +12,7 @@ import torch
 from dcp_async.savers.portable_keys import portable
 from dcp_async.staging.skeleton import fill, look_through
 from dcp_core.errors import DuplicateKeyError
-from dcp_core.flatten import flatten
+from dcp_core.state_dict.flatten import flatten
 
 
 class Text(str, enum.Enum):

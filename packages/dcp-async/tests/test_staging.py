@@ -19,8 +19,8 @@ from dcp_async.staging.mutation_guard import MutationGuard
 from dcp_async.staging.placement import Placement, place
 from dcp_async.staging.skeleton import leaves_of, look_through
 from dcp_core import UnsupportedValueError
-from dcp_core.flatten import flatten
-from dcp_core.objects import DumpedObject, load_object
+from dcp_core.objects.objects import DumpedObject, load_object
+from dcp_core.state_dict.flatten import flatten
 
 
 class Word(str):

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as stock
 
 import dcp_core
 from dcp_core import plugins
-from dcp_core.foreign import adopt_writer
+from dcp_core.adopt_foreign import adopt_writer
 from dcp_core.plugin_registry import PluginRegistry
 
 

@@ -136,7 +136,7 @@ def _metadata(save: str, place: str) -> tuple[str, set[str], bool]:
 @pytest.mark.parametrize("save", SAVES)
 def test_the_metadata_is_that_of_the_call(ranks, tmp_path, save):
     keys = {"model.weight", "model.bias", "model.tied", "model.other", "step", "names"}
-    module = "dcp_core.metadata" if save.startswith("ours") else "torch.distributed.checkpoint.metadata"
+    module = "dcp_core.records.metadata" if save.startswith("ours") else "torch.distributed.checkpoint.metadata"
     assert ranks.run(1, _metadata, save, str(tmp_path)) == [(module, keys, True)]
 
 

@@ -9,9 +9,9 @@ from typing import IO, Any
 import pytest
 import torch
 
-from dcp_core.archive_crcs import archive_problem
+from dcp_core.encoding.transforms import ExtensionRegistry, StreamTransformExtension, undo
 from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError
-from dcp_core.transforms import ExtensionRegistry, StreamTransformExtension, undo
+from dcp_core.objects.archive_crcs import archive_problem
 from dcp_manifest.index.items import Framing, StoredItem
 
 

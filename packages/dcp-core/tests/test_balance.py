@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_core import balance
-from dcp_core.balance import MIN_PART_BYTES, Candidates, Part, assign, cut_dim
+from dcp_core.planning import balance
+from dcp_core.planning.balance import MIN_PART_BYTES, Candidates, Part, assign, cut_dim
 from dcp_manifest.index.box_columns import starts
 
 MIB = 1 << 20

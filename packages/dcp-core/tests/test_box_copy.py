@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_core.box_copy import BoxCopy, element_boxes
-from dcp_core.device_copy import DeviceCopies
-from dcp_core.tensor_bytes import tensor_bytes
+from dcp_core.tensors.box_copy import BoxCopy, element_boxes
+from dcp_core.tensors.device_copy import DeviceCopies
+from dcp_core.tensors.tensor_bytes import tensor_bytes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64, torch.int64, torch.float8_e4m3fn]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dcp_core import CheckpointNotFoundError, RankDisagreementError, load, save
-from dcp_core.checkpoint_ids import absolute_id, absolute_id_for
+from dcp_core.storage.checkpoint_ids import absolute_id, absolute_id_for
 from dcp_core.testing.memory import FOLDERS, MemoryReader, MemoryWriter
 from dcp_core.testing.ranks import RankPool
 

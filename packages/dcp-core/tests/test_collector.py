@@ -4,7 +4,7 @@ import contextlib
 import gc
 import threading
 
-from dcp_core.collector import collector_paused
+from dcp_core.storage.gc_pause import collector_paused
 
 
 def test_the_collector_runs_again_afterwards() -> None:

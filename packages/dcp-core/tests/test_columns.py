@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_core import index_records
-from dcp_core.columns import dtype_name, dtype_of, index_from_metadata, metadata_from_index
 from dcp_core.errors import PlanError, UnsupportedFormatError, UnsupportedValueError
-from dcp_core.metadata import (
+from dcp_core.records.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -18,6 +16,8 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from dcp_core.tables import records_of_index as index_records
+from dcp_core.tables.metadata_columns import dtype_name, dtype_of, index_from_metadata, metadata_from_index
 from dcp_manifest.index.columns import ManifestInfo
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.literal_keys import LiteralKey

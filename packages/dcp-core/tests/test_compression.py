@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dcp_core import plugins
-from dcp_core.block_transforms import BlockTransformExtension
-from dcp_core.compression import CompressedRequest, CompressionPolicy
+from dcp_core.encoding.block_transforms import BlockTransformExtension
+from dcp_core.encoding.compression import CompressedRequest, CompressionPolicy
+from dcp_core.encoding.payloads import tensor_payload
+from dcp_core.encoding.transforms import StreamTransformExtension
 from dcp_core.errors import UnsupportedFormatError
-from dcp_core.payloads import tensor_payload
-from dcp_core.transforms import StreamTransformExtension
 from dcp_manifest.index.items import Framing
 from dcp_manifest.requests import Payload, WriteRequest
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint import filesystem, metadata, planner
 
-from dcp_core.convert import as_chunk, as_index, as_metadata, as_properties, as_write_item
-from dcp_core.metadata import (
+from dcp_core.records.foreign_records import as_chunk, as_index, as_metadata, as_properties, as_write_item
+from dcp_core.records.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -17,7 +17,7 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_core.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
 
 
 @pytest.mark.newest

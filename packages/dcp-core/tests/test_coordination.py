@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from dcp_core.coordination import CollectiveCoordinator, LocalCoordinator, StoreCoordinator, make_coordinator
 from dcp_core.errors import CoordinatorTimeoutError
-from dcp_core.outcomes import failure_of, format_ranks, shorten
+from dcp_core.ranks.make_coordinator import CollectiveCoordinator, LocalCoordinator, StoreCoordinator, make_coordinator
+from dcp_core.ranks.phases.outcomes import failure_of, format_ranks, shorten
 
 
 def test_without_a_group_there_is_one_process():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcp_core import UnsupportedValueError, load, load_keys, save
-from dcp_core.declared_shards import CheckpointableTensor, declares_shards
+from dcp_core.shards.declared_shards import CheckpointableTensor, declares_shards
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 
 WHOLE = torch.arange(24.0).reshape(6, 4)

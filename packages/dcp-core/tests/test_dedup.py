@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from dcp_core.dedup import (
+from dcp_core.errors import PlanError
+from dcp_core.planning.diagnose_duplicates import (
     DivergentReplicaWarning,
     agreed_aliases,
     dedup_save_plans,
@@ -13,9 +14,8 @@ from dcp_core.dedup import (
     report_divergence,
     without_keys,
 )
-from dcp_core.errors import PlanError
-from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from dcp_core.records.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 
 def item(fqn: str, sizes: tuple[int, ...] = (4,), *, dtype: torch.dtype = torch.uint8, offset: int = 0) -> WriteItem:

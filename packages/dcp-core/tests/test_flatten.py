@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import _nested_dict as stock
 from torch.distributed.checkpoint._traverse import traverse_state_dict_v_2_3
 
 from dcp_core.errors import CorruptCheckpointError, DuplicateKeyError, UnsupportedValueError
-from dcp_core.flatten import (
+from dcp_core.state_dict.flatten import (
     assign,
     flatten,
     flatten_state_dict,

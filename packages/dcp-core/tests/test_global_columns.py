@@ -13,17 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_core import balance
-from dcp_core.dedup import agreed_aliases, dedup_save_plans
 from dcp_core.errors import PlanError
-from dcp_core.global_columns import plan_columns
-from dcp_core.global_plan import check_coverage, create_default_global_save_plan, drop_aliases
-from dcp_core.lazy import LazyList
-from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.plan import BytesIOWriteData, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from dcp_core.plan_columns import WrittenColumns, columns_of
-from dcp_core.values import Table
-from dcp_core.written_index import index_with_items
+from dcp_core.planning import balance
+from dcp_core.planning.diagnose_duplicates import agreed_aliases, dedup_save_plans
+from dcp_core.planning.global_plan import plan_columns
+from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan, drop_aliases
+from dcp_core.records.lazy import LazyList
+from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from dcp_core.records.plan import BytesIOWriteData, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.tables.plan_columns import WrittenColumns, columns_of
+from dcp_core.tables.value_table import Table
+from dcp_core.tables.written_index import index_with_items
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.stored_items import StoredItems
 

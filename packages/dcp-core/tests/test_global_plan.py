@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from dcp_core.errors import PlanError
-from dcp_core.global_plan import check_coverage, create_default_global_save_plan
-from dcp_core.metadata import (
+from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan
+from dcp_core.records.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_core.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 
 def shard(offset: int, size: int, total: int = 8, dtype: torch.dtype = torch.float32) -> WriteItem:

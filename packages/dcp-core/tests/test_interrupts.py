@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from dcp_core.coordination import make_coordinator
 from dcp_core.errors import CheckpointException
-from dcp_core.interrupts import interrupts_deferred
+from dcp_core.ranks.interrupts import interrupts_deferred
+from dcp_core.ranks.make_coordinator import make_coordinator
 from dcp_core.testing.coordinators import coordinator, leftover_keys
 
 OURS = os.path.join("src", "dcp_core") + os.sep
@@ -91,7 +91,7 @@ def signalled_while_drawing(who):
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, handler)
-    from dcp_core.store_exchange import StoreCoordinator
+    from dcp_core.ranks.phases.store_coordinator import StoreCoordinator
 
     draw = StoreCoordinator.draw
 

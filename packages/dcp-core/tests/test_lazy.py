@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dcp_core.lazy import LazyDict, LazyList
+from dcp_core.records.lazy import LazyDict, LazyList
 
 
 class Source:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcp_core import DefaultLoadPlanner, LoadMismatchError, LoadReport, PerRank, load, load_keys, save
-from dcp_core.report import NearNames
+from dcp_core.planning.load_report import NearNames
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from dcp_core.mesh_boxes import LocalBox, ShardedDim, local_boxes
+from dcp_core.shards.mesh_boxes import LocalBox, ShardedDim, local_boxes
 
 
 @st.composite

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dcp_core.metadata import (
+from dcp_core.records.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -92,7 +92,7 @@ def test_stock_reads_pickles_of_metadata(tmp_path: Path) -> None:
 
 def test_pickling_imports_no_stock() -> None:
     code = (
-        "import pickle, sys; from dcp_core.metadata import Metadata, StorageMeta; "
+        "import pickle, sys; from dcp_core.records.metadata import Metadata, StorageMeta; "
         "pickle.dumps(Metadata({}, storage_meta=StorageMeta())); "
         "sys.exit('torch.distributed.checkpoint' in sys.modules)"
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_core.object_globals import allowed_globals, default_globals, default_table, may_never_be_allowed
+from dcp_core.objects.allowed_globals import allowed_globals, default_globals, default_table, may_never_be_allowed
 
 
 class Mine:

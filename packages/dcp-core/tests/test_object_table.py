@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dcp_core.object_globals import allowed_globals
+from dcp_core.objects.allowed_globals import allowed_globals
 from dcp_manifest.pickles.pickle_table import BrokenPickleError, ForbiddenGlobalError, UnsafePickleError, python3_name
 from dcp_manifest.pickles.safe_pickle import read_pickle
 

@@ -27,15 +27,15 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_core import objects
 from dcp_core.errors import (
     CorruptCheckpointError,
     UnloadableObjectError,
     UnsafeCheckpointError,
     UnsupportedValueError,
 )
-from dcp_core.objects import UnloadableObjectWarning, dump_object, load_object, report_unloadable, scan
-from dcp_core.save_planner import DefaultSavePlanner
+from dcp_core.objects import objects
+from dcp_core.objects.objects import UnloadableObjectWarning, dump_object, load_object, report_unloadable, scan
+from dcp_core.planning.save_planner import DefaultSavePlanner
 
 DEFAULTS = collections.defaultdict(list, a=[3])
 
@@ -278,7 +278,7 @@ def test_no_stock() -> None:
     import subprocess
 
     code = (
-        "import sys; from dcp_core.objects import dump_object, load_object; "
+        "import sys; from dcp_core.objects.objects import dump_object, load_object; "
         "load_object(dump_object({1: (2.0,)}, key='k'), key='k'); "
         "sys.exit('torch.distributed.checkpoint' in sys.modules)"
     )

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dcp_core.payloads import PayloadError, bytes_payload, tensor_payload
-from dcp_core.tensor_bytes import tensor_bytes
+from dcp_core.encoding.payloads import PayloadError, bytes_payload, tensor_payload
+from dcp_core.tensors.tensor_bytes import tensor_bytes
 from dcp_manifest.index.items import Framing
 
 

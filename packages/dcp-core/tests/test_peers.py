@@ -18,9 +18,9 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from dcp_core.coordination import make_coordinator
 from dcp_core.errors import CheckpointException, PeerLostError
-from dcp_core.peers import PeerOptions
+from dcp_core.ranks.make_coordinator import make_coordinator
+from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.testing.coordinators import caught, pretended_host
 from dcp_core.testing.group_store import group_store, keys_of_group
 
@@ -201,11 +201,11 @@ def unreachable(place):
     messages = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
-    logging.getLogger("dcp_core.peers").addHandler(handler)
+    logging.getLogger("dcp_core.ranks.peers.monitor").addHandler(handler)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         port = unused.getsockname()[1]
-        with mock.patch("dcp_core.peers.Peers._open_door", return_value=(("127.0.0.1",), port)):
+        with mock.patch("dcp_core.ranks.peers.monitor.Peers._open_door", return_value=(("127.0.0.1",), port)):
             them = placed(place)
         rank = them.rank
         with them:
@@ -216,7 +216,7 @@ def unreachable(place):
                 them.all_reduce("c", lambda: rank, lambda values: bytes(3_000_000)),
             )
             error = caught(lambda: them.all_gather("d", lambda: 1 / 0 if rank == 3 else rank))
-    logging.getLogger("dcp_core.peers").removeHandler(handler)
+    logging.getLogger("dcp_core.ranks.peers.monitor").removeHandler(handler)
     dist.barrier()
     left = [key for key in keys_of_group() if "/up/" in key or "stray" in key]
     dist.barrier()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dcp_core.per_rank import PerRank, RankValues, with_rank_values
+from dcp_core.state_dict.per_rank import PerRank, RankValues, with_rank_values
 
 
 def test_a_save_copies_only_what_it_changes():

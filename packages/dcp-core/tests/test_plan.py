@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint import planner as stock
 
-from dcp_core import plan
-from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records import plan
+from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from dcp_core.records.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
 
 
 @pytest.mark.newest

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from dcp_core.process_identity import own_identity, watch_process
+from dcp_core.ranks.peers.process_identity import own_identity, watch_process
 
 
 def child():
     """A process that ends with its stdin; how it sees itself."""
     code = (
-        "import sys; from dcp_core.process_identity import own_identity as o; i = o();"
+        "import sys; from dcp_core.ranks.peers.process_identity import own_identity as o; i = o();"
         "print(i.host, i.pid, i.started, sep='|', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

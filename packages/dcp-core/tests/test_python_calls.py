@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dcp_core.errors import CorruptCheckpointError, UnsafeCheckpointError
-from dcp_core.object_globals import default_table
-from dcp_core.objects import load_object
+from dcp_core.objects.allowed_globals import default_table
+from dcp_core.objects.objects import load_object
 from dcp_core.testing.crafted_objects import Call, archived
 from dcp_manifest.pickles.pickle_table import BrokenPickleError, UnsafePickleError
 from dcp_manifest.pickles.safe_pickle import read_pickle

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from dcp_core import rank_doors, rank_guests
-from dcp_core.peer_options import PeerOptions
-from dcp_core.rank_doors import addresses_to_announce, open_doors
-from dcp_core.rank_guests import Guests
-from dcp_core.rank_link import listen
+from dcp_core.ranks.peers.options import PeerOptions
+from dcp_core.ranks.transport import listening as rank_doors
+from dcp_core.ranks.transport import newcomers as rank_guests
+from dcp_core.ranks.transport.connection import listen
+from dcp_core.ranks.transport.listening import addresses_to_announce, open_doors
+from dcp_core.ranks.transport.newcomers import Guests
 
 OWN = ["192.0.2.7", "10.1.2.3", "2001:db8::7", "127.0.0.1"]
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from dcp_core.rank_link import Frame, Link, listen, own_addresses
-from dcp_core.rank_mail import Mail
+from dcp_core.ranks.transport.connection import Frame, Link, listen, own_addresses
+from dcp_core.ranks.transport.mailbox import Mail
 
 
 @pytest.fixture

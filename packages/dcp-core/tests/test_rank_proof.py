@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_core.rank_proof import Call, Listener, new_challenge
+from dcp_core.ranks.transport.handshake import Call, Listener, new_challenge
 
 SECRET, CHALLENGE = b"secret of the job", bytes(range(32))
 

@@ -2,7 +2,7 @@
 
 import pickle
 
-from dcp_core.report import LoadMismatchError, LoadProblem, suggest
+from dcp_core.planning.load_report import LoadMismatchError, LoadProblem, suggest
 
 
 def test_every_problem_is_in_the_message() -> None:

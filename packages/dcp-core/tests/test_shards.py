@@ -17,9 +17,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dcp_core.errors import ShardNotFoundError, UnsupportedValueError
-from dcp_core.metadata import MetadataIndex, TensorProperties
-from dcp_core.plan import WriteItemType
-from dcp_core.shards import find_shard, find_state_dict_object, find_tensor_shard, local_tensor, write_items
+from dcp_core.records.metadata import MetadataIndex, TensorProperties
+from dcp_core.records.plan import WriteItemType
+from dcp_core.shards.shards import find_shard, find_state_dict_object, find_tensor_shard, local_tensor, write_items
 from dcp_core.testing.sharding import distribute
 
 WORLD = 4
@@ -159,7 +159,7 @@ def test_local_shards_wrapper_alone_and_in_a_dtensor() -> None:
         )
         for value, size in ((wrapper, (2, 4)), (tensor, (20, 2))):
             items = write_items("w", value)
-            assert [type(item).__module__ for item in items] == ["dcp_core.plan"] * 2
+            assert [type(item).__module__ for item in items] == ["dcp_core.records.plan"] * 2
             assert [tuple(item.index.offset or ()) for item in items] == [(0, 0), (4, 0)]
             assert {tuple(item.tensor_data.size) for item in items if item.tensor_data} == {size}
             found = local_tensor("w", value)
@@ -302,8 +302,8 @@ import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from dcp_core.metadata import MetadataIndex
-from dcp_core.shards import find_shard, local_tensor, write_items
+from dcp_core.records.metadata import MetadataIndex
+from dcp_core.shards.shards import find_shard, local_tensor, write_items
 from dcp_core.testing.sharding import distribute
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
 mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))

@@ -5,7 +5,7 @@ import collections
 import pytest
 import torch
 
-from dcp_core.staging import AsyncStager, BlockingAsyncStager
+from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
 
 
 def test_is_a_stager() -> None:

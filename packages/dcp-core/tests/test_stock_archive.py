@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from dcp_core import stock_archive
-from dcp_core.stock_archive import ArchiveSearch, locate_tensor
-from dcp_core.tensor_bytes import tensor_bytes
+from dcp_core.storage import stock_archive
+from dcp_core.storage.stock_archive import ArchiveSearch, locate_tensor
+from dcp_core.tensors.tensor_bytes import tensor_bytes
 from dcp_manifest.index.items import Framing, StoredItem
 
 DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.uint16, torch.float8_e4m3fn]

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from dcp_core import store_clones
-from dcp_core.coordination import CollectiveCoordinator, StoreCoordinator, make_coordinator
+from dcp_core.ranks import store_connections as store_clones
+from dcp_core.ranks.make_coordinator import CollectiveCoordinator, StoreCoordinator, make_coordinator
 
 
 class Gone:

@@ -10,13 +10,13 @@ import uuid
 import pytest
 import torch.distributed as dist
 
-from dcp_core.coordination import make_coordinator
 from dcp_core.errors import (
     CoordinatorLostError,
     CoordinatorTimeoutError,
     PeerLostError,
 )
-from dcp_core.fence import check_fence
+from dcp_core.ranks.make_coordinator import make_coordinator
+from dcp_core.ranks.phases.fence import check_fence
 from dcp_core.testing.coordinators import STORE_KINDS, caught, coordinator, hear, leftover_keys, say
 
 # Much longer than a rank that is not late can be held up by what else runs on the machine.

@@ -9,11 +9,11 @@ import uuid
 import pytest
 import torch.distributed as dist
 
-from dcp_core.coordination import StoreCoordinator, make_coordinator
 from dcp_core.errors import (
     CoordinatorTimeoutError,
 )
-from dcp_core.store_wire import CHUNK_BYTES
+from dcp_core.ranks.make_coordinator import StoreCoordinator, make_coordinator
+from dcp_core.ranks.transport.chunked_store import CHUNK_BYTES
 from dcp_core.testing.coordinators import KINDS, STORE_KINDS, caught, coordinator, hear, leftover_keys, say
 from dcp_core.testing.group_store import group_store
 

@@ -11,13 +11,13 @@ import uuid
 import pytest
 import torch.distributed as dist
 
-from dcp_core.coordination import make_coordinator
 from dcp_core.errors import (
     CheckpointException,
     CoordinatorTimeoutError,
     DcpError,
     RankDisagreementError,
 )
+from dcp_core.ranks.make_coordinator import make_coordinator
 from dcp_core.testing.coordinators import (
     KINDS,
     STORE_KINDS,

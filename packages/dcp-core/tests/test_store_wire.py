@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from dcp_core.errors import CoordinatorLostError
-from dcp_core.store_wire import CHUNK_BYTES, StoreWire, VanishedKeyError
+from dcp_core.ranks.transport.chunked_store import CHUNK_BYTES, StoreWire, VanishedKeyError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dcp_core import load, save
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.tensor_checks import check_tensor, has_memory
+from dcp_core.shards.tensor_checks import check_tensor, has_memory
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 
 

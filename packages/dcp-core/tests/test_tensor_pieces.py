@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_core.payloads import tensor_payload
-from dcp_core.tensor_bytes import tensor_bytes
-from dcp_core.tensor_pieces import TensorPieces
+from dcp_core.encoding.payloads import tensor_payload
+from dcp_core.tensors.tensor_bytes import tensor_bytes
+from dcp_core.tensors.tensor_pieces import TensorPieces
 
 DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128, torch.bool]
 

@@ -2,11 +2,11 @@
 
 import torch
 
-from dcp_core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.plan import TensorWriteData, WriteItem, WriteItemType
-from dcp_core.plan_columns import columns_of
-from dcp_core.shards import write_items
-from dcp_core.values import find_ties, local_values
+from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from dcp_core.records.plan import TensorWriteData, WriteItem, WriteItemType
+from dcp_core.shards.shards import write_items
+from dcp_core.tables.plan_columns import columns_of
+from dcp_core.tables.value_table import find_ties, local_values
 
 
 def ties(**values: object) -> dict[str, str]:

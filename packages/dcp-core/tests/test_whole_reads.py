@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dcp_core import DefaultLoadPlanner, load, save
-from dcp_core.metadata import MetadataIndex
-from dcp_core.plan import ReadItem
-from dcp_core.read_requests import direct_memory
+from dcp_core.records.metadata import MetadataIndex
+from dcp_core.records.plan import ReadItem
+from dcp_core.storage.read_requests import direct_memory
+from dcp_core.storage.whole_reads import split_whole_reads
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.whole_reads import split_whole_reads
 
 
 def state(value: float) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from dcp_core import PerRank, load, save
+from dcp_core.planning.comparable_bytes import value_bytes
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.value_bytes import value_bytes
 from dcp_state import RandomState, StateMismatchError, app_state
 
 

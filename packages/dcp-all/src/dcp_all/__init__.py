@@ -73,7 +73,7 @@ from dcp_core import (
     save,
     save_state_dict,
 )
-from dcp_core.declared_shards import CheckpointableTensor
+from dcp_core.shards.declared_shards import CheckpointableTensor
 from dcp_format import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,

@@ -14,17 +14,17 @@ from dcp_all.metadata import (
 )
 from dcp_all.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem, WriteItemType
 from dcp_all.utils import find_state_dict_object
-from dcp_core.flatten import FLATTEN_MAPPING
-from dcp_core.global_plan import create_default_global_save_plan
-from dcp_core.load_planner import (
+from dcp_core.planning.load_planner import (
     DefaultLoadPlanner,
     EmptyStateDictLoadPlanner,
     create_default_global_load_plan,
     create_default_local_load_plan,
 )
-from dcp_core.load_planner import EmptyStateDictLoadPlanner as _EmptyStateDictLoadPlanner
-from dcp_core.metadata import STORAGE_TYPES
-from dcp_core.save_planner import DefaultSavePlanner, create_default_local_save_plan
+from dcp_core.planning.load_planner import EmptyStateDictLoadPlanner as _EmptyStateDictLoadPlanner
+from dcp_core.planning.save_planner import DefaultSavePlanner, create_default_local_save_plan
+from dcp_core.planning.stock_global_plan import create_default_global_save_plan
+from dcp_core.records.metadata import STORAGE_TYPES
+from dcp_core.state_dict.flatten import FLATTEN_MAPPING
 
 __all__ = [
     "FLATTEN_MAPPING",

@@ -1,6 +1,6 @@
 """Mirror of `torch.distributed.checkpoint.metadata`: re-exports only."""
 
-from dcp_core.metadata import (
+from dcp_core.records.metadata import (
     STORAGE_TYPES,
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -10,8 +10,8 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_core.metadata import MemoryFormatEncoding as _MEM_FORMAT_ENCODING  # noqa: N814 - stock's name
-from dcp_core.protocols import STATE_DICT_TYPE, StatefulT
+from dcp_core.records.metadata import MemoryFormatEncoding as _MEM_FORMAT_ENCODING  # noqa: N814 - stock's name
+from dcp_core.records.protocols import STATE_DICT_TYPE, StatefulT
 
 __all__ = [
     "STATE_DICT_TYPE",

@@ -8,7 +8,7 @@ from dcp_all.metadata import (
     StorageMeta,
     TensorProperties,
 )
-from dcp_core.plan import (
+from dcp_core.records.plan import (
     BytesIOWriteData,
     LoadItemType,
     LoadPlan,
@@ -18,7 +18,7 @@ from dcp_core.plan import (
     WriteItem,
     WriteItemType,
 )
-from dcp_core.protocols import LoadPlanner, SavePlanner
+from dcp_core.records.protocols import LoadPlanner, SavePlanner
 
 __all__ = [
     "STATE_DICT_TYPE",

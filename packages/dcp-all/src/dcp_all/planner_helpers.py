@@ -9,9 +9,9 @@ from dcp_all.metadata import (
     TensorStorageMetadata,
 )
 from dcp_all.planner import LoadItemType, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from dcp_core.declared_shards import CheckpointableTensor
-from dcp_core.load_plan import create_read_items_for_chunk_list
-from dcp_core.metadata import STORAGE_TYPES
+from dcp_core.planning.read_items import create_read_items_for_chunk_list
+from dcp_core.records.metadata import STORAGE_TYPES
+from dcp_core.shards.declared_shards import CheckpointableTensor
 
 __all__ = [
     "STATE_DICT_TYPE",

@@ -1,5 +1,5 @@
 """Mirror of `torch.distributed.checkpoint.stateful`: re-exports only."""
 
-from dcp_core.protocols import Stateful, StatefulT
+from dcp_core.records.protocols import Stateful, StatefulT
 
 __all__ = ["Stateful", "StatefulT"]

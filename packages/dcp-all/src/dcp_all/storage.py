@@ -2,7 +2,7 @@
 
 from dcp_all.metadata import Metadata, MetadataIndex, StorageMeta
 from dcp_all.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
-from dcp_core.protocols import StorageReader, StorageWriter, WriteResult
+from dcp_core.records.protocols import StorageReader, StorageWriter, WriteResult
 
 __all__ = [
     "LoadPlan",

@@ -2,7 +2,7 @@
 
 from dcp_all.api import CheckpointException
 from dcp_all.metadata import STATE_DICT_TYPE, MetadataIndex
-from dcp_core.shards import find_state_dict_object, find_tensor_shard
+from dcp_core.shards.shards import find_state_dict_object, find_tensor_shard
 
 __all__ = [
     "STATE_DICT_TYPE",

@@ -20,7 +20,7 @@ from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, Work
 from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture
 from dcp_async.saver import AsyncSaver
 from dcp_async.staging.stagers import DefaultStager, StagingOptions, StateDictStager
-from dcp_core.staging import AsyncStager, BlockingAsyncStager
+from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
 
 __all__ = [
     "AsyncCheckpointerType",

@@ -5,10 +5,6 @@ reads no entry points, no environment and no disk.
 """
 
 from dcp_core import plugins
-from dcp_core.byte_backend import ByteBackend
-from dcp_core.byte_reader import ByteStorageReader
-from dcp_core.byte_writer import ByteStorageWriter
-from dcp_core.dedup import DivergentReplicaWarning
 from dcp_core.errors import (
     CheckpointException,
     CheckpointNotFoundError,
@@ -25,9 +21,13 @@ from dcp_core.errors import (
     UnsupportedValueError,
 )
 from dcp_core.hookspecs import PROJECT_NAME, hookimpl
-from dcp_core.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.loading import load, load_keys, load_state_dict
-from dcp_core.metadata import (
+from dcp_core.planning.diagnose_duplicates import DivergentReplicaWarning
+from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
+from dcp_core.planning.load_report import LoadMismatchError, LoadProblem, LoadReport
+from dcp_core.planning.save_planner import DefaultSavePlanner
+from dcp_core.ranks.peers.monitor import PeerOptions
+from dcp_core.records.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -37,9 +37,7 @@ from dcp_core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_core.peers import PeerOptions
-from dcp_core.per_rank import PerRank
-from dcp_core.plan import (
+from dcp_core.records.plan import (
     BytesIOWriteData,
     LoadItemType,
     LoadPlan,
@@ -49,7 +47,7 @@ from dcp_core.plan import (
     WriteItem,
     WriteItemType,
 )
-from dcp_core.protocols import (
+from dcp_core.records.protocols import (
     STATE_DICT_TYPE,
     LoadPlanner,
     SavePlanner,
@@ -58,10 +56,12 @@ from dcp_core.protocols import (
     StorageWriter,
     WriteResult,
 )
-from dcp_core.report import LoadMismatchError, LoadProblem, LoadReport
-from dcp_core.save_planner import DefaultSavePlanner
 from dcp_core.saving import save, save_state_dict
-from dcp_core.staging import AsyncStager, BlockingAsyncStager
+from dcp_core.state_dict.per_rank import PerRank
+from dcp_core.storage.byte_backend import ByteBackend
+from dcp_core.storage.storage_reader import ByteStorageReader
+from dcp_core.storage.storage_writer import ByteStorageWriter
+from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
 
 __all__ = [
     "PROJECT_NAME",

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from dcp_core import plugins
-from dcp_core.coordinator import Coordinator
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.protocols import CheckpointId
+from dcp_core.ranks.phases.coordinator import Coordinator
+from dcp_core.records.protocols import CheckpointId
 from dcp_manifest.logs import library_logger
 
 __all__ = ["Operation", "Phase"]

@@ -15,21 +15,21 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_core.checkpoint_ids import absolute_id_for
-from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_core.adopt_foreign import adopt_save_planner, adopt_writer
 from dcp_core.events import Operation
-from dcp_core.foreign import adopt_save_planner, adopt_writer
-from dcp_core.metadata import DeferredMetadata, Metadata
 from dcp_core.outside_compile import outside_compile
-from dcp_core.peers import PeerOptions
-from dcp_core.per_rank import with_rank_values
-from dcp_core.plan import SavePlan
-from dcp_core.plan_columns import written_of
-from dcp_core.plan_exchange import PlanExchange
+from dcp_core.planning.plan_exchange import PlanExchange
+from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.positional import with_positional_storage
-from dcp_core.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, placed_plans, with_states
-from dcp_core.save_planner import DefaultSavePlanner
-from dcp_core.storage_choice import resolve_writer
+from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_core.ranks.peers.monitor import PeerOptions
+from dcp_core.records.metadata import DeferredMetadata, Metadata
+from dcp_core.records.plan import SavePlan
+from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, placed_plans, with_states
+from dcp_core.state_dict.per_rank import with_rank_values
+from dcp_core.storage.checkpoint_ids import absolute_id_for
+from dcp_core.storage.storage_choice import resolve_writer
+from dcp_core.tables.plan_columns import written_of
 from dcp_manifest.logs import library_logger
 
 __all__ = ["save", "save_state_dict", "save_with"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
-from dcp_core.compression import Compression, one_setting
-from dcp_core.file_attributes import FileAttributes
-from dcp_core.transforms import StreamTransformExtension
+from dcp_core.encoding.compression import Compression, one_setting
+from dcp_core.encoding.transforms import StreamTransformExtension
+from dcp_core.storage.file_attributes import FileAttributes
 from dcp_fs.filesystem import FileSystem
 from dcp_fs.layout import SerializationFormat, check_format, default_thread_count
 from dcp_fs.paths import is_local_id, local_path, store_of
@@ -38,7 +38,7 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
         compression: `auto` (each tensor in blocks, by what makes it smallest), `planes`, `zstd` (readable by stock),
             `none`, a transform, a list of them, or a mapping from dtypes or patterns of names to one of these; see
-            `dcp_core.compression.CompressionPolicy`. Not beside `_extensions`.
+            `dcp_core.encoding.compression.CompressionPolicy`. Not beside `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
         interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         max_inflight_bytes: Memory that buffers of all threads may take: tensors on an accelerator, and views that are

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
-from dcp_core.checkpoint_ids import absolute_id
-from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS
+from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS
+from dcp_core.storage.checkpoint_ids import absolute_id
 from dcp_io import STALE_AFTER_SECONDS, open_store
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.errors import UnfinishedSaveError

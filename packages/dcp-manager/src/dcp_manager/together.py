@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from dcp_core import PeerOptions
-from dcp_core.coordination import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 
 __all__ = ["Ranks"]
 

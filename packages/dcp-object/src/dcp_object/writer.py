@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcp_core import ByteStorageWriter
-from dcp_core.compression import Compression
+from dcp_core.encoding.compression import Compression
 from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend
 from dcp_object.address import is_address
 from dcp_object.opening import open_store
@@ -35,7 +35,7 @@ class ObjectStoreWriter(ByteStorageWriter):
             each: with less than `thread_count` x (`uploads` + 2) of them, fewer are uploaded at a time.
         stale_after_seconds: After this long without a sign of life a save of another host counts as dead.
         compression: What items go through: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
-            from dtypes or patterns of names; see `dcp_core.compression.CompressionPolicy`.
+            from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ import torch
 
 from dcp_async.errors import WorkerError
 from dcp_core import MetadataIndex, SavePlan, SavePlanner, StorageMeta, WriteItem
-from dcp_core.objects import DumpedObject
-from dcp_core.shards import box_view
+from dcp_core.objects.objects import DumpedObject
+from dcp_core.shards.shards import box_view
 
 __all__ = ["PlannedElsewhere", "StagedPlanner", "pickled", "plan_here"]
 

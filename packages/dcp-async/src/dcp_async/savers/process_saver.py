@@ -28,11 +28,11 @@ from dcp_async.savers.worker_messages import Failed, Forget, ForgetArena, NewAre
 from dcp_async.staging.arena import Arena
 from dcp_async.staging.copy_state import Staged
 from dcp_core import CoordinatorLostError, Metadata
-from dcp_core.metadata import DeferredMetadata
-from dcp_core.outcomes import Failure
-from dcp_core.pickled import decode
-from dcp_core.storage_choice import resolve_writer
-from dcp_core.value_bytes import same_value
+from dcp_core.planning.comparable_bytes import same_value
+from dcp_core.ranks.phases.outcomes import Failure
+from dcp_core.ranks.transport.pickled import decode
+from dcp_core.records.metadata import DeferredMetadata
+from dcp_core.storage.storage_choice import resolve_writer
 
 __all__ = ["ProcessBackend"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from dcp_core.dtensors import is_dtensor
-from dcp_core.tensor_checks import check_memory
-from dcp_core.values import is_plain
+from dcp_core.shards.tensor_checks import check_memory
+from dcp_core.tables.value_table import is_plain
+from dcp_core.tensors.dtensors import is_dtensor
 
 __all__ = ["copy_tree"]
 

@@ -11,9 +11,9 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from dcp_core.coordination import CollectiveCoordinator, Coordinator, StoreCoordinator, make_coordinator
-from dcp_core.peers import PeerOptions
-from dcp_core.process_identity import own_identity
+from dcp_core.ranks.make_coordinator import CollectiveCoordinator, Coordinator, StoreCoordinator, make_coordinator
+from dcp_core.ranks.peers.monitor import PeerOptions
+from dcp_core.ranks.peers.process_identity import own_identity
 from dcp_core.testing.group_store import group_store, keys_of_group
 
 __all__ = [
@@ -55,7 +55,7 @@ def coordinator(kind: str, **options: Any) -> Coordinator:
 def pretended_host(name: object) -> Iterator[None]:
     """Inside, this rank begins operations as if on another host: the same for ranks that give one name."""
     own = own_identity()
-    with mock.patch("dcp_core.peers.own_identity", return_value=replace(own, host=f"{own.host}{name}")):
+    with mock.patch("dcp_core.ranks.peers.monitor.own_identity", return_value=replace(own, host=f"{own.host}{name}")):
         yield
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_core.store_clones import borrow_store
+from dcp_core.ranks.store_connections import borrow_store
 
 __all__ = ["group_store", "keys_of_group"]
 

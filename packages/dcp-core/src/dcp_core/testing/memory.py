@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dcp_core.byte_reader import ByteStorageReader
-from dcp_core.byte_writer import ByteStorageWriter
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
-from dcp_core.protocols import CheckpointId
+from dcp_core.records.protocols import CheckpointId
+from dcp_core.storage.storage_reader import ByteStorageReader
+from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_manifest import METADATA_NAME, CheckpointIndex, choose_index
 from dcp_manifest.index.items import StoredItem
 from dcp_manifest.requests import ReadRequest, ReadStats, Writable

@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from dcp_core.compression import CompressedRequest, Compression, CompressionPolicy
+from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_format.checkpoints.stored_content import stored_content
 from dcp_format.content.content import Content, TensorEntry
 from dcp_io import Layout, LocalStore, StoreBackend, open_store

@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 
 from dcp_core.errors import DuplicateKeyError, MissingKeyError
-from dcp_core.key_map import KeyMap
-from dcp_core.tensor_bytes import tensor_bytes
+from dcp_core.state_dict.key_map import KeyMap
+from dcp_core.tensors.tensor_bytes import tensor_bytes
 from dcp_format.content.content import Content, TensorEntry
 from dcp_manifest.requests import PiecewiseData
 

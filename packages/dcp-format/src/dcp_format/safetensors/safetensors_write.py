@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.objects import load_object
+from dcp_core.objects.objects import load_object
 from dcp_format.content.content import Content, TensorEntry, refuse_objects
 from dcp_format.content.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
 from dcp_format.content.temporary_files import sweep, temporary_name

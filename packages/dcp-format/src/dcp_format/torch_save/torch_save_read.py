@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from dcp_core.empty_mappings import name_empty_mappings
 from dcp_core.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -26,11 +25,12 @@ from dcp_core.errors import (
     UnsupportedFormatError,
     UnsupportedValueError,
 )
-from dcp_core.flatten import flatten
-from dcp_core.object_archive import ObjectArchive, read_archive
-from dcp_core.object_globals import allowed_globals
-from dcp_core.objects import dump_object
-from dcp_core.tensor_pieces import TensorPieces
+from dcp_core.objects.allowed_globals import allowed_globals
+from dcp_core.objects.object_archive import ObjectArchive, read_archive
+from dcp_core.objects.objects import dump_object
+from dcp_core.state_dict.empty_mappings import name_empty_mappings
+from dcp_core.state_dict.flatten import flatten
+from dcp_core.tensors.tensor_pieces import TensorPieces
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
 from dcp_format.content.content import Content, TensorEntry

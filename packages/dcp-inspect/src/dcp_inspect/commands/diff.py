@@ -94,9 +94,9 @@ def _objects(name: str, a: bytes, b: bytes) -> Iterator[Difference]:
     """The difference of two objects, by type and by bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN is itself."""
     if a == b:
         return
-    load = importlib.import_module("dcp_core.objects").load_object
+    load = importlib.import_module("dcp_core.objects.objects").load_object
     left, right = load(a, key=name), load(b, key=name)
-    if not importlib.import_module("dcp_core.value_bytes").same_value(left, right):
+    if not importlib.import_module("dcp_core.planning.comparable_bytes").same_value(left, right):
         yield Difference(name, "values", repr(left)[:60], repr(right)[:60])
 
 

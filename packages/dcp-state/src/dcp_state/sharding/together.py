@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from dcp_core.coordination import Coordinator, make_coordinator
+from dcp_core.ranks.make_coordinator import Coordinator, make_coordinator
 
 __all__ = ["PIECE_BYTES", "Errors", "all_ranks"]
 

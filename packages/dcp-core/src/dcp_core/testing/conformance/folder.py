@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import pytest
 
 from dcp_core.loading import load
-from dcp_core.metadata import Metadata
-from dcp_core.protocols import StorageReader, StorageWriter
-from dcp_core.report import LoadReport
+from dcp_core.planning.load_report import LoadReport
+from dcp_core.records.metadata import Metadata
+from dcp_core.records.protocols import StorageReader, StorageWriter
 from dcp_core.saving import save
 
 __all__ = ["Door", "LocalFolder", "RawFolder", "StorageFixtures"]

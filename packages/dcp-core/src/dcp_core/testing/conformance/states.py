@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from dcp_core.errors import DcpError
-from dcp_core.plan import WriteItem
-from dcp_core.save_planner import DefaultSavePlanner
-from dcp_core.value_bytes import same_value
+from dcp_core.planning.comparable_bytes import same_value
+from dcp_core.planning.save_planner import DefaultSavePlanner
+from dcp_core.records.plan import WriteItem
 
 __all__ = ["VALUES", "FailingPlanner", "blank", "random_state", "same", "state"]
 

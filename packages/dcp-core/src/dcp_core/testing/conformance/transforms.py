@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dcp_core.block_transforms import BlockChain, BlockTransformExtension, BlockUndo, block_bytes
-from dcp_core.transforms import Extension, ExtensionRegistry, StreamTransformExtension
+from dcp_core.encoding.block_transforms import BlockChain, BlockTransformExtension, BlockUndo, block_bytes
+from dcp_core.encoding.transforms import Extension, ExtensionRegistry, StreamTransformExtension
 
 __all__ = ["BlockTransformConformance", "StreamTransformConformance"]
 

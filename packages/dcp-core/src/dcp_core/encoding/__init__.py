@@ -1,0 +1,1 @@
+"""Values to stored bytes and back: payloads, compression and other transforms."""

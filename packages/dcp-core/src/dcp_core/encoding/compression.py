@@ -1,0 +1,183 @@
+"""Which items of a save go through which transforms: a writer's `compression` setting.
+
+The transforms themselves are plugins; here they are found by name, checked, and chosen for each item.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
+
+import torch
+
+from dcp_core.encoding.block_transforms import BlockChain, BlockTransformExtension, block_bytes
+from dcp_core.encoding.transforms import Extension, ExtensionRegistry, StreamTransformExtension
+from dcp_manifest.index.items import Framing
+from dcp_manifest.requests import Payload, StreamEncoder, Writable
+
+__all__ = ["CompressedRequest", "Compression", "CompressionPolicy", "one_setting"]
+
+Compression: TypeAlias = "str | Extension | Sequence[str | Extension] | Mapping[torch.dtype | str, Any] | None"
+"""A name (`auto`, `planes`, `zstd`, `none`, or a descriptor), a transform, several that form a chain, or one of these
+by dtype or by a pattern of names."""
+
+_NAMES = {"zstd": "stream.zstd/1", "planes": "block.planes/1"}
+_AUTO = ("block.planes/1", "block.zstd/1")
+_FLOATS = ("float", "bfloat", "complex")
+# Smaller tensors are stored as they are: an index of blocks costs more than they could save.
+_MIN_BYTES = 4 << 10
+# A tensor is encoded if a sample of it becomes smaller by at least as much.
+_MIN_GAIN = 0.03
+_SAMPLED_PART = 32
+_MIN_SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 10, 128 << 10
+_WINDOWS = 4
+_WINDOW_ALIGNMENT_BYTES = 64
+
+
+def one_setting(extensions: Sequence[StreamTransformExtension] | None, compression: Compression) -> Compression:
+    """The one setting that a writer was given: stock's `_extensions`, or `compression`.
+
+    Raises:
+        ValueError: Both were given, or something among the extensions is no transform of streams.
+    """
+    for extension in extensions or ():
+        if not (hasattr(extension, "transform_to") and hasattr(extension, "get_descriptor")):
+            raise ValueError(f"_extensions holds {extension!r}, which is no transform of streams")
+    if extensions and compression is not None:
+        raise ValueError("_extensions and compression say the same thing: give one of them")
+    return extensions or compression
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What some items go through: transforms of streams, or the best of several chains of blocks."""
+
+    streams: tuple[StreamEncoder, ...] = ()
+    blocks: tuple[tuple[BlockTransformExtension, ...], ...] = ()
+    floats: int | None = None
+    """So many of the chains are tried on floating-point tensors; None for all."""
+
+    def apply(self, payload: Payload) -> Payload:
+        if self.streams:
+            return replace(payload, encoders=self.streams)
+        size = len(payload.data) if isinstance(payload.data, bytes | memoryview) else payload.data.nbytes
+        if not self.blocks or payload.framing is not Framing.RAW or payload.dtype is None or size < _MIN_BYTES:
+            return payload
+        sample, least = _sample(payload, size), 1 - _MIN_GAIN
+        best: BlockChain | None = None
+        tried = self.blocks[: self.floats] if payload.dtype.startswith(_FLOATS) else self.blocks
+        for transforms in tried:
+            *outer, inner = transforms
+            suited, share = inner.for_item(sample, payload.dtype)
+            chain = BlockChain((*outer, suited), payload.dtype, block_bytes(size))
+            if outer:
+                share = len(chain.encode(sample)) / len(sample)
+            if share <= least:
+                best, least = chain, share
+        return payload if best is None else replace(payload, blocks=best)
+
+
+class CompressionPolicy:
+    """A `compression` setting, checked: every transform that it names is there.
+
+    Args:
+        setting: See `Compression`. `auto` and `planes` store each tensor in blocks, of which a part can be read, if
+            that makes it smaller; `auto` takes float planes for floats, and for others what is better, planes or
+            Zstandard. `zstd` stores every item as one stream, which `torch.distributed.checkpoint` reads too. In a
+            chain the first transform writes to the file. Of a mapping, the first entry whose dtype or glob pattern
+            fits an item counts; what none fits is stored plain.
+
+    Raises:
+        ValueError: The setting is none of these, or a chain mixes transforms of streams and of blocks.
+        UnsupportedFormatError: A transform is not known; names the package to install.
+    """
+
+    def __init__(self, setting: Compression) -> None:
+        by_key = setting if isinstance(setting, Mapping) else {"*": setting}
+        self._rules = [(*_dtype_or_pattern(key), _rule(value)) for key, value in by_key.items()]
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether all items are stored plain."""
+        return not any(rule.streams or rule.blocks for _, _, rule in self._rules)
+
+    def apply(self, key: str, payload: Payload) -> Payload:
+        """The payload of one item, with what it goes through while it is written."""
+        for dtype, pattern, rule in self._rules:
+            if dtype in (None, payload.dtype) and fnmatch.fnmatchcase(key, pattern):
+                return rule.apply(payload)
+        return payload
+
+
+class CompressedRequest:
+    """A request to write something as a policy says.
+
+    Args:
+        request: What to write.
+        policy: Asked when its turn has come, in a writer thread.
+    """
+
+    __slots__ = ("_policy", "_request", "cost_bytes", "key")
+
+    def __init__(self, request: Writable, policy: CompressionPolicy) -> None:
+        self._request = request
+        self._policy = policy
+        self.key = request.key
+        self.cost_bytes = request.cost_bytes
+
+    def resolve(self) -> Payload:
+        """The payload, to be encoded while it is written."""
+        return self._policy.apply(self.key, self._request.resolve())
+
+
+def _dtype_or_pattern(key: Any) -> tuple[str | None, str]:
+    """What a key of a mapping fits: one dtype or all (None), and names."""
+    if not isinstance(key, torch.dtype | str):
+        raise ValueError(f"compression has the key {key!r}; keys are dtypes or patterns of names")  # noqa: TRY004 - one error for a bad setting
+    name = str(key).removeprefix("torch.")
+    is_dtype = isinstance(getattr(torch, name, None), torch.dtype)
+    return (name, "*") if is_dtype else (None, str(key))
+
+
+def _rule(setting: Any) -> _Rule:
+    if setting is None or setting == "none":
+        return _Rule()
+    if setting == "auto":
+        found = ExtensionRegistry().from_descriptor_list(_AUTO)
+        # What repeats itself among floats repeats itself in their planes, too.
+        return _Rule(blocks=tuple((cast("BlockTransformExtension", each),) for each in found), floats=1)
+    links = [setting] if isinstance(setting, str) or not isinstance(setting, Sequence) else list(setting)
+    chain = [_extension(each) for each in links]
+    if all(hasattr(each, "transform_to") and hasattr(each, "get_descriptor") for each in chain):
+        return _Rule(streams=tuple(cast("list[StreamEncoder]", chain)))
+    if all(hasattr(each, "encode_block") for each in chain):
+        return _Rule(blocks=(tuple(cast("list[BlockTransformExtension]", chain)),))
+    if all(hasattr(each, "transform_to") or hasattr(each, "encode_block") for each in chain):
+        raise ValueError(f"compression={setting!r} mixes transforms of streams and of blocks; choose one kind")
+    raise ValueError(f"compression={setting!r} is no transform: choose auto, planes, zstd, none, or a transform")
+
+
+def _extension(setting: Any) -> Any:
+    if not isinstance(setting, str):
+        return setting
+    descriptor = _NAMES.get(setting, setting)
+    if "." not in descriptor:
+        raise ValueError(f"compression={setting!r} is not known: choose auto, planes, zstd, none, or a descriptor")
+    (extension,) = ExtensionRegistry().from_descriptor_list([descriptor])
+    return extension
+
+
+def _sample(payload: Payload, size: int) -> memoryview:
+    """Elements from all over the payload; of one that is made piece by piece, its first ones."""
+    wanted = min(size, max(_MIN_SAMPLE_BYTES, min(size // _SAMPLED_PART, _MAX_SAMPLE_BYTES)))
+    data = payload.data
+    if not isinstance(data, bytes | memoryview):
+        return memoryview(bytes(next(data.pieces(wanted))))
+    view = memoryview(data)
+    if wanted == size:
+        return view
+    window = wanted // _WINDOWS // _WINDOW_ALIGNMENT_BYTES * _WINDOW_ALIGNMENT_BYTES
+    step = (size - window) // (_WINDOWS - 1) // _WINDOW_ALIGNMENT_BYTES * _WINDOW_ALIGNMENT_BYTES
+    return memoryview(b"".join(view[start : start + window] for start in range(0, _WINDOWS * step, step)))

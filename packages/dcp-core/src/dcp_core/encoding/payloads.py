@@ -1,0 +1,82 @@
+"""Values ↔ payloads: tensors as bytes without a copy where their memory allows it, objects as they come.
+
+What lies around a payload in a file (zip framing, alignment, CRCs) is the engine's matter, not this module's.
+"""
+
+from __future__ import annotations
+
+import io
+
+import torch
+
+from dcp_core.errors import DcpError
+from dcp_core.shards.tensor_checks import check_memory
+from dcp_core.tensors.element_copy import contiguous
+from dcp_core.tensors.quantized import archive_quantized
+from dcp_core.tensors.tensor_bytes import tensor_bytes
+from dcp_core.tensors.tensor_pieces import TensorPieces
+from dcp_manifest.index.items import Framing
+from dcp_manifest.requests import Payload
+
+__all__ = [
+    "PayloadError",
+    "bytes_payload",
+    "tensor_payload",
+]
+
+# Smaller tensors are copied at once: pieces would cost more than their memory.
+_SMALL_BYTES = 64 << 10
+
+
+class PayloadError(DcpError, TypeError):
+    """A value that cannot be written as an item."""
+
+
+def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = False) -> Payload:
+    """The payload of a tensor's values.
+
+    Args:
+        key: FQN, for messages.
+        tensor: Strided tensor on any device. A contiguous one on the CPU is not copied: its memory must not change
+            before the payload is written. Everything else is copied piece by piece while it is written.
+        self_describing: Give an archive that names its own dtype instead of bare values.
+
+    Returns:
+        A RAW payload; a TORCH_ZIP one for a quantized tensor (its values need their quantizer) or if asked for.
+
+    Raises:
+        PayloadError: The tensor has no values in memory (meta) or is not strided.
+        UnsupportedValueError: Its storage has been freed, or it is quantized and has no quantizer.
+    """
+    tensor = tensor.detach()
+    if tensor.is_meta:
+        raise PayloadError(f"{key!r} is a meta tensor: it has no values to save; materialise it first")
+    if tensor.layout is not torch.strided:
+        raise PayloadError(f"{key!r} has layout {tensor.layout}: only strided tensors can be saved; use .to_dense()")
+    check_memory(key, tensor)
+    if tensor.is_quantized or self_describing:
+        return Payload(_archive(key, tensor).getbuffer(), Framing.TORCH_ZIP)
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.as_subclass(torch.Tensor)
+    data: memoryview | TensorPieces
+    if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        data = tensor_bytes(tensor)
+    elif tensor.nbytes > _SMALL_BYTES:
+        data = TensorPieces(tensor)
+    else:
+        data = tensor_bytes(contiguous(tensor.cpu().resolve_conj().resolve_neg()))
+    return Payload(data, Framing.RAW, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _archive(key: str, tensor: torch.Tensor) -> io.BytesIO:
+    if tensor.is_quantized:
+        return archive_quantized(key, tensor)
+    buffer = io.BytesIO()
+    torch.save(tensor.cpu().clone(), buffer)
+    return buffer
+
+
+def bytes_payload(data: io.BytesIO | bytes | memoryview) -> Payload:
+    """The payload of an object that a planner has turned into bytes."""
+    view = data.getbuffer() if isinstance(data, io.BytesIO) else data
+    return Payload(view, Framing.OBJECT)

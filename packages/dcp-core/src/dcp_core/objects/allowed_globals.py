@@ -1,0 +1,272 @@
+"""Which globals a stored object may name: what trainers keep in checkpoints, and nothing that can do harm.
+
+Everything here either only holds data, or builds data from its arguments; what may be called, and with which arguments,
+is in `python_calls`, `numpy_calls` and `tensor_calls`. What is in the list without such a rule is a value alone. What
+can reach further (attributes of arbitrary objects, files, imports, code) must never be added.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch._weights_only_unpickler as torch_rules
+
+from dcp_core.objects.numpy_calls import NUMPY_CALLS, NUMPY_DTYPES, NUMPY_STATES, NUMPY_VALUES
+from dcp_core.objects.python_calls import PYTHON_CALLS, PYTHON_FUNCTIONS, PYTHON_NEWS, PYTHON_STATES, refused
+from dcp_core.objects.tensor_calls import TENSOR_CALLS, tensor_functions
+from dcp_manifest.pickles.pickle_table import (
+    Budget,
+    Call,
+    ForbiddenGlobalError,
+    Function,
+    New,
+    PickleTable,
+    UnsafePickleError,
+    described,
+)
+
+__all__ = ["AllowList", "allowed_globals", "census_table", "default_globals", "default_table", "may_never_be_allowed"]
+
+# torch refuses the first four even when a user lists them; the others run code or import just as well.
+_NEVER_MODULES = frozenset(
+    ("sys", "os", "posix", "nt", "subprocess", "shutil", "importlib", "runpy", "pickle", "_pickle", "ctypes")
+)
+_NEVER_NAMES = frozenset(
+    f"builtins.{name}"
+    for name in ("__import__", "compile", "delattr", "eval", "exec", "getattr", "globals", "open", "setattr", "vars")
+) | {"io.open", "io.FileIO", "_io.open", "_io.FileIO"}
+
+
+_LISTS, _DICTS, _SETS = (list, collections.deque), (dict, collections.OrderedDict), (set,)
+_DICT_TYPES = frozenset((*_DICTS, collections.defaultdict, collections.Counter))
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """The globals that an object may use; nothing of it must be changed."""
+
+    by_name: Mapping[str, Any]
+    """Full name → object, or what stands for it."""
+    added: frozenset[str]
+    """Names that are allowed by the user alone: their code runs with arguments that the object chooses."""
+    table: PickleTable
+    """How a pickle may use them."""
+
+
+def allowed_globals(extra: Sequence[Any] = ()) -> AllowList:
+    """Every global that an object may use.
+
+    Args:
+        extra: Classes and functions that the caller allows, as for `torch.serialization.add_safe_globals`: objects, or
+            pairs (object, full name). What was added there counts as well. What is allowed by default stays as
+            restricted as it is.
+
+    Raises:
+        ValueError: `extra` holds something that could run any code, such as `eval`.
+    """
+    return _allow_list(tuple(extra), frozenset(torch.serialization.get_safe_globals()))
+
+
+def may_never_be_allowed(path: str) -> bool:
+    """Whether a global of that full name could run any code, so that no allow-list takes it."""
+    return path.partition(".")[0] in _NEVER_MODULES or path in _NEVER_NAMES
+
+
+@functools.lru_cache(maxsize=32)
+def _allow_list(extra: tuple[Any, ...], added: frozenset[Any]) -> AllowList:
+    known = default_globals()
+    named = {path: value for path, value in {**_named(added), **_named(extra)}.items() if path not in known}
+    ours = {id(value) for value in known.values()}
+    users = [value for value in named.values() if id(value) not in ours]
+
+    def subclassed(function: Callable[..., Any], arguments: tuple[Any, ...], cls: Any) -> Any:
+        if not any(cls is value for value in users):
+            raise refused(function, (cls,))
+        return function(*arguments)
+
+    by_name = {**named, **known, **tensor_functions(subclassed)}
+    return AllowList(by_name, frozenset(named), _with_users(default_table(), by_name, users))
+
+
+def _named(listed: Iterable[Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for entry in listed:
+        own = getattr(entry[0] if isinstance(entry, tuple) else entry, "__module__", "") or ""
+        value, path = entry if isinstance(entry, tuple) else (entry, f"{own}.{entry.__qualname__}")
+        if may_never_be_allowed(path) or may_never_be_allowed(f"{own}.{getattr(value, '__qualname__', '')}"):
+            raise ValueError(f"{path} cannot be allowed: a checkpoint could run any code with it")
+        named[path] = value
+    return named
+
+
+def _find(by_name: Mapping[str, Any]) -> Callable[[str], Any]:
+    def find(path: str) -> Any:
+        if path not in by_name:
+            raise ForbiddenGlobalError(path)
+        return by_name[path]
+
+    return find
+
+
+@functools.cache
+def default_table() -> PickleTable:
+    """How a pickle may use what needs no permission."""
+    calls: list[tuple[Any, Call]] = [*PYTHON_CALLS, *NUMPY_CALLS, *TENSOR_CALLS]
+    return PickleTable(
+        find=_find(default_globals()),
+        calls={id(value): call for value, call in calls},
+        news={id(cls): new for cls, new in PYTHON_NEWS},
+        states={**PYTHON_STATES, **NUMPY_STATES},
+        lists=frozenset(_LISTS),
+        dicts=_DICT_TYPES,
+        sets=frozenset(_SETS),
+        drafts=NUMPY_DTYPES,
+    )
+
+
+def _with_users(table: PickleTable, by_name: Mapping[str, Any], users: Sequence[Any]) -> PickleTable:
+    """The table with what a user allows: called with any arguments, given any state, and items if it is a container."""
+    classes = [value for value in users if isinstance(value, type)]
+
+    def below(bases: tuple[type, ...]) -> set[type]:
+        return {cls for cls in classes if issubclass(cls, bases)}
+
+    return replace(
+        table,
+        find=_find(by_name),
+        calls={**{id(value): _calling(value) for value in users if callable(value)}, **table.calls},
+        news={**{id(cls): _making(cls) for cls in classes}, **table.news},
+        states={**dict.fromkeys(classes, _set_any), **table.states},
+        lists=table.lists | below(_LISTS),
+        dicts=table.dicts | below(_DICTS),
+        sets=table.sets | below(_SETS),
+    )
+
+
+def _calling(value: Callable[..., Any]) -> Call:
+    return lambda _, arguments: value(*arguments)
+
+
+def _making(cls: type) -> New:
+    return lambda _, arguments, named: cls.__new__(cls, *arguments, **named)
+
+
+def _set_any(budget: Budget, instance: Any, state: Any) -> Any:
+    """What `pickle` does with the state of an object."""
+    setstate = getattr(instance, "__setstate__", None)
+    if setstate is not None:
+        setstate(state)
+        return instance
+    slots = None
+    if isinstance(state, tuple) and len(state) == 2:
+        state, slots = state
+    if state:
+        budget.spend(len(state))
+        vars(instance).update(state)
+    for name, value in (slots or {}).items():
+        setattr(instance, name, value)
+    return instance
+
+
+@functools.cache
+def default_globals() -> dict[str, Any]:
+    """What needs no permission: full name → object, or what stands for it. Not to be changed."""
+
+    def subclassed(function: Callable[..., Any], _: tuple[Any, ...], cls: Any) -> Any:
+        raise refused(function, (cls,))
+
+    values = {
+        name: value
+        for name, value in torch_rules._get_allowed_globals().items()  # noqa: SLF001
+        if not name.startswith("torch._")
+    }
+    return {**values, **tensor_functions(subclassed), **_python_globals(), **NUMPY_VALUES}
+
+
+def _python_globals() -> dict[str, Any]:
+    classes = [value for value, _ in [*PYTHON_CALLS, *TENSOR_CALLS]]
+    named: dict[str, Any] = {f"{value.__module__}.{value.__qualname__}": value for value in classes}
+    named.update((function.name, function) for function in PYTHON_FUNCTIONS)
+    named["builtins.Ellipsis"] = ...
+    named["io.BytesIO"], named["io.StringIO"] = named["_io.BytesIO"], named["_io.StringIO"]
+    # A path of the other system becomes its pure form; CPython 3.13.0 names another module.
+    foreign = "PosixPath" if os.name == "nt" else "WindowsPath"
+    for name in ("PurePath", "PurePosixPath", "PureWindowsPath", "Path", "PosixPath", "WindowsPath"):
+        value = getattr(pathlib, f"Pure{name}" if name == foreign else name)
+        named[f"pathlib.{name}"] = named[f"pathlib._local.{name}"] = value
+    return named
+
+
+class _Unknown:
+    """Stands for everything that is not allowed, or only by a user, while a pickle is examined."""
+
+    def ignore(self, *_: Any) -> Any:
+        """Do nothing."""
+        return self
+
+    __call__ = __setitem__ = extend = update = ignore
+
+
+_UNKNOWN = _Unknown()
+
+
+def census_table(allowed: AllowList, named: set[str]) -> PickleTable:
+    """A table by which a pickle is examined: all values of the default classes are made, nothing else is.
+
+    Args:
+        allowed: What may be used.
+        named: Gets every name that is not among it.
+    """
+    functions = _census_functions()
+
+    def find(path: str) -> Any:
+        if path in functions:
+            return functions[path]
+        if path not in allowed.by_name:
+            named.add(path)
+        if path in allowed.added or path not in allowed.by_name:
+            return _UNKNOWN
+        return allowed.by_name[path]
+
+    return replace(_census_base(), find=find)
+
+
+@functools.cache
+def _census_base() -> PickleTable:
+    table = default_table()
+    unknown = frozenset((_Unknown,))
+    return replace(
+        table,
+        calls={**table.calls, id(_UNKNOWN): lambda *_: _UNKNOWN},
+        news={**table.news, id(_UNKNOWN): lambda *_: _UNKNOWN},
+        states={**table.states, _Unknown: lambda *_: _UNKNOWN},
+        lists=table.lists | unknown,
+        dicts=table.dicts | unknown,
+        sets=table.sets | unknown,
+    )
+
+
+@functools.cache
+def _census_functions() -> dict[str, Function]:
+    """Torch's functions over storages without values: what needs values, or a class of the user, is not made."""
+
+    def subclassed(_: Callable[..., Any], __: tuple[Any, ...], cls: Any) -> Any:
+        if cls is not _UNKNOWN:
+            raise UnsafePickleError(f"{described(cls)} is no class of tensors that is allowed")
+        return _UNKNOWN
+
+    def lenient(name: str, call: Call) -> Call:
+        def examine(budget: Budget, arguments: tuple[Any, ...]) -> Any:
+            by_value = name in ("_rebuild_sparse_tensor", "_rebuild_nested_tensor")
+            return _UNKNOWN if by_value or any(each is _UNKNOWN for each in arguments) else call(budget, arguments)
+
+        return examine
+
+    return tensor_functions(subclassed, lenient)

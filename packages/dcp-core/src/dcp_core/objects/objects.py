@@ -1,0 +1,301 @@
+"""Objects (whatever is no tensor) ↔ bytes, without ever running what the bytes say.
+
+Bytes are a `torch.save` archive, which stock reads. Reading goes through an allow-list, and writing looks ahead: what
+a later load would refuse is reported when it is saved.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import pickle
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dcp_core.errors import (
+    CorruptCheckpointError,
+    DcpError,
+    UnloadableObjectError,
+    UnsafeCheckpointError,
+    UnsupportedValueError,
+)
+from dcp_core.objects.allowed_globals import (
+    AllowList,
+    allowed_globals,
+    census_table,
+    default_table,
+    may_never_be_allowed,
+)
+from dcp_core.objects.object_archive import ObjectArchive, read_archive
+from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError, UnsafePickleError
+
+__all__ = [
+    "DumpedObject",
+    "UnloadableObjectWarning",
+    "dump_object",
+    "load_object",
+    "load_tensor",
+    "reduce_exactly",
+    "report_unloadable",
+    "scan",
+]
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        return reduce_exactly(value)
+
+
+_PICKLE = types.SimpleNamespace(__name__="pickle", Pickler=_Pickler)
+"""What `torch.save` takes for the module `pickle`."""
+
+
+def reduce_exactly(value: object) -> Any:
+    """Reduce a value for pickling where the protocol of `torch.save` loses something; NotImplemented elsewhere.
+
+    Protocol 2 leaves out the fold of a time, which tells the two hours apart that a change of clocks gives one name.
+    """
+    if isinstance(value, dt.datetime | dt.time) and type(value) in (dt.datetime, dt.time) and value.fold:
+        return value.__reduce_ex__(4)
+    return NotImplemented
+
+
+class UnloadableObjectWarning(UserWarning):
+    """An object was saved in a form that a load refuses unless the loader allows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedObject:
+    """An object that was turned into bytes earlier, or in another process; stands for it in a state dict."""
+
+    data: bytes
+    """What `dump_object` gave."""
+    digest: bytes = b""
+    """Its `value_digest`, which ranks compare; the bytes may differ for equal values. Empty: they are compared."""
+
+
+def dump_object(value: object, *, key: str) -> bytes:
+    """The bytes that stand for `value` in a checkpoint: what `torch.save` writes.
+
+    Args:
+        value: Any object that can be pickled, or one that was dumped before. Tensors in it are stored on the CPU side
+            of the archive.
+        key: Its FQN, for messages.
+
+    Raises:
+        UnsupportedValueError: It cannot be pickled.
+    """
+    if isinstance(value, DumpedObject):
+        return value.data
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer, pickle_module=_PICKLE)
+    except DcpError:
+        raise
+    except Exception as error:
+        raise UnsupportedValueError(
+            f"{key!r} of type {type(value).__qualname__} cannot be saved: {error}; store plain data instead "
+            "(numbers, strings, containers, tensors), or keep it out of the state dict"
+        ) from error
+    return buffer.getvalue()
+
+
+def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
+    """The globals of a dumped object that `load_object` would refuse, sorted. Nothing of them is imported or called.
+
+    Raises:
+        CorruptCheckpointError: These are not the bytes of a dumped object.
+    """
+    named: set[str] = set()
+    try:
+        _examine(data, allowed_globals(allow_globals), named)
+    except UnsafePickleError as error:
+        if not named:
+            raise CorruptCheckpointError(f"the object {error}") from error
+    except Exception as error:
+        raise CorruptCheckpointError(f"the bytes of an object are damaged: {error}") from error
+    return sorted(named)
+
+
+def _examine(data: bytes, allowed: AllowList, named: set[str]) -> None:
+    """Read a dumped object without its values, and without the classes that a user allows; raises what a load would.
+
+    Args:
+        data: The bytes.
+        allowed: What may be used.
+        named: Gets the globals that may not.
+    """
+    read_archive(
+        data,
+        census_table(allowed, named),
+        lambda _, __, nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cpu").untyped_storage(),
+    )
+
+
+def report_unloadable(
+    data: bytes,
+    *,
+    key: str,
+    strict: bool = False,
+    allow_globals: Sequence[Any] = (),
+    reported: set[str] | None = None,
+) -> None:
+    """Warn, or raise if `strict`, when a dumped object would not load back.
+
+    Args:
+        data: What `dump_object` gave.
+        key: The object's FQN.
+        strict: Raise instead of warning.
+        allow_globals: What the loader will allow in addition.
+        reported: Globals that there has been a warning of; gets those of this one. A global is warned of once.
+
+    Raises:
+        UnloadableObjectError: `strict`, and it would not load back.
+    """
+    if _is_plain(data):
+        return
+    refused: set[str] = set()
+    reason = ""
+    try:
+        _examine(data, allowed_globals(allow_globals), refused)
+    except Exception as error:  # noqa: BLE001 - whatever a load would raise
+        reason = f"the stored object {error}"
+    if refused:
+        reason = f"it is made of {', '.join(sorted(refused))}. {_remedy(sorted(refused))}"
+    elif reason:
+        reason += ". Store plain data instead (numbers, strings, containers, tensors), or keep it out of the state dict"
+        refused = {reason}
+    if not refused:
+        return
+    message = f"{key!r} would not load back: {reason}"
+    if strict:
+        raise UnloadableObjectError(message)
+    if reported is None or not refused <= reported:
+        warnings.warn(message, UnloadableObjectWarning, stacklevel=2)
+    if reported is not None:
+        reported |= refused
+
+
+class _Plain(pickle.Unpickler):
+    """Reads a pickle that names nothing, so that nothing can be called; only for bytes that this process has made."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise ForbiddenGlobalError(f"{module}.{name}")
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether a dumped object is made of plain values alone; some that are may not be recognised."""
+    try:
+        pickled, start = ObjectArchive(data).pickled()
+        stream = io.BytesIO(pickled)
+        stream.seek(start)
+        _Plain(stream).load()
+    except Exception:  # noqa: BLE001 - then it is examined
+        return False
+    return True
+
+
+def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), trust_objects: bool = False) -> Any:
+    """The object that `dump_object`, or stock, has stored. Nothing but the allow-list is called.
+
+    Args:
+        data: The stored bytes.
+        key: Its FQN, for messages.
+        allow_globals: Classes and functions that it may use beside the default ones and those of
+            `torch.serialization.add_safe_globals`; pairs (object, full name) give them another name.
+        trust_objects: Unpickle without restriction, which lets the checkpoint run any code.
+
+    Returns:
+        The object; tensors in it are on the CPU.
+
+    Raises:
+        UnsafeCheckpointError: It names something that is not allowed; says what, and how to allow it.
+        CorruptCheckpointError: These are not the bytes of a stored object.
+        ValueError: `allow_globals` holds something that could run any code.
+    """
+    allowed = allowed_globals(allow_globals)
+    try:
+        if trust_objects:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        return read_archive(data, allowed.table)
+    except ForbiddenGlobalError as error:
+        raise UnsafeCheckpointError(
+            f"the object {key!r} names {error.path}, which is not allowed. {_remedy([error.path])}"
+        ) from None
+    except DcpError:
+        raise
+    except Exception as error:
+        raise CorruptCheckpointError(f"the stored object cannot be read: {error}", key=key) from error
+
+
+def load_tensor(data: bytes | memoryview) -> torch.Tensor:
+    """The tensor in an archive, on the CPU; it must be one of torch's own classes.
+
+    Args:
+        data: The archive; it is not kept.
+
+    Raises:
+        Exception: It is damaged, or holds something else, or something that is not allowed.
+    """
+    tensor = read_archive(data, default_table())
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a {type(tensor).__qualname__} is stored where a tensor should be")
+    return tensor.detach()
+
+
+def _remedy(paths: Sequence[str]) -> str:
+    never = [path for path in paths if may_never_be_allowed(path)]
+    if never:
+        why = " (pickles name it for methods, and for a class within a class)" if never[0] == "builtins.getattr" else ""
+        return (
+            f"{never[0]}{why} can run any code, and no checkpoint of plain data names it: do not load it unless you "
+            "know why it does"
+        )
+    imports, listed = _expression(paths)
+    return (
+        f"If you trust it, load with DefaultLoadPlanner(allow_globals=[{listed}]) after {imports}, or call "
+        f"torch.serialization.add_safe_globals([{listed}]) first; trust_objects=True lifts every restriction "
+        "and lets the checkpoint run code"
+    )
+
+
+def _expression(paths: Sequence[str]) -> tuple[str, str]:
+    """Import statements, and what to list in `allow_globals`, for globals by full name."""
+    imports, listed = [], []
+    taken: set[str] = set()
+    for path in paths:
+        module, names = _split(path)
+        first, _, rest = names.partition(".")
+        known = first
+        while known in taken:
+            known = f"{module.rpartition('.')[2]}_{known}"
+        taken.add(known)
+        renamed = "" if known == first else f" as {known}"
+        imports.append(f"`from {module} import {first}{renamed}`")
+        value = f"{known}.{rest}" if rest else known
+        listed.append(value if _own_path(module, names) == path else f"({value}, {path!r})")
+    return " and ".join(dict.fromkeys(imports)), ", ".join(listed)
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Module and name within it. Of what is imported already the module is known, otherwise it is all but the last."""
+    module, _, name = path.rpartition(".")
+    while module and module not in sys.modules and "." in module:
+        module, _, more = module.rpartition(".")
+        name = f"{more}.{name}"
+    return (module, name) if module in sys.modules else path.rpartition(".")[::2]
+
+
+def _own_path(module: str, names: str) -> str:
+    """The full name by which an object is allowed that has this place; that name itself if it is not imported."""
+    value: Any = sys.modules.get(module)
+    for name in names.split("."):
+        value = vars(value).get(name) if isinstance(value, types.ModuleType | type) else None
+    own, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    return f"{own}.{qualified}" if own and qualified else f"{module}.{names}"

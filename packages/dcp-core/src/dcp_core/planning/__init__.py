@@ -1,0 +1,1 @@
+"""Which rank writes and reads what, agreed by all."""

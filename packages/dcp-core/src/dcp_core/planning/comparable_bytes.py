@@ -1,0 +1,101 @@
+"""Equality of values by type and by bits, and the bytes that tell values apart: for digests, caches and comparisons.
+
+`==` is no use for that: 0.0 equals -0.0, 1 equals True and 1.0, NaN differs from itself. Nor is a pickle, which also
+says which parts of a value are one object; there, ranks differ that hold the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+
+from dcp_core.tensors.element_copy import contiguous
+from dcp_core.tensors.tensor_bytes import tensor_bytes
+
+__all__ = ["same_value", "value_bytes", "value_digest"]
+
+_COMPARABLE = {int, bool, str, bytes, type(None)}
+"""Types of which two equal values have the same bits."""
+_SETS = (pickle.EMPTY_SET, pickle.FROZENSET)
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values are equal by type and by bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN is itself.
+
+    Args:
+        one: Any value. One that cannot be pickled is the same only as itself.
+        other: Compared with it.
+    """
+    if one is other or type(one) is not type(other):
+        return one is other
+    if type(one) in _COMPARABLE:
+        return bool(one == other)
+    try:
+        return value_bytes(one) == value_bytes(other)
+    except Exception:  # noqa: BLE001 - what pickling raises is not ours to know
+        return False
+
+
+def value_bytes(value: Any) -> bytes:
+    """Return bytes that are equal for values of the same type and bits, and for no others.
+
+    Args:
+        value: Anything that can be pickled; plain values and containers of them take little time. Sets and dicts: the
+            order of a set's elements is no part of its value, that of a dict's keys is.
+
+    Raises:
+        Exception: It cannot be pickled, or contains itself.
+    """
+    data = _pickled(_Pickler, value)
+    # The opcode may be a byte of something else: then the slow way gives bytes that tell the value apart as well.
+    return _pickled(_SetPickler, value) if any(opcode in data for opcode in _SETS) else data
+
+
+def value_digest(value: Any) -> bytes:
+    """Return a digest of `value_bytes`; no bytes for a value that cannot be pickled, or contains itself."""
+    try:
+        return hashlib.blake2b(value_bytes(value), digest_size=16).digest()
+    except Exception:  # noqa: BLE001 - what pickling raises is not ours to know
+        return b""
+
+
+def _pickled(pickler: type[_Pickler], value: Any) -> bytes:
+    into = io.BytesIO()
+    pickler(into).dump(value)
+    return into.getvalue()
+
+
+class _Elements:
+    """Stands in a pickle for what is told apart by its elements alone."""
+
+
+class _Pickler(pickle.Pickler):
+    """Repeats what occurs twice, and looks at the elements of tensors and arrays rather than at where they are."""
+
+    def __init__(self, into: io.BytesIO) -> None:
+        super().__init__(into, protocol=5)
+        self.fast = True
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Called for all but the plainest types."""
+        if type(obj) is np.ndarray and not obj.dtype.hasobject:
+            return _Elements, (obj.dtype, obj.shape, obj.tobytes())
+        if not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided or obj.is_quantized:
+            return NotImplemented
+        plain = contiguous(obj.detach().resolve_conj().resolve_neg().cpu())
+        return _Elements, (type(obj).__name__, str(obj.dtype), tuple(obj.shape), bytes(tensor_bytes(plain)))
+
+
+class _SetPickler(_Pickler):
+    """Puts the elements of sets in an order that does not depend on the process."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Called for every object."""
+        if type(obj) in (set, frozenset):
+            return type(obj).__name__, sorted(value_bytes(element) for element in obj)
+        return None

@@ -1,0 +1,165 @@
+"""Plans of earlier saves, found by content: what a rank holds, by name, shape, dtype and place, and who plans it.
+
+A rank keeps its final plan, the coordinator what the whole job writes; both under a token that the coordinator drew
+when it planned. A global plan is used again only if every rank of a group of the same size holds, at the same place,
+exactly what it held then: then it is what planning would give again. Values are not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from dcp_core.planning.comparable_bytes import value_bytes
+from dcp_core.records.plan import SavePlan
+from dcp_core.tables.plan_columns import PlanColumns, columns_of
+from dcp_core.tables.planned_rows import PlannedRows
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns
+
+__all__ = [
+    "GLOBAL_PLANS",
+    "RANK_PLANS",
+    "GlobalPlan",
+    "RankPlan",
+    "RecentlyUsed",
+    "check_sums",
+    "compared_values",
+    "fingerprint",
+]
+
+T = TypeVar("T")
+
+# Several models, optimizers and groups may take turns.
+_KEPT = 16
+
+
+class RecentlyUsed(Generic[T]):
+    """The values that were used last, for any number of threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> T | None:
+        """The value of `key`, which counts as used; None if it is gone."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: Hashable, value: T) -> None:
+        """Keep a value; the one that was not used for longest goes."""
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            while len(self._values) > self._size:
+                self._values.popitem(last=False)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget a value, if it is there."""
+        with self._lock:
+            self._values.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all values."""
+        with self._lock:
+            self._values.clear()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@dataclass(slots=True)
+class RankPlan:
+    """A rank's final plan, and what of its values other ranks hold too."""
+
+    token: str
+    columns: PlanColumns
+    checks: list[list[str]]
+    """Names of values whose checksums are compared with those of other ranks: a list for each set of such ranks."""
+    layout: bytes = b""
+    """Digest of where its tensors lay in their files when they were last written, as the coordinator knows."""
+
+
+@dataclass(slots=True)
+class GlobalPlan:
+    """What all ranks write together."""
+
+    index: CheckpointIndex
+    planner_data: Any
+    plans: list[PlannedRows]
+    checks: list[list[int]]
+    """Of each rank, the numbers of its sets of compared values."""
+    layouts: list[dict[bytes, ItemColumns]]
+    """Of each rank, where its tensors lay in their files when they were last written, by digest."""
+
+
+RANK_PLANS: RecentlyUsed[list[RankPlan]] = RecentlyUsed(_KEPT)
+GLOBAL_PLANS: RecentlyUsed[GlobalPlan] = RecentlyUsed(_KEPT)
+
+
+def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
+    """A digest of a local plan's content, equal for equal plans by equal planners; None if it cannot be told cheaply.
+
+    Args:
+        plan: As it would be sent to the coordinator.
+        made_by: What besides local plans decides on the global plan.
+    """
+    columns = columns_of(plan.items)
+    if columns is None or type(plan) is not SavePlan:
+        return None
+    index = columns.index
+    facts = (
+        repr(made_by),
+        index.tensor_names,
+        index.object_names,
+        list(index.dtypes),
+        plan.usable,
+        plan.splittable,
+        plan.aliases and list(plan.aliases.items()),
+        None if plan.digests is None else list(plan.digests),
+    )
+    arrays = (
+        *(index.tensor_dtype, index.tensor_flags, index.tensor_ndim, index.tensor_owner, index.tensor_shape),
+        *(index.tensor_chunks, index.chunk_offsets, index.chunk_sizes, index.object_owner, columns.whole),
+    )
+    digest = hashlib.blake2b(marshal.dumps(facts, 2), digest_size=16)
+    for array in arrays:
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(array).data)
+    try:
+        for extra in (plan.planner_data, plan.storage_data):
+            digest.update(value_bytes(extra))
+    except Exception:  # noqa: BLE001 - whatever cannot be pickled cannot be compared either
+        return None
+    return digest.digest()
+
+
+def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
+    """For each set of names, a digest of the values' checksums."""
+    digests = plan.digests or {}
+    return [
+        hashlib.blake2b(np.array([digests[name] for name in names], np.uint32).data, digest_size=8).digest()
+        for names in checks
+    ]
+
+
+def compared_values(all_plans: Sequence[SavePlan]) -> Iterator[tuple[tuple[int, ...], list[str]]]:
+    """The sets of ranks that hold the same values with checksums, and the names of these values."""
+    holders: dict[str, list[int]] = {}
+    for rank, plan in enumerate(all_plans):
+        for name in plan.digests or ():
+            holders.setdefault(name, []).append(rank)
+    sets: dict[tuple[int, ...], list[str]] = {}
+    for name, ranks in holders.items():
+        if len(ranks) > 1:
+            sets.setdefault(tuple(ranks), []).append(name)
+    yield from sets.items()

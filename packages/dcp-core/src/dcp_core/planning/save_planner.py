@@ -1,0 +1,313 @@
+"""`DefaultSavePlanner`: what of a state dict is written by which rank.
+
+Source: torch 2.13 `torch.distributed.checkpoint.default_planner` (options, extension points).
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dcp_core.objects.objects import DumpedObject, dump_object, report_unloadable
+from dcp_core.planning.comparable_bytes import value_digest
+from dcp_core.planning.diagnose_duplicates import (
+    OnDivergence,
+    agreed_aliases,
+    dedup_save_plans,
+    divergent_keys,
+    report_divergence,
+)
+from dcp_core.planning.global_plan import plan_columns
+from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan, drop_aliases
+from dcp_core.ranks.world_size import job_size
+from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from dcp_core.records.plan import BytesIOWriteData, SavePlan, WriteItem, WriteItemType
+from dcp_core.records.protocols import SavePlanner
+from dcp_core.shards.shards import LocalTensor, find_part, find_state_dict_object
+from dcp_core.state_dict.empty_mappings import merge_paths, name_empty_mappings
+from dcp_core.state_dict.flatten import flatten
+from dcp_core.tables.plan_columns import PlanColumns, columns_of
+from dcp_core.tables.value_table import LocalValues, find_ties, local_values
+from dcp_core.tensors.element_copy import contiguous
+from dcp_core.tensors.tensor_bytes import tensor_bytes
+
+__all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
+
+_SMALL_BYTES = 64 * 1024
+_OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta"}
+
+
+def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: bool) -> SavePlan:
+    """The items of a flat state dict that this rank could write, replicated ones included.
+
+    Args:
+        state_dict: FQN → tensor of any kind, or object.
+        is_coordinator: Not used: every rank proposes all that it holds.
+    """
+    del is_coordinator
+    return SavePlan(local_values(state_dict).items)
+
+
+class DefaultSavePlanner(SavePlanner):
+    """Plans the save of nested state dicts with tensors of every kind; meant to be subclassed.
+
+    Args:
+        flatten_state_dict: Give each leaf of nested dicts and lists a name of its own.
+        flatten_sharded_tensors: Unwrap a ShardedTensor whose local shard is a ShardedTensor.
+        dedup_replicated_tensors: Ignored; replicas are always written once.
+        dedup_save_to_lowest_rank: Replicas are written by the lowest rank that has them, instead of spread.
+        enable_plan_caching: Use the global plan of an earlier save again if every rank holds what it held then: names,
+            shapes, dtypes, places and paths, whatever the values.
+        strict_objects: Raise, instead of warning, for objects that would not load back.
+        on_divergence: What to do when ranks hold different values under one name: `warn`, `error` or `ignore`. Objects
+            and ordinary tensors in host memory are looked at, up to 64 KiB each.
+        compare_all: Look at all objects and ordinary tensors, whatever it costs: each is read once more.
+
+    Extension points: `lookup_object` (which value an item stands for) and `transform_object` (what is written of it);
+    a subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
+    """
+
+    mappings: dict[str, tuple[str | int, ...]]
+
+    def __init__(
+        self,
+        flatten_state_dict: bool = True,
+        flatten_sharded_tensors: bool = True,
+        dedup_replicated_tensors: bool | None = None,
+        dedup_save_to_lowest_rank: bool = False,
+        enable_plan_caching: bool = True,
+        *,
+        strict_objects: bool = False,
+        on_divergence: OnDivergence = "warn",
+        compare_all: bool = False,
+    ) -> None:
+        if dedup_replicated_tensors is not None:
+            warnings.warn(
+                "dedup_replicated_tensors has no effect: replicas are always written once", UserWarning, stacklevel=2
+            )
+        if on_divergence not in ("warn", "error", "ignore"):
+            raise ValueError(f"on_divergence={on_divergence!r} is not known; choose 'warn', 'error' or 'ignore'")
+        self.flatten_state_dict = flatten_state_dict
+        self.flatten_sharded_tensors = flatten_sharded_tensors
+        self.dedup_save_to_lowest_rank = dedup_save_to_lowest_rank
+        self.enable_plan_caching = enable_plan_caching
+        self.strict_objects = strict_objects
+        self.on_divergence: OnDivergence = on_divergence
+        self.compare_all = compare_all
+        self.mappings = {}
+        self._empty: dict[str, tuple[str | int, ...]] = {}
+        self._dumped: dict[str, bytes] = {}
+        # Classes that would not load back, each of which is warned of once.
+        self._reported: set[str] = set()
+        self._splittable = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in another process plans other saves: values, and plans of them, stay here.
+        kept = {name: value for name, value in vars(self).items() if name not in _OF_A_SAVE}
+        return {**kept, "mappings": {}, "_empty": {}, "_dumped": {}}
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Flatten the state dict and keep it for this save."""
+        self.storage_meta = storage_meta
+        self.is_coordinator = is_coordinator
+        self.mappings, self._empty = {}, {}
+        self._dumped = {}
+        if self.flatten_state_dict:
+            flat = flatten(state_dict)
+            state_dict, self.mappings, self._empty = flat.values, flat.paths, name_empty_mappings(flat)
+            _warn_of_text_keys(flat.text_keys)
+        self.state_dict = state_dict
+
+    def create_local_plan(self) -> SavePlan:
+        """Every item that this rank holds, with its ties and checksums of small replicated values.
+
+        Objects are turned into bytes here, so that one which cannot be saved fails before anything is written.
+
+        Raises:
+            UnsupportedValueError: A value cannot be saved; names its FQN and why.
+            UnloadableObjectError: An object would not load back, and `strict_objects` is set.
+        """
+        values = local_values(self.state_dict)
+        plain = self._writes_what_it_holds()
+        digests = self._digests(values)
+        items = values.items
+        if plain and values.objects:
+            sizes = {fqn: self._dump(fqn, digests) for fqn in values.objects}
+            items = _with_object_sizes(items, sizes, tuple(self.state_dict))
+        self._splittable = plain and values.usual
+        plan = SavePlan(
+            items,
+            planner_data={**self.mappings, **self._empty} if self.flatten_state_dict else None,
+            aliases=(find_ties(values.held.items()) or None) if plain else None,
+            digests=digests,
+            splittable=self._splittable,
+        )
+        self.plan = plan
+        return plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Each item to one rank, tied values once, and proof that every tensor is whole.
+
+        Raises:
+            PlanError: Ranks disagree about a value, or shards leave a hole or overlap.
+        """
+        divergent = divergent_keys(all_plans)
+        report_divergence(divergent, self.on_divergence)
+        complete = _holds_whole_job(all_plans)
+        aliases = agreed_aliases(all_plans)
+        plans, metadata = plan_columns(
+            all_plans,
+            aliases,
+            complete=complete,
+            to_lowest_rank=self.dedup_save_to_lowest_rank,
+            pinned_to_lowest=divergent,
+        ) or self._plan_items(all_plans, aliases, divergent, complete=complete)
+        if self.flatten_state_dict:
+            metadata.planner_data = merge_paths(plan.planner_data or {} for plan in all_plans)
+            # Only the metadata needs the paths from here on; plans travel back without them.
+            plans = [replace(plan, planner_data=None) for plan in plans]
+        self.adopt_global_plan(plans, metadata)
+        return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
+
+    def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
+        """Take a global plan as the one of this save: one just made, or one that is used again. Coordinator."""
+        self.global_plan = plans
+        self.metadata = metadata
+
+    def plan_key(self) -> Hashable | None:
+        """What besides the ranks' local plans decides on the global plan; None if it must always be made anew."""
+        if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
+            return None
+        kind = type(self)
+        options = (self.flatten_state_dict, self.dedup_save_to_lowest_rank, self.on_divergence, self.compare_all)
+        return kind.__module__, kind.__qualname__, options
+
+    def _plan_items(
+        self, all_plans: list[SavePlan], aliases: dict[str, str], divergent: Iterable[str], *, complete: bool
+    ) -> tuple[list[SavePlan], Metadata]:
+        plans = drop_aliases(all_plans, aliases)
+        plans = dedup_save_plans(plans, self.dedup_save_to_lowest_rank, pinned_to_lowest=divergent)
+        plans, metadata = create_default_global_save_plan(plans)
+        check_coverage(metadata.state_dict_metadata, complete=complete)
+        for alias, target in aliases.items():
+            entry = metadata.state_dict_metadata[target]
+            if isinstance(entry, TensorStorageMetadata):
+                metadata.state_dict_metadata[alias] = TensorStorageMetadata(entry.properties, entry.size, entry.chunks)
+        metadata.aliases = aliases or None
+        return plans, metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """The plan as the coordinator sent it."""
+        self.plan = new_plan
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """The value of an item, transformed. Called from writer threads."""
+        planned = write_item.tensor_data
+        if self._splittable and planned is not None:  # it may be a part of a box
+            fqn, chunk = write_item.index.fqn, planned.chunk
+            return find_part(self.state_dict[fqn], fqn, chunk.offsets, chunk.sizes)
+        data: torch.Tensor | io.BytesIO = self.transform_object(write_item, self.lookup_object(write_item.index))
+        return data
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """The value that `index` names: the local tensor of that shard, or the object."""
+        return find_state_dict_object(self.state_dict, index)
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - stock's name
+        """What is written: a tensor as it is, an object as the bytes of `torch.save`."""
+        if write_item.type is not WriteItemType.BYTE_IO:
+            return object
+        fqn = write_item.index.fqn
+        data = self._dumped.pop(fqn, None)
+        if data is None:
+            data = dump_object(object, key=fqn)
+            report_unloadable(data, key=fqn, strict=self.strict_objects, reported=self._reported)
+        return io.BytesIO(data)
+
+    def plain_values(self) -> Mapping[str, Any] | None:
+        """The flat state dict; None if a subclass may look up or make something else."""
+        return self.state_dict if self._writes_what_it_holds() else None
+
+    def _writes_what_it_holds(self) -> bool:
+        """Whether items are written as they lie in the state dict; a subclass may look up or make something else."""
+        own = DefaultSavePlanner
+        hooks = ("resolve_data", "lookup_object", "transform_object")
+        return all(getattr(type(self), name) is getattr(own, name) for name in hooks)
+
+    def _dump(self, fqn: str, digests: dict[str, int] | None) -> int:
+        """How many bytes an object takes; they are kept for writing if they are few."""
+        data = dump_object(self.state_dict[fqn], key=fqn)
+        report_unloadable(data, key=fqn, strict=self.strict_objects, reported=self._reported)
+        small = len(data) <= _SMALL_BYTES
+        if small:
+            self._dumped[fqn] = data
+        if digests is not None and (small or self.compare_all):
+            digests[fqn] = zlib.crc32(_telling_bytes(self.state_dict[fqn], data))
+        return len(data)
+
+    def _digests(self, values: LocalValues) -> dict[str, int] | None:
+        """Checksums of small tensors that every rank should agree on; None where there is no other rank."""
+        if job_size() == 1 or self.on_divergence == "ignore":
+            return None
+        whole = {
+            fqn: held.shards[0].get() if isinstance(held, LocalTensor) else held.detach()
+            for fqn, held in values.held.items()
+            if not isinstance(held, LocalTensor) or held.whole
+        }
+        return {
+            fqn: zlib.crc32(tensor_bytes(contiguous(tensor.cpu())))
+            for fqn, tensor in whole.items()
+            if _is_cheap(tensor) or (self.compare_all and _is_ordinary(tensor))
+        }
+
+
+def _warn_of_text_keys(text_keys: Mapping[type, str]) -> None:
+    for kind, text in text_keys.items():
+        warnings.warn(
+            f"a key of class {kind.__qualname__} is recorded as its text, {text!r}: a load into a template finds its "
+            "value, but load_keys and conversions give back the text; use str or int keys to have them restored",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int], order: Sequence[str]) -> list[WriteItem]:
+    columns = columns_of(items)
+    if columns is not None:
+        nbytes = np.array([sizes[fqn] for fqn in columns.index.object_names], np.int64)
+        return PlanColumns(columns.index, columns.whole, nbytes).items(order)
+    return [
+        replace(item, bytes_io_data=BytesIOWriteData(sizes[item.index.fqn])) if item.index.fqn in sizes else item
+        for item in items
+    ]
+
+
+def _telling_bytes(value: Any, dumped: bytes) -> bytes:
+    """Bytes that are the same on ranks that hold the same value; those of its dump if nothing else tells."""
+    return (value.digest if isinstance(value, DumpedObject) else value_digest(value)) or dumped
+
+
+def _is_cheap(tensor: torch.Tensor) -> bool:
+    """Whether the checksum of a tensor costs next to nothing: few bytes, and in this process's memory."""
+    cheap = tensor.device.type == "cpu" and tensor.numel() * tensor.dtype.itemsize <= _SMALL_BYTES
+    return cheap and _is_ordinary(tensor)
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values are the bytes of its memory."""
+    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+
+
+def _holds_whole_job(all_plans: list[SavePlan]) -> bool:
+    """Whether the plans come from all ranks, so that their shards must make up whole tensors."""
+    return len(all_plans) > 1 or job_size() == 1

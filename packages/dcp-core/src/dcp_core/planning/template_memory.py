@@ -1,0 +1,147 @@
+"""Memory of a template's tensors: each element must be writable and its own, and shared memory is found.
+
+Addresses and strides are looked at, never the values. Which stored data goes where is planned in `load_plan`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dcp_core.planning.load_report import LoadProblem
+
+__all__ = ["MemoryFindings", "find_shared_memory", "is_same_place"]
+
+_MAPS = "/proc/self/maps"
+# Of pairs with overlapping address ranges, so many are looked at: columns of one matrix are pairs by the million.
+_MAX_PAIRS = 10_000
+# What numpy may try to tell interleaved tensors from overlapping ones; it takes them for overlapping beyond that.
+_MAX_WORK = 10_000
+
+
+@dataclass(slots=True)
+class MemoryFindings:
+    """What speaks against filling the tensors of a template."""
+
+    problems: list[LoadProblem] = field(default_factory=list)
+    """Tensors that cannot be filled: elements that share memory, memory that is mapped read-only."""
+    shared: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs of positions whose tensors have memory in common; not all if there are thousands."""
+
+
+def find_shared_memory(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> MemoryFindings:
+    """Look for tensors of a template that share memory with themselves or each other, or cannot be written to.
+
+    Args:
+        keys: FQN of each tensor.
+        tensors: Strided, with data; views, of any device.
+
+    Returns:
+        All findings; nothing is raised for them here.
+    """
+    found = MemoryFindings()
+    starts = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
+    sizes = np.array([tensor.nbytes for tensor in tensors], np.uint64)
+    spread = [position for position, tensor in enumerate(tensors) if not tensor.is_contiguous()]
+    for position in spread:
+        tensor = tensors[position]
+        span = _span_elements(tensor)
+        sizes[position] = span * tensor.itemsize
+        if tensor.numel() > span or _has_repeated_dim(tensor):
+            key = keys[position]
+            text = (
+                f"{key!r}: several elements of the template's tensor share one place in memory (it is an expanded or "
+                "overlapping view), so they cannot hold different values; put a contiguous copy (`.clone()`) there"
+            )
+            found.problems.append(LoadProblem(key, "memory", text))
+    for position in _read_only(starts, sizes, [tensor.is_cpu for tensor in tensors]):
+        key = keys[position]
+        text = (
+            f"{key!r}: the memory of the template's tensor is mapped read-only and cannot be filled; put a copy "
+            "(`.clone()`) there, or map the file with write access"
+        )
+        found.problems.append(LoadProblem(key, "memory", text))
+    pairs = itertools.islice(_neighbours(starts, sizes), _MAX_PAIRS)
+    found.shared = [(one, other) for one, other in pairs if _overlap(tensors[one], tensors[other])]
+    return found
+
+
+def is_same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are views of the same elements in the same order, as tied parameters are."""
+    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (
+        *(other.data_ptr(), other.shape, other.stride(), other.dtype),
+    )
+
+
+def _span_elements(tensor: torch.Tensor) -> int:
+    """Elements from a tensor's first to its last place in memory, both included; 0 for an empty one."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _has_repeated_dim(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _neighbours(starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+    """Pairs of positions whose ranges of addresses overlap, the lower position first."""
+    order = np.argsort(starts, kind="stable")
+    order = order[sizes[order] > 0]
+    begins, ends = starts[order], (starts + sizes)[order]
+    if not len(order) or not (begins[1:] < np.maximum.accumulate(ends)[:-1]).any():
+        return
+    # How many of those that begin later begin before each one ends.
+    until = np.searchsorted(begins, ends)
+    for at in np.flatnonzero(until > np.arange(len(order)) + 1).tolist():
+        for later in range(at + 1, int(until[at])):
+            yield tuple(sorted((int(order[at]), int(order[later]))))  # type: ignore[misc]
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors whose address ranges overlap have an element's memory in common."""
+    if one.device != other.device:
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    try:
+        return np.shares_memory(_addresses(one), _addresses(other), max_work=_MAX_WORK)  # type: ignore[arg-type]
+    except (np.exceptions.TooHardError, OverflowError):
+        return True
+
+
+def _addresses(tensor: torch.Tensor) -> npt.NDArray[np.void]:
+    """An array in the place of a tensor, of which only the addresses may be used."""
+    size = tensor.itemsize
+    place = {
+        "version": 3,
+        "typestr": f"|V{size}",
+        "shape": tuple(tensor.shape),
+        "strides": tuple(stride * size for stride in tensor.stride()),
+        "data": (tensor.data_ptr(), True),
+    }
+    return np.asarray(type("Place", (), {"__array_interface__": place})())
+
+
+def _read_only(starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], on_cpu: list[bool]) -> Iterable[int]:
+    """Positions whose memory this process may not write to; none where the system does not say."""
+    try:
+        with open(_MAPS, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return ()
+    spans = [line[: line.index(b" ")].split(b"-") for line in lines if line[line.index(b" ") + 2 :][:1] == b"w"]
+    begins = np.array([int(begin, 16) for begin, _ in spans], np.uint64)
+    ends = np.array([int(end, 16) for _, end in spans], np.uint64)
+    # Ranges that follow each other at once are one.
+    heads = np.flatnonzero(np.concatenate([[True], begins[1:] != ends[:-1]])) if len(begins) else np.zeros(0, int)
+    merged_begins, merged_ends = begins[heads], ends[np.concatenate([heads[1:] - 1, [len(ends) - 1]])]
+    place = np.searchsorted(merged_begins, starts, side="right").astype(np.int64) - 1
+    inside = (place >= 0) & (merged_ends[np.maximum(place, 0)] >= starts + sizes)
+    wanted = np.array(on_cpu, bool) & (sizes > 0) & ~inside
+    return [int(position) for position in np.flatnonzero(wanted)]

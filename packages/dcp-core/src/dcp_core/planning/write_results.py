@@ -1,0 +1,98 @@
+"""What a rank says of its writes: checksums, and where things lie only if they lie elsewhere than the last time.
+
+4 bytes for each chunk and for each block with a checksum of its own, once the plan is known to both sides; what is
+encoded in blocks lies elsewhere each time, and takes 8 bytes more for each of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_core.records.lazy import LazyList
+from dcp_core.records.protocols import WriteResult
+from dcp_core.tables.plan_columns import WrittenColumns
+from dcp_core.tables.planned_rows import PlannedRows
+from dcp_manifest.index.columns import BlockColumns, ItemColumns
+from dcp_manifest.index.stored_items import StoredItems, take_items
+
+__all__ = ["PackedResults", "pack", "unpack"]
+
+_PLACES = ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked")
+_NONE = np.zeros(0, np.uint32)
+_KEPT_LAYOUTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PackedResults:
+    """The results of one rank. Objects change their sizes, so that their places are always given."""
+
+    files: tuple[str, ...]
+    chains: tuple[tuple[str, ...], ...]
+    crc32: npt.NDArray[np.uint32]
+    running_crcs: npt.NDArray[np.uint32]
+    blocks: BlockColumns | None
+    objects: ItemColumns
+    layout: bytes
+    """Digest of the places of tensors."""
+    places: ItemColumns | None
+    """Of tensors, without checksums and blocks; None if the receiver knows them by their digest."""
+
+
+def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResults:
+    """The results of a rank's items.
+
+    Args:
+        stored: Chunks of tensors, then objects.
+        tensors: How many of them are chunks of tensors.
+        known_layout: Digest of places that the receiver knows.
+    """
+    columns = stored.columns
+    first = take_items([columns], np.arange(tensors))
+    layout = hashlib.blake2b(repr((len(stored.files), stored.chains)).encode(), digest_size=16)
+    for name in _PLACES:
+        layout.update(np.ascontiguousarray(getattr(first, name)).data)
+    digest = layout.digest()
+    return PackedResults(
+        stored.files,
+        stored.chains,
+        first.crc32,
+        first.running_crcs,
+        first.blocks,
+        take_items([columns], np.arange(tensors, len(stored))),
+        digest,
+        None if digest == known_layout else replace(_narrow(first), crc32=_NONE, running_crcs=_NONE, blocks=None),
+    )
+
+
+def unpack(packed: PackedResults, planned: PlannedRows | None, known: dict[bytes, ItemColumns]) -> list[WriteResult]:
+    """The results that another rank packed.
+
+    Args:
+        packed: What it sent.
+        planned: Its items.
+        known: Places of its tensors by digest; gets those that were sent.
+    """
+    places = known.get(packed.layout) if packed.places is None else packed.places
+    if places is None or planned is None:
+        raise RuntimeError("a rank did not say where its items lie")
+    known.pop(packed.layout, None)
+    known[packed.layout] = places
+    while len(known) > _KEPT_LAYOUTS:
+        del known[next(iter(known))]
+    tensors = replace(places, crc32=packed.crc32, running_crcs=packed.running_crcs, blocks=packed.blocks)
+    joined = take_items([tensors, packed.objects], np.arange(len(tensors) + len(packed.objects)))
+    return LazyList(WrittenColumns(planned, StoredItems(joined, packed.files, packed.chains)))
+
+
+def _narrow(columns: ItemColumns) -> ItemColumns:
+    """The same numbers in fewer bytes, where they are small."""
+    changes = {}
+    for name in ("offset", "length", "stored_bytes", "file", "lead"):
+        numbers = getattr(columns, name)
+        dtype = np.min_scalar_type(int(numbers.max())) if len(numbers) else numbers.dtype
+        changes[name] = numbers.astype(dtype)
+    return replace(columns, **changes)

@@ -1,0 +1,1 @@
+"""Agreement of ranks that never hangs: a coordinator for a process group."""

@@ -1,0 +1,1 @@
+"""Whether every other rank lives, and how it is reached."""

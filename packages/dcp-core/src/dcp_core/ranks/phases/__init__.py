@@ -1,0 +1,1 @@
+"""One agreed step of several ranks: attempt, exchange outcomes, conclude."""

@@ -1,0 +1,1 @@
+"""Bytes between ranks: keys of a torch store, and TCP connections."""

@@ -1,0 +1,291 @@
+"""The records that describe a checkpoint: tensors, their chunks, and where each item is stored.
+
+Names, fields and their order are stock's; planners and storages written for stock work with them. `Metadata` pickles
+as stock's own class (a storage writer ported from stock can dump it and stock can read the file); the other records
+pickle as themselves. Columns, files and plans live elsewhere.
+
+Source: torch 2.13 `torch.distributed.checkpoint.{metadata,filesystem}` (names, fields, pickled states).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+
+from dcp_core.records.lazy import LazyDict
+from dcp_core.records.stock_pickling import dumps_as
+from dcp_manifest.index.items import StoredItem
+from dcp_manifest.index.literal_keys import LiteralKey
+
+__all__ = [
+    "STORAGE_TYPES",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "DeferredMetadata",
+    "MemoryFormatEncoding",
+    "Metadata",
+    "MetadataIndex",
+    "StorageInfo",
+    "StorageMeta",
+    "TensorProperties",
+    "TensorStorageMetadata",
+    "note_checkpoint_id",
+]
+
+
+class MemoryFormatEncoding(Enum):
+    """A `torch.memory_format` as a number, because it cannot be pickled."""
+
+    TORCH_CONTIGUOUS_FORMAT = 0
+    TORCH_CHANNELS_LAST = 1
+    TORCH_PRESERVE_FORMAT = 2
+
+
+_MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
+
+
+@dataclass(slots=True)
+class ChunkStorageMetadata:
+    """A box of one tensor: start and extent in elements, one number per dimension."""
+
+    offsets: torch.Size
+    sizes: torch.Size
+
+
+@dataclass(slots=True)
+class TensorProperties:
+    """What a tensor is made of, beside its shape. Only `dtype` decides anything; the rest is kept as a note."""
+
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    layout: torch.layout = torch.strided
+    requires_grad: bool = False
+    memory_format: torch.memory_format = torch.contiguous_format
+    pin_memory: bool = False
+    strides: tuple[int, ...] | None = field(default=None, compare=False)
+    """Of the tensor that was saved, elements: a note of torch 2.15 that is not stored; None if not known."""
+
+    @staticmethod
+    def create_from_tensor(tensor: torch.Tensor) -> TensorProperties:
+        """The properties of a tensor; its memory format is always given as contiguous, as stock does."""
+        return TensorProperties(
+            dtype=tensor.dtype,
+            layout=tensor.layout,
+            requires_grad=tensor.requires_grad,
+            memory_format=torch.contiguous_format,
+            pin_memory=tensor.is_pinned(),
+            strides=tensor.stride() if tensor.layout is torch.strided else None,
+        )
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return (  # without the strides, which no version before 2.15 reads
+            self.dtype,
+            self.layout,
+            self.requires_grad,
+            MemoryFormatEncoding(_MEMORY_FORMATS.index(self.memory_format)),
+            self.pin_memory,
+        )
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.dtype, self.layout, self.requires_grad, encoding, self.pin_memory, *rest = state
+        self.strides = rest[0] if rest else None
+        self.memory_format = _MEMORY_FORMATS[encoding.value]
+
+
+@dataclass(slots=True)
+class TensorStorageMetadata:
+    """One tensor of a checkpoint: global shape, and the chunks that it is stored in."""
+
+    properties: TensorProperties
+    size: torch.Size
+    chunks: list[ChunkStorageMetadata]
+
+
+@dataclass(slots=True)
+class BytesStorageMetadata:
+    """One value of a checkpoint that is not a tensor."""
+
+
+STORAGE_TYPES = TensorStorageMetadata | BytesStorageMetadata
+
+
+@dataclass(slots=True)
+class StorageMeta:
+    """What a storage says of itself."""
+
+    checkpoint_id: str | os.PathLike[str] | None = None
+    save_id: str | None = None
+    load_id: str | None = None
+    modules: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class MetadataIndex:
+    """Names one item: a value, and for a tensor the offset of the chunk. Equal if name and offset are equal.
+
+    Args:
+        fqn: Name of the value.
+        offset: Start of the chunk in the tensor, in elements; None for objects. Any sequence of ints.
+        index: Position of the chunk in the tensor's list of chunks, if known: a hint for look-ups.
+    """
+
+    fqn: str
+    offset: torch.Size | None = None
+    index: int | None = field(hash=False, compare=False, default=None)
+
+    def __init__(self, fqn: str, offset: Sequence[int] | None = None, index: int | None = None) -> None:
+        object.__setattr__(self, "fqn", fqn)
+        object.__setattr__(self, "offset", None if offset is None else torch.Size(offset))
+        object.__setattr__(self, "index", index)
+
+
+@dataclass(slots=True)
+class StorageInfo:
+    """Where a byte storage put one item: value of `Metadata.storage_data[index]`.
+
+    Args:
+        relative_path: Data file, relative to the checkpoint.
+        offset: Start of the item in the file, bytes.
+        length: Length of the item, bytes.
+        transform_descriptors: Names of the transforms to undo, in that order; None if there are none.
+        stored: What our own manifest knows of the item in addition (payload range, CRCs).
+    """
+
+    relative_path: str
+    offset: int
+    length: int
+    transform_descriptors: Sequence[str] | None = None
+    stored: StoredItem | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass
+class Metadata:
+    """Everything that a checkpoint says of its contents.
+
+    Args:
+        state_dict_metadata: FQN → record of the tensor or object.
+        planner_data: The planner's own; for the default planner FQN → path in the nested state dict.
+        storage_data: The storage's own; for byte storages `MetadataIndex` → `StorageInfo`.
+        storage_meta: What the storage says of itself.
+        version: Version of stock's format.
+        aliases: Names of tied tensors → the name that holds their data. Both have entries; stock does not know this
+            field, and it does not count in comparisons.
+
+    Pickling it gives bytes that `torch.distributed.checkpoint` unpickles to its own classes; unpickling therefore
+    imports stock and does not give this class (`dcp_core.records.foreign_records.as_metadata` brings it back).
+    """
+
+    state_dict_metadata: dict[str, STORAGE_TYPES]
+    planner_data: Any = None
+    storage_data: Any = None
+    storage_meta: StorageMeta | None = None
+    version: str | None = None
+    aliases: dict[str, str] | None = field(default=None, compare=False)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        data = dumps_as(self, paths=_STOCK_PATHS, states=_STOCK_STATES, plain=(LiteralKey,), protocol=int(protocol))
+        return pickle.loads, (data,)
+
+    def __copy__(self) -> Metadata:
+        fields = vars(self)
+        twin = object.__new__(type(self))
+        vars(twin).update(fields)
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Metadata:
+        fields = vars(self)
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        vars(twin).update(copy.deepcopy(fields, memo))
+        return twin
+
+
+def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str] | None) -> StorageMeta:
+    """Put the id that a reader was given into `Metadata.storage_meta`, where the checkpoint names none.
+
+    Ours never does: a checkpoint may be moved. Stock's file format names the folder in which it was saved.
+
+    Returns:
+        The record, which is made if there is none.
+    """
+    if metadata.storage_meta is None:
+        metadata.storage_meta = StorageMeta()
+    if metadata.storage_meta.checkpoint_id is None:
+        metadata.storage_meta.checkpoint_id = checkpoint_id
+    return metadata.storage_meta
+
+
+class DeferredMetadata(Metadata):
+    """A `Metadata` that is read when somebody first looks at it; from then on an ordinary one.
+
+    Args:
+        read: Gives it.
+    """
+
+    def __init__(self, read: Callable[[], Metadata]) -> None:
+        object.__setattr__(self, "_read", read)
+
+    def __getattribute__(self, name: str) -> Any:
+        if object.__getattribute__(self, "__class__") is DeferredMetadata:
+            fields = object.__getattribute__(self, "__dict__")
+            found = vars(fields["_read"]())
+            fields.clear()
+            fields.update(found)
+            object.__setattr__(self, "__class__", Metadata)
+        return object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.version  # noqa: B018 - makes it an ordinary one
+        object.__setattr__(self, name, value)
+
+
+_STOCK = "torch.distributed.checkpoint.metadata"
+_STOCK_PATHS: dict[type, tuple[str, str]] = {
+    BytesStorageMetadata: (_STOCK, "BytesStorageMetadata"),
+    ChunkStorageMetadata: (_STOCK, "ChunkStorageMetadata"),
+    MemoryFormatEncoding: (_STOCK, "_MEM_FORMAT_ENCODING"),
+    Metadata: (_STOCK, "Metadata"),
+    MetadataIndex: (_STOCK, "MetadataIndex"),
+    StorageInfo: ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    StorageMeta: (_STOCK, "StorageMeta"),
+    TensorProperties: (_STOCK, "TensorProperties"),
+    TensorStorageMetadata: (_STOCK, "TensorStorageMetadata"),
+}
+
+
+def _fields(*names: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda record: {name: _plain(getattr(record, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    """A lazy dict as an ordinary one: stock's readers know no other."""
+    return dict(value.items()) if isinstance(value, LazyDict) else value
+
+
+def _set_fields(*names: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda record: {name: value for name in names if (value := getattr(record, name)) is not None}
+
+
+def _index_state(index: MetadataIndex) -> dict[str, Any]:
+    state: dict[str, Any] = {"fqn": index.fqn, "index": index.index}
+    if index.offset is not None:
+        state["offset"] = index.offset
+    return state
+
+
+_STOCK_STATES: dict[type, Callable[[Any], Any]] = {
+    BytesStorageMetadata: lambda _: None,
+    ChunkStorageMetadata: _fields("offsets", "sizes"),
+    Metadata: _fields("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"),
+    MetadataIndex: _index_state,
+    StorageInfo: _set_fields("relative_path", "offset", "length", "transform_descriptors"),
+    StorageMeta: _fields("checkpoint_id", "save_id", "load_id", "modules"),
+    TensorProperties: TensorProperties.__getstate__,
+    TensorStorageMetadata: _fields("properties", "size", "chunks"),
+}

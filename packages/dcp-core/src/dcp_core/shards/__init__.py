@@ -1,0 +1,1 @@
+"""Which part of a value this rank holds."""

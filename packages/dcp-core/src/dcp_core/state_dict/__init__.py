@@ -1,0 +1,1 @@
+"""Names of values: nested to flat, renamed, per rank."""

@@ -1,0 +1,144 @@
+"""Values that belong to one rank alone: each rank's is saved, and each rank gets its own back.
+
+In a checkpoint such a value is a mapping with a key for each rank (`rank_0`, `rank_1`, …), of which every rank wrote
+one; so any reader finds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from dcp_core.records.protocols import Stateful, in_shared_order, is_stateful
+
+__all__ = ["PerRank", "RankValues", "with_rank_values"]
+
+
+class PerRank:
+    """A value of a state dict that differs between ranks: the state of a random generator, of a data loader.
+
+    Args:
+        value: Anything that can be saved. In the template of a load it is filled or replaced, as a value without
+            `PerRank` around it would be. A `Stateful` one gives its state as a single object, and takes it back.
+        otherwise: What a rank gets for which the checkpoint has no value, because the job of the save had fewer ranks:
+            `keep` leaves what the template holds, `modulo` takes the value of rank (own rank modulo that number).
+
+    Values of ranks that the loading job lacks are left aside; `load_keys` gets them. A checkpoint that holds one value
+    for all ranks under the name gives it to each. `LoadReport.per_rank` says whose value a rank got.
+    """
+
+    __slots__ = ("otherwise", "value")
+
+    def __init__(self, value: Any, *, otherwise: Literal["keep", "modulo"] = "keep") -> None:
+        if otherwise not in ("keep", "modulo"):
+            raise ValueError(f"otherwise={otherwise!r} is not known; choose 'keep' or 'modulo'")
+        self.value = value
+        self.otherwise = otherwise
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r}, otherwise={self.otherwise!r})"
+
+
+def with_rank_values(value: Any, rank: int) -> Any:
+    """A state dict to save: containers with a `PerRank` in them are copied, everything else is what it was."""
+    if isinstance(value, torch.Tensor):  # thousands of them, and the check for a Mapping is slow
+        return value
+    if isinstance(value, PerRank):
+        return {_key(rank): _held(value)}
+    if isinstance(value, Mapping):
+        held = {key: old for key, old in value.items() if not isinstance(old, torch.Tensor)}
+        changed = {key: new for key, old in in_shared_order(held) if (new := with_rank_values(old, rank)) is not old}
+        return {**value, **changed} if changed else value
+    if type(value) is list:
+        items = [with_rank_values(old, rank) for old in value]
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    return value
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a `PerRank` lies in a template."""
+
+    container: Any
+    key: Any
+    value: PerRank
+    path: tuple[str, ...] | None = None
+    """Where what is loaded lies below; None if nothing is."""
+
+
+class RankValues:
+    """The per-rank values of one template, in whose places ordinary ones stand while it is loaded.
+
+    Args:
+        template: Changed in place, until `restore`.
+        names: FQNs in the checkpoint.
+        rank: This rank within the group.
+    """
+
+    def __init__(self, template: dict[str, Any], names: Collection[str], rank: int) -> None:
+        self.taken: dict[str, int | None] = {}
+        """Name → rank whose value is loaded; None where the template's is kept, or all ranks share one."""
+        self._places: list[_Place] = []
+        self._states: list[tuple[Stateful, Any]] = []
+        for name, place in sorted(_find(template, ""), key=lambda found: found[0]):
+            saved = _saved_ranks(names, name)
+            source: int | None = rank
+            if saved and rank not in saved:
+                source = rank % (max(saved) + 1) if place.value.otherwise == "modulo" else None
+            shared = not saved and any(known == name or known.startswith(f"{name}.") for known in names)
+            self.taken[name] = None if shared else source
+            if shared:
+                place.path, stand_in = (), _held(place.value)
+            elif source is None:
+                stand_in = {}
+            else:
+                place.path, stand_in = (_key(source),), {_key(source): _held(place.value)}
+            place.container[place.key] = stand_in
+            self._places.append(place)
+
+    def restore(self) -> None:
+        """Put each `PerRank` back, with what was loaded in its place."""
+        for place in self._places:
+            if place.path is not None:
+                held = place.container[place.key]
+                loaded = held[place.path[0]] if place.path else held
+                if not is_stateful(place.value.value):
+                    place.value.value = loaded
+                elif isinstance(loaded, tuple):
+                    self._states.append((place.value.value, loaded[0]))
+            place.container[place.key] = place.value
+        self._places.clear()
+
+    def apply(self) -> None:
+        """Give stateful values what was loaded for them, after `restore`."""
+        for stateful, state in self._states:
+            stateful.load_state_dict(state)
+        self._states.clear()
+
+
+def _held(value: PerRank) -> Any:
+    """What is saved; the state of a stateful value as one object, because its form may change."""
+    return (value.value.state_dict(),) if is_stateful(value.value) else value.value
+
+
+def _key(rank: int) -> str:
+    return f"rank_{rank}"
+
+
+def _find(container: Any, name: str) -> Iterator[tuple[str, _Place]]:
+    entries = container.items() if isinstance(container, dict) else enumerate(container)
+    for key, value in entries:
+        inner = f"{name}.{key}" if name else str(key)
+        if isinstance(value, PerRank):
+            yield inner, _Place(container, key, value)
+        elif isinstance(value, dict) or type(value) is list:
+            yield from _find(value, inner)
+
+
+def _saved_ranks(names: Collection[str], name: str) -> set[int]:
+    prefix = f"{name}.rank_"
+    heads = (known[len(prefix) :].partition(".")[0] for known in names if known.startswith(prefix))
+    return {int(head) for head in heads if head.isdecimal()}

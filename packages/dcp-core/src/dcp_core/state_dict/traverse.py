@@ -1,0 +1,61 @@
+"""Visiting the values of a nested state dict, in stock's manner.
+
+Source: torch 2.13 `torch.distributed.checkpoint._traverse`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dcp_core.state_dict.flatten import Path, flatten
+from dcp_manifest.index.columns import PathElement
+
+__all__ = ["print_tensor", "traverse_state_dict"]
+
+
+def traverse_state_dict(
+    state_dict: Mapping[str, Any],
+    visitor: Callable[[Path, Any], None],
+    keep_traversing: Callable[[object], bool] | None = None,
+) -> None:
+    """Call `visitor(path, value)` for every leaf, with the paths that `flatten` gives.
+
+    Args:
+        state_dict: Nested mappings and lists; not changed.
+        visitor: Gets str elements for dict keys and int ones for list positions.
+        keep_traversing: Whether the elements of a list are visited one by one; None takes the rule of `flatten`.
+    """
+    if keep_traversing is None:
+        flat = flatten(state_dict)
+        for name, value in flat.values.items():
+            visitor(flat.paths[name], value)
+        return
+    for key, value in state_dict.items():
+        _visit((str(key),), value, visitor, keep_traversing)
+
+
+def _visit(
+    path: tuple[PathElement, ...],
+    value: Any,
+    visitor: Callable[[Path, Any], None],
+    keep_traversing: Callable[[object], bool],
+) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _visit((*path, str(key)), item, visitor, keep_traversing)
+    elif isinstance(value, list) and keep_traversing(value):
+        for position, item in enumerate(value):
+            _visit((*path, position), item, visitor, keep_traversing)
+    else:
+        visitor(path, value)
+
+
+def print_tensor(path: Path, value: object, print_fun: Callable[[str], None] = print) -> None:
+    """A visitor that prints one line a value: its path, and shape and dtype of a tensor."""
+    if isinstance(value, torch.Tensor):
+        print_fun(f"{path}: {type(value).__name__} {tuple(value.shape)} {value.dtype}")
+    else:
+        print_fun(f"{path}: {type(value).__name__} {value!r}")

@@ -1,0 +1,1 @@
+"""A planner's items to and from a byte engine."""

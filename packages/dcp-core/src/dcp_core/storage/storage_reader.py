@@ -1,0 +1,229 @@
+"""The storage reader over any byte engine: read items become byte ranges, bytes become values of the template.
+
+What is asked of the engine for one item, and what becomes of the bytes, is in `read_requests`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+
+from dcp_core.encoding.block_transforms import block_undo
+from dcp_core.encoding.transforms import ExtensionRegistry
+from dcp_core.errors import CorruptCheckpointError, DcpError
+from dcp_core.records.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorageMetadata, note_checkpoint_id
+from dcp_core.records.plan import LoadItemType, LoadPlan, ReadItem
+from dcp_core.records.protocols import CheckpointId, LoadPlanner, StorageReader
+from dcp_core.storage.byte_storage import ByteStorage
+from dcp_core.storage.gc_pause import collector_paused
+from dcp_core.storage.read_requests import (
+    archive_request,
+    direct_memory,
+    encoded_request,
+    object_request,
+    tensor_request,
+)
+from dcp_core.storage.stock_archive import ArchivedTensor, ArchiveSearch
+from dcp_core.storage.whole_reads import split_whole_reads
+from dcp_core.tables.metadata_columns import metadata_from_index
+from dcp_core.tensors.device_copy import DeviceCopies
+from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.requests import ReadRequest
+
+__all__ = ["ByteStorageReader"]
+
+_SHOWN_KEYS = 20
+
+
+class ByteStorageReader(ByteStorage, StorageReader):
+    """Reads checkpoints through a `ByteBackend`: ours in any layout, and those that stock wrote.
+
+    Every byte that reaches a value is checked against the checkpoint's CRCs as the backend's `verify` setting says;
+    what has none is listed in `unverified_keys`.
+    """
+
+    def __init__(self, checkpoint_id: CheckpointId, *, extensions: ExtensionRegistry | None = None) -> None:
+        self._extensions = extensions or ExtensionRegistry()
+        self._set_id(checkpoint_id)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._metadata: Metadata | None = None
+        self.storage_data: Any = {}
+        """Where the items lie, by `MetadataIndex`, once `set_up_storage_reader` has been called."""
+        self.load_id = secrets.token_hex(8)
+        """Id of this load; a new one with each `reset`."""
+        self.unverified_keys: set[str] = set()
+        """Keys read by the last `read_data` whose bytes no CRC vouches for."""
+        self.bytes_read = 0
+        """Bytes that the last `read_data` took from storage."""
+
+    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
+        """Begin a new load, from `checkpoint_id` if given."""
+        if checkpoint_id is not None:
+            self._set_id(checkpoint_id)
+        self._reopen()
+        self._clear()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The metadata of the newest complete checkpoint in the folder.
+
+        Rank-local indexes that a save without collectives left are merged, so every rank sees the whole checkpoint.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+            CorruptCheckpointError: The index is damaged.
+        """
+        del args, kwargs
+        self._reopen()
+        metadata = metadata_from_index(self._backend.read_index())
+        note_checkpoint_id(metadata, self.checkpoint_id).load_id = self.load_id
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take the metadata whose `storage_data` says where items lie."""
+        del is_coordinator, args, kwargs
+        self._metadata = metadata
+        self.storage_data = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        """Read, verify and hand over every item of the plan.
+
+        Raises:
+            CorruptCheckpointError: Bytes are not what was written; names file, key and offset.
+            CheckpointNotFoundError: A data file is missing.
+        """
+        self.bytes_read = 0
+        with collector_paused():
+            requests = self._requests(plan, planner)
+            try:
+                stats = self._backend.read(requests)
+            except Exception as error:
+                _note_changes(error, self._backend.changed_keys)
+                raise
+        self.bytes_read += stats.bytes_read
+        self.unverified_keys = set(stats.unverified_keys)
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+    def _requests(self, plan: LoadPlan, planner: LoadPlanner) -> list[ReadRequest]:
+        copies = DeviceCopies()
+        archives: dict[tuple[str, int], list[ReadItem]] = defaultdict(list)
+        encoded: dict[tuple[str, int], list[ReadItem]] = defaultdict(list)
+        requests, items = split_whole_reads(plan, planner, self._known(), direct_memory)
+        for item in items:
+            stored = self._stored(item)
+            if item.type is LoadItemType.BYTE_IO:
+                requests.append(object_request(item, stored, planner, self._extensions))
+            elif stored.blocks is not None or (stored.framing is Framing.RAW and not stored.chain):
+                undo = block_undo(stored, item.storage_index.fqn, self._extensions) if stored.blocks else None
+                requests.append(tensor_request(item, stored, *self._chunk(item), planner, copies, undo))
+            elif stored.chain:
+                encoded[stored.file, stored.offset].append(item)
+            else:
+                archives[stored.file, stored.offset].append(item)
+        for items in encoded.values():
+            dtype, _ = self._chunk(items[0])
+            sizes = {self._chunk(item)[1] for item in items}
+            stored = self._stored(items[0])
+            requests.append(encoded_request(items, stored, dtype, sizes, planner, self._extensions))
+        located = self._search(archives.values())
+        for place, items in archives.items():
+            sizes = {self._chunk(item)[1] for item in items}
+            values = located.get(place)
+            if values is None or sizes != {values.sizes}:
+                requests.append(archive_request(items, self._stored(items[0]), sizes, planner))
+                continue
+            for item in items:
+                requests.append(tensor_request(item, values.item, values.dtype, values.sizes, planner, copies))
+        return requests
+
+    def _search(self, archives: Iterable[list[ReadItem]]) -> dict[tuple[str, int], ArchivedTensor]:
+        """Where the values of large archives are, as far as those are ordinary: file and offset → values."""
+        search = ArchiveSearch()
+        for items in archives:
+            search.add(items[0].storage_index.fqn, self._stored(items[0]))
+        if search.requests:
+            self.bytes_read += self._backend.read(search.requests).bytes_read
+        return search.found
+
+    def _known(self) -> Metadata:
+        if self._metadata is None:
+            raise DcpError("set_up_storage_reader must be called before read_data")
+        return self._metadata
+
+    def _stored(self, item: ReadItem) -> StoredItem:
+        index = item.storage_index
+        self._known()
+        info = None if self.storage_data is None else self.storage_data.get(index)
+        if info is None:
+            raise CorruptCheckpointError(
+                f"the index names no stored data for the chunk at offset {tuple(index.offset or ())}; "
+                "the checkpoint is incomplete, load an earlier one",
+                key=index.fqn,
+            )
+        return _stored_item(info, item)
+
+    def _chunk(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and sizes of the stored chunk that an item reads from."""
+        entry = self._known().state_dict_metadata[item.storage_index.fqn]
+        if not isinstance(entry, TensorStorageMetadata):
+            raise CorruptCheckpointError("the index lists an object where a tensor is stored", key=item.dest_index.fqn)
+        return entry.properties.dtype, _chunk_sizes(entry, item.storage_index)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Whether this storage can read that id."""
+        del checkpoint_id
+        return True
+
+
+def _note_changes(error: Exception, keys: Collection[str]) -> None:
+    """Say which values a failed load may have left half new: they must not be used."""
+    if not keys or not hasattr(error, "add_note"):  # Python 3.11
+        return
+    names = sorted(keys)
+    more = f" and {len(names) - _SHOWN_KEYS} more" if len(names) > _SHOWN_KEYS else ""
+    error.add_note(
+        f"values that may have changed already: {', '.join(map(repr, names[:_SHOWN_KEYS]))}{more}; "
+        "verify='before' checks everything first"
+    )
+
+
+def _stored_item(info: Any, item: ReadItem) -> StoredItem:
+    """The place of an item, also from records of other writers (stock's, or a ported one's)."""
+    if isinstance(info, StorageInfo) and info.stored is not None:
+        return info.stored
+    framing = Framing.OBJECT if item.type is LoadItemType.BYTE_IO else Framing.TORCH_ZIP
+    return StoredItem(
+        file=str(info.relative_path),
+        offset=int(info.offset),
+        length=int(info.length),
+        lead=0,
+        stored_bytes=int(info.length),
+        framing=framing,
+        chain=tuple(getattr(info, "transform_descriptors", None) or ()),
+    )
+
+
+def _chunk_sizes(entry: TensorStorageMetadata, index: MetadataIndex) -> tuple[int, ...]:
+    chunks = entry.chunks
+    if index.index is not None and index.index < len(chunks) and chunks[index.index].offsets == index.offset:
+        return tuple(chunks[index.index].sizes)
+    for chunk in chunks:
+        if chunk.offsets == index.offset:
+            return tuple(chunk.sizes)
+    raise CorruptCheckpointError(f"the index has no chunk at offset {tuple(index.offset or ())}", key=index.fqn)

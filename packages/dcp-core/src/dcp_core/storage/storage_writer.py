@@ -1,0 +1,308 @@
+"""The storage writer over any byte engine: items of a plan become requests, results become the published index.
+
+A concrete storage says how to open its backend (`_open`) and which ids it accepts; everything else is here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy
+from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.ranks.phases.fence import check_fence
+from dcp_core.records.lazy import LazyList
+from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
+from dcp_core.records.plan import SavePlan
+from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult
+from dcp_core.storage.byte_storage import ByteStorage
+from dcp_core.storage.gc_pause import collector_paused
+from dcp_core.storage.write_requests import column_requests, item_request
+from dcp_core.tables.metadata_columns import index_from_metadata, metadata_from_index
+from dcp_core.tables.plan_columns import WrittenColumns, columns_of, write_result
+from dcp_core.tables.written_index import index_with_items
+from dcp_manifest import METADATA_NAME, ManifestInfo, encode
+from dcp_manifest.index.items import StoredItem
+from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.requests import Writable
+
+__all__ = ["ByteStorageWriter", "SavePlacement"]
+
+_OF_A_SAVE = {
+    "_opened",
+    "_is_coordinator",
+    "_rank",
+    "_world_size",
+    "_rank_local",
+    "_placement",
+    "_begun",
+    "state_dict_cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlacement:
+    """What the coordinator tells each rank about the running save; travels as `SavePlan.storage_data`."""
+
+    save_id: str
+    prefix: str
+    """Beginning of the names of this rank's data files."""
+    generation: int
+    world_size: int
+
+
+class ByteStorageWriter(ByteStorage, StorageWriter):
+    """Writes items through a `ByteBackend` and publishes the index in one step.
+
+    Args:
+        checkpoint_id: Where to save; may be replaced by `reset`.
+        overwrite: Whether an existing checkpoint may be replaced. It stays loadable until the new one is published.
+        interop: Write an index that `torch.distributed.checkpoint` loads too, if the data files allow it.
+        compression: What items go through on their way; see `CompressionPolicy`.
+
+    Guarantees: until `finish` returns on the coordinator the old checkpoint is whole; afterwards the new one is.
+    A failed save leaves nothing behind once `abort` has run on every rank; what a killed one leaves is removed by the
+    next save to the same id.
+    """
+
+    stores_aliases = True
+    """Whether `finish` gives the names in `Metadata.aliases` a place, too; writers that do not say so get none."""
+
+    def __init__(
+        self,
+        checkpoint_id: CheckpointId,
+        *,
+        overwrite: bool = True,
+        interop: bool = True,
+        compression: Compression = None,
+    ) -> None:
+        self._compression = CompressionPolicy(compression)
+        self.overwrite = overwrite
+        """Whether an existing checkpoint may be replaced; counts from the next save."""
+        self._interop = interop
+        self._set_id(checkpoint_id)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._is_coordinator = False
+        self._rank = 0
+        self._world_size = 1
+        self._rank_local = False
+        self._placement: SavePlacement | None = None
+        self._begun = False
+        self.save_id = secrets.token_hex(8)
+        """Id of the save that runs or ran last, or of the next one if there was none since `reset`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What belongs to a running save stays in its process: a copy elsewhere begins anew.
+        return {name: value for name, value in vars(self).items() if name not in _OF_A_SAVE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._clear()
+
+    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
+        """Begin a new save, to `checkpoint_id` if given."""
+        if checkpoint_id is not None:
+            self._set_id(checkpoint_id)
+        self._reopen()
+        self._clear()
+
+    def renew_save_id(self) -> None:
+        """Take a new save id if the present one is that of a save that was begun: each save has one of its own."""
+        if self._begun:
+            self._begun, self.save_id = False, secrets.token_hex(8)
+
+    @property
+    def rank(self) -> int:
+        """This rank in the save that runs or ran last."""
+        return self._rank
+
+    @property
+    def use_collectives(self) -> bool:
+        """Whether the save that runs or ran last has a coordinator."""
+        return not self._rank_local
+
+    def storage_meta(self) -> StorageMeta | None:
+        """The checkpoint id and the save id, which is the coordinator's once the ranks have met."""
+        return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take the rank's place in the save.
+
+        Args:
+            is_coordinator: Whether this rank plans for all and publishes.
+            args: For subclasses; not used.
+            kwargs: `rank`, `world_size`, `use_collectives`, and for a save without collectives the agreed `save_id`.
+        """
+        del args
+        self._reopen()
+        self._is_coordinator = is_coordinator
+        self._rank = kwargs.get("rank", 0)
+        self._world_size = kwargs.get("world_size", 1)
+        self._rank_local = not kwargs.get("use_collectives", True)
+        if self._rank_local:
+            save_id = kwargs.get("save_id")
+            if save_id is None:
+                raise DcpError(f"rank {self._rank}: a save without collectives needs a save id that all ranks agree on")
+            self._backend.begin_rank_local_save(save_id, self._rank, overwrite=self.overwrite)
+            self._take(self._place(save_id, self._rank))
+
+    def _place(self, save_id: str, rank: int, prefix: str | None = None) -> SavePlacement:
+        return SavePlacement(save_id, prefix or f"__{rank}_", self._backend.generation, self._world_size)
+
+    def _take(self, placement: SavePlacement) -> None:
+        self._placement, self.save_id, self._begun = placement, placement.save_id, True
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Begin the save in storage, and give each rank its placement.
+
+        Raises:
+            SaveInProgressError: Another live save writes to this id.
+            CheckpointExistsError: A checkpoint is there and `overwrite` is False.
+        """
+        return self._begin(plans, [None] * len(plans))
+
+    def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The plans as `prepare_global_plan` of a subclass gave them, with placements; begins the save if need be.
+
+        A subclass in stock's style gives each rank's plan storage data of its own with a `prefix`, with which the names
+        of the rank's data files begin; such a subclass does not call the method of this class.
+
+        Ranks: the coordinator; every rank in a save without one.
+        """
+        kind = type(self)
+        if kind.write_data is not ByteStorageWriter.write_data and kind.finish is not ByteStorageWriter.finish:
+            return plans  # it does not write by way of this class
+        prefixes = [getattr(plan.storage_data, "prefix", None) for plan in plans]
+        placed = [isinstance(plan.storage_data, SavePlacement) for plan in plans]
+        return plans if all(placed) or None in prefixes else self._begin(plans, prefixes)
+
+    def _begin(self, plans: list[SavePlan], prefixes: Sequence[str | None]) -> list[SavePlan]:
+        """Begin the save, and give each rank its placement, with a beginning for its files if there is one."""
+        if not self._rank_local:
+            self.renew_save_id()
+            self._world_size = len(plans)
+            save_id = self._backend.begin_save(overwrite=self.overwrite, save_id=self.save_id)
+            self._take(self._place(save_id, self._rank))
+        ranks = [self._rank] if self._rank_local else range(len(plans))
+        return [
+            replace(plan, storage_data=self._place(self.save_id, rank, prefix))
+            for rank, plan, prefix in zip(ranks, plans, prefixes, strict=True)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """Write every item of the plan; durable when it returns."""
+        placement = plan.storage_data
+        if not isinstance(placement, SavePlacement):
+            raise DcpError(
+                f"rank {self._rank}: the plan lost its storage data ({type(placement).__name__}); a planner's "
+                "finish_plan must keep SavePlan.storage_data"
+            )
+        begun_here = self._placement is not None and self._placement.save_id == placement.save_id
+        self._take(placement)
+        if not begun_here:
+            self._backend.join_save(placement.save_id)
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        columns = columns_of(plan.items)
+        if columns is not None:
+            with collector_paused():
+                requests = list(column_requests(columns, planner))
+            stored = self._write(requests, placement)
+            table = stored if isinstance(stored, StoredItems) else StoredItems.of(stored)
+            done.set_result(LazyList(WrittenColumns(columns, table)))
+        else:
+            items = [*plan.items]
+            stored = self._write([item_request(item, planner) for item in items], placement)
+            done.set_result([*map(write_result, items, stored)])
+        return done
+
+    def _write(self, requests: Sequence[Writable], placement: SavePlacement) -> Sequence[StoredItem]:
+        if not self._compression.changes_nothing:
+            requests = [CompressedRequest(request, self._compression) for request in requests]
+        return self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Publish the index; afterwards remove the files of the checkpoint that it replaced."""
+        placement = self._placement
+        if placement is None:
+            raise DcpError("finish was called before a plan was prepared")
+        index = index_with_items(metadata, results)
+        if index is None:
+            metadata.storage_data = _storage_data(metadata, results)
+        metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=placement.save_id)
+        info = ManifestInfo(
+            save_id=placement.save_id,
+            world_size=placement.world_size,
+            writer=_writer_name(),
+            generation=placement.generation,
+            rank=self._rank if self._rank_local else None,
+            created_ns=time.time_ns(),
+        )
+        if index is None:
+            index = index_from_metadata(metadata, info=info, aliases=metadata.aliases)
+        else:
+            index.info = info
+            metadata.storage_data = metadata_from_index(index).storage_data
+        data = encode(index, interop=self._interop)
+        if self._rank_local:
+            self._backend.publish(f"__{self._rank}.{placement.save_id}{METADATA_NAME}", data)
+            self._backend.publish(f"__{self._rank}{METADATA_NAME}", data)
+        else:
+            check_fence()
+            self._backend.publish(METADATA_NAME, data)
+        self._backend.finish_save(index.files)
+
+    def published_metadata(self, save_id: str | None = None) -> Metadata:
+        """The metadata of the checkpoint that was saved last, or by the save of that id, from storage. Every rank.
+
+        Raises:
+            CheckpointNotFoundError: It is not there any more, or another save has replaced it.
+        """
+        if save_id is None and self._placement is not None:
+            save_id = self._placement.save_id
+        index = self._open(self._id_to_open()).read_index()
+        if index.info is None or index.info.save_id != save_id:
+            raise CheckpointNotFoundError(
+                f"{self._backend.url}: the checkpoint of save {save_id} has been replaced since; look at a save's "
+                "metadata before the next save to the same place, or on the coordinator, which keeps it"
+            )
+        metadata = metadata_from_index(index)
+        metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=save_id)
+        return metadata
+
+    def abort(self, error: BaseException) -> None:
+        """Remove what this rank wrote for a save that failed with `error`."""
+        del error
+        self._backend.abort_save()
+
+
+def _storage_data(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> dict[MetadataIndex, Any]:
+    """The place of every item, aliases included."""
+    places: dict[MetadataIndex, Any] = {}
+    for rank_results in results:
+        for result in rank_results:
+            places[result.index] = result.storage_data
+    for alias, target in (metadata.aliases or {}).items():
+        entry = metadata.state_dict_metadata[target]
+        for position, chunk in enumerate(getattr(entry, "chunks", ())):
+            place = places[MetadataIndex(target, chunk.offsets, position)]
+            places[MetadataIndex(alias, chunk.offsets, position)] = place
+    return places
+
+
+def _writer_name() -> str:
+    try:
+        return f"dcp-core/{version('dcp-core')}"
+    except PackageNotFoundError:  # run from a source folder that is not installed
+        return "dcp-core/unknown"

@@ -1,0 +1,76 @@
+"""Read items of ordinary tensors that are stored whole, without a record for each.
+
+Most tensors of an unsharded template are of that kind; all others have their records beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dcp_core.records.lazy import LazyList
+from dcp_core.records.metadata import MetadataIndex
+from dcp_core.records.plan import LoadItemType, ReadItem
+from dcp_core.shards.tensor_checks import has_memory
+from dcp_core.tables.records_of_index import StateRecords
+from dcp_core.tables.value_table import is_plain
+
+__all__ = ["ReadColumns", "WholeTensors", "read_columns_of"]
+
+
+@dataclass(slots=True)
+class ReadColumns:
+    """The read items of one rank."""
+
+    records: StateRecords
+    """Of the checkpoint."""
+    names: list[str] = field(default_factory=list)
+    """Tensors that are read whole, from their only chunk."""
+    others: list[ReadItem] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.names) + len(self.others)
+
+    def __iter__(self) -> Iterator[ReadItem]:
+        yield from map(self.whole, self.names)
+        yield from self.others
+
+    def whole(self, name: str) -> ReadItem:
+        """The read item of one of `names`."""
+        lengths = torch.Size(self.records.single[self.records.tensors[name]] or ())
+        nothing = torch.Size((0,) * len(lengths))
+        index = MetadataIndex(name, nothing, 0)
+        return ReadItem(LoadItemType.TENSOR, index, nothing, index, nothing, lengths)
+
+
+class WholeTensors:
+    """Tells which values of a template are ordinary tensors that a checkpoint holds just so, in one chunk.
+
+    Args:
+        records: Of the checkpoint, as the index has them: nobody has changed an entry.
+    """
+
+    def __init__(self, records: StateRecords) -> None:
+        self._rows = records.tensors
+        self._shapes = records.single
+        self._dtypes = records.dtypes
+        self._dtype_rows = records.index.tensor_dtype.tolist()
+
+    def match(self, fqn: str, value: object) -> bool:
+        """Whether shape and dtype are those of the checkpoint's, and nothing else needs to be looked at."""
+        row = self._rows.get(fqn)
+        return (
+            row is not None
+            and is_plain(value)
+            and value.shape == self._shapes[row]
+            and value.dtype == self._dtypes[self._dtype_rows[row]]
+            and has_memory(value)
+        )
+
+
+def read_columns_of(items: Sequence[ReadItem]) -> ReadColumns | None:
+    """The columns behind a plan's items; None if somebody has looked at them or made them otherwise."""
+    source = items.source if isinstance(items, LazyList) else None
+    return source if isinstance(source, ReadColumns) else None

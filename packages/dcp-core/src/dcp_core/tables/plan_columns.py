@@ -1,0 +1,267 @@
+"""The items of a save plan as columns, from a rank's values to what was written of them; records only when asked for.
+
+A plan of 20,000 tensors, or of 3,000 shards on each of 256 ranks, makes no object per item this way. `SavePlan.items`
+and the results of a write are `LazyList`s over these columns, which whoever iterates gets as stock's records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dcp_core.records.lazy import LazyList
+from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, StorageInfo
+from dcp_core.records.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.protocols import WriteResult
+from dcp_core.tables.records_of_index import properties_of
+from dcp_manifest.index.box_columns import ranges, starts
+from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.items import StoredItem
+from dcp_manifest.index.merge_indexes import take_tensors
+from dcp_manifest.index.stored_items import StoredItems
+
+__all__ = [
+    "PlanColumns",
+    "Selection",
+    "WrittenColumns",
+    "columns_of",
+    "object_item",
+    "tensor_facts",
+    "write_result",
+    "written_of",
+]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which of the items that a rank could write it does write."""
+
+    chunks: I64
+    """Their rows, ascending."""
+    objects: I64
+    """Their rows, ascending."""
+    hints: I64
+    """Of each of these chunks, its position among those of its tensor in the whole checkpoint."""
+    parts: tuple[tuple[int, int, int, int], ...] = ()
+    """Of chunks that are cut: position in `chunks`, dimension, and the range of it within the chunk."""
+
+    def __reduce__(self) -> tuple[Callable[..., Selection], tuple[Any, ...]]:
+        # Between ranks as masks, and in as few bytes as the numbers take.
+        largest = int(self.hints.max()) if len(self.hints) else 0
+        hints = self.hints.astype(np.min_scalar_type(largest))
+        return _selection, (_mask(self.chunks), _mask(self.objects), hints, self.parts)
+
+
+def _mask(rows: I64) -> U8:
+    bits = np.zeros(int(rows[-1]) + 1 if len(rows) else 0, bool)
+    bits[rows] = True
+    return np.packbits(bits)
+
+
+def _selection(chunks: U8, objects: U8, hints: I64, parts: tuple[tuple[int, int, int, int], ...]) -> Selection:
+    return Selection(
+        np.flatnonzero(np.unpackbits(chunks)), np.flatnonzero(np.unpackbits(objects)), hints.astype(np.int64), parts
+    )
+
+
+class PlanColumns:
+    """The write items of one rank: the chunks of each tensor, in the order of the table, then the objects.
+
+    Args:
+        index: Tensors, their chunks and objects by name; where they are stored is not known yet.
+        whole: Of each tensor, 1 if it is an ordinary one, of which every rank holds all.
+        object_bytes: Of each object; -1 where it is not known.
+        hints: Of each chunk, its position among those of its tensor in the whole checkpoint, once that is known.
+    """
+
+    travels = True
+
+    def __init__(self, index: CheckpointIndex, whole: U8, object_bytes: I64, *, hints: I64 | None = None) -> None:
+        self.index = index
+        self.whole = whole
+        self.object_bytes = object_bytes
+        self.hints = hints
+        self.chosen: Selection | None = None
+        """By what these were selected from what the rank holds, if they were. Does not travel."""
+
+    def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
+        return self.index, self.whole, self.object_bytes, self.hints
+
+    def __setstate__(self, state: tuple[CheckpointIndex, U8, I64, I64 | None]) -> None:
+        self.index, self.whole, self.object_bytes, self.hints = state
+        self.chosen = None
+
+    def __len__(self) -> int:
+        return int(self.index.tensor_chunks.sum()) + len(self.index.object_names)
+
+    def __iter__(self) -> Iterator[WriteItem]:
+        for row in range(len(self.index.tensor_names)):
+            yield from self.tensor_items(row)
+        for name, nbytes in zip(self.index.object_names, self.object_bytes.tolist(), strict=True):
+            yield object_item(name, nbytes)
+
+    def tensor_items(self, row: int) -> list[WriteItem]:
+        """The items of one tensor, in the order of its chunks."""
+        index, name, size = self.index, self.index.tensor_names[row], torch.Size(self.shapes[row])
+        properties = properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row]))
+        kind = WriteItemType.TENSOR if self.whole[row] else WriteItemType.SHARD
+        dims, first, chunk_row = len(size), self._box_starts[row], self._chunk_starts[row]
+        items = []
+        for position in range(int(index.tensor_chunks[row])):
+            box = slice(first + position * dims, first + (position + 1) * dims)
+            offsets, sizes = index.chunk_offsets[box].tolist(), index.chunk_sizes[box].tolist()
+            chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            hint = None if self.hints is None else int(self.hints[chunk_row + position])
+            key = MetadataIndex(name, chunk.offsets, hint)
+            items.append(WriteItem(key, kind, None, TensorWriteData(chunk, properties, size)))
+        return items
+
+    def names(self) -> set[str]:
+        """FQNs of the items."""
+        return {*self.index.tensor_names, *self.index.object_names}
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Global shape of each tensor."""
+        numbers = self.index.tensor_shape.tolist()
+        return [tuple(numbers[start:stop]) for start, stop in pairwise(self.index.shape_starts().tolist())]
+
+    @cached_property
+    def _box_starts(self) -> list[int]:
+        first: list[int] = self.index.box_starts().tolist()
+        return first
+
+    @cached_property
+    def _chunk_starts(self) -> list[int]:
+        first: list[int] = self.index.chunk_starts().tolist()
+        return first
+
+    def chunk_rows(self, tensors: I64) -> I64:
+        """Rows of the chunks of these tensors."""
+        first = self.index.chunk_starts()
+        return ranges(first[:-1][tensors], first[1:][tensors])
+
+    def take_tensors(self, rows: I64) -> PlanColumns:
+        """The items of these tensors, in this order, and all objects."""
+        index = take_tensors(self.index, rows)
+        index.tensor_names = [self.index.tensor_names[row] for row in rows.tolist()]
+        return PlanColumns(index, self.whole[rows], self.object_bytes)
+
+    def select(self, chosen: Selection) -> PlanColumns:
+        """The items that a rank writes of these; tensors without any are gone."""
+        index = self.index
+        owner = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
+        counts = np.bincount(owner[chosen.chunks], minlength=len(index.tensor_names)).astype(np.int64)
+        tensors = np.flatnonzero(counts)
+        boxes = starts(index.tensor_ndim[owner])
+        first, last = boxes[:-1][chosen.chunks], boxes[1:][chosen.chunks]
+        numbers = ranges(first, last)
+        offsets, sizes = index.chunk_offsets[numbers], index.chunk_sizes[numbers]
+        whole = self.whole[tensors]
+        places, row_of_tensor = starts(last - first), starts(counts[tensors])
+        for row, dim, begin, end in chosen.parts:
+            offsets[places[row] + dim] += begin
+            sizes[places[row] + dim] = end - begin
+            whole[np.searchsorted(row_of_tensor, row, "right") - 1] = 0
+        taken = replace(
+            tensor_facts(index, tensors),
+            tensor_chunks=counts[tensors],
+            chunk_offsets=offsets,
+            chunk_sizes=sizes,
+            object_names=[index.object_names[row] for row in chosen.objects.tolist()],
+            object_owner=index.object_owner[chosen.objects],
+        )
+        made = PlanColumns(taken, whole, self.object_bytes[chosen.objects], hints=chosen.hints)
+        made.chosen = chosen
+        return made
+
+    def items(self, order: Sequence[str] | None = None) -> LazyList[WriteItem]:
+        """The items as a plan holds them: tensors before objects, or in the order of these names."""
+        return LazyList(self, key=None if order is None else _by_name(order))
+
+
+def _by_name(order: Sequence[str]) -> Callable[[WriteItem], int]:
+    positions: dict[str, int] = {}
+
+    def position(item: WriteItem) -> int:
+        if not positions:  # most lists are never looked at
+            positions.update((name, number) for number, name in enumerate(order))
+        return positions.get(item.index.fqn, len(positions))
+
+    return position
+
+
+def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
+    """An index with the names and facts of these rows of tensors; their chunks are the caller's affair."""
+    shapes = index.shape_starts()
+    return replace(
+        index,
+        tensor_names=[index.tensor_names[row] for row in tensors.tolist()],
+        tensor_dtype=index.tensor_dtype[tensors],
+        tensor_flags=index.tensor_flags[tensors],
+        tensor_ndim=index.tensor_ndim[tensors],
+        tensor_owner=index.tensor_owner[tensors],
+        tensor_shape=index.tensor_shape[ranges(shapes[:-1][tensors], shapes[1:][tensors])],
+    )
+
+
+def object_item(name: str, nbytes: int) -> WriteItem:
+    """The item of an object; `nbytes` is -1 where it is not known."""
+    return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, BytesIOWriteData(nbytes) if nbytes >= 0 else None)
+
+
+def columns_of(items: Sequence[WriteItem]) -> PlanColumns | None:
+    """The columns behind a plan's items; None if somebody has looked at them or made them otherwise."""
+    source = items.source if isinstance(items, LazyList) else None
+    return source if isinstance(source, PlanColumns) else None
+
+
+class PlannedItems(Protocol):
+    """Items that somebody can make."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[WriteItem]: ...
+
+
+@dataclass(frozen=True)
+class WrittenColumns:
+    """What one rank wrote: its items, and where each of them lies."""
+
+    planned: PlannedItems
+    stored: StoredItems
+    """In the order of the items."""
+    travels: ClassVar[bool] = True
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __iter__(self) -> Iterator[WriteResult]:
+        return map(write_result, self.planned, self.stored)
+
+
+def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
+    """What a storage says of an item that it wrote."""
+    info = StorageInfo(
+        relative_path=stored.file,
+        offset=stored.offset,
+        length=stored.length,
+        transform_descriptors=list(stored.chain) or None,
+        stored=stored,
+    )
+    return WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=info)
+
+
+def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:
+    """The columns behind the results of a write; None if somebody has looked at them or made them otherwise."""
+    source = results.source if isinstance(results, LazyList) else None
+    return source if isinstance(source, WrittenColumns) else None

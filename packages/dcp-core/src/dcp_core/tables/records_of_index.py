@@ -1,0 +1,274 @@
+"""Records of single tensors, chunks and items, made from the columns of an index when they are asked for.
+
+These are the sources behind the lazy dicts of a `Metadata` that was read; the way back lives in `columns`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from dcp_core.errors import UnsupportedFormatError
+from dcp_core.records.lazy import LazyDict
+from dcp_core.records.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageInfo,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, RaggedStarts, TensorFlags
+
+__all__ = ["StateRecords", "StorageRecords", "dtype_of", "properties_of", "records_of"]
+
+_MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
+Boxes = list[tuple[int, ...]]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a manifest's name. Raises UnsupportedFormatError if this torch has no such dtype."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedFormatError(
+            f"the checkpoint holds tensors of dtype {name!r}, which torch {torch.__version__} lacks"
+        )
+    return dtype
+
+
+def properties_of(dtype: str, flags: int) -> TensorProperties:
+    """The record of a tensor's properties, from a dtype's name and flags as manifests have them."""
+    found = TensorFlags.from_bits(flags)
+    return TensorProperties(
+        dtype=dtype_of(dtype),
+        layout=getattr(torch, found.layout),
+        requires_grad=found.requires_grad,
+        memory_format=_MEMORY_FORMATS[found.memory_format],
+        pin_memory=found.pin_memory,
+    )
+
+
+class StateRecords:
+    """FQN → record of the tensor or object, for the values of the whole job and of one owner.
+
+    Args:
+        index: The columns.
+        owner: Value of the owner columns whose rows are included beside those of the whole job; None for none.
+    """
+
+    def __init__(self, index: CheckpointIndex, owner: int | None) -> None:
+        self.index = index
+        self._shape_starts = index.shape_starts().tolist()
+        self._box_starts = index.box_starts().tolist()
+        self.chunk_starts: list[int] = index.chunk_starts().tolist()
+        self.tensors: dict[str, int] = {}
+        self.objects: dict[str, int] = {}
+        for wanted in (0, owner):
+            if wanted is None:
+                continue
+            for row in np.flatnonzero(index.tensor_owner == wanted).tolist():
+                self.objects.pop(index.tensor_names[row], None)
+                self.tensors[index.tensor_names[row]] = row
+            for row in np.flatnonzero(index.object_owner == wanted).tolist():
+                self.tensors.pop(index.object_names[row], None)
+                self.objects[index.object_names[row]] = row
+        for name, row in zip(index.alias_names, index.alias_targets.tolist(), strict=True):
+            self.tensors[name] = row
+
+    def __len__(self) -> int:
+        return len(self.tensors) + len(self.objects)
+
+    def make(self, key: object) -> STORAGE_TYPES:
+        """The record of one FQN. Raises KeyError."""
+        if key in self.objects:
+            return BytesStorageMetadata()
+        return self._tensor(self.tensors[cast("str", key)])
+
+    def has(self, key: object) -> bool:
+        """Whether there is a tensor or object of that name."""
+        return key in self.tensors or key in self.objects
+
+    @cached_property
+    def single(self) -> list[tuple[int, ...] | None]:
+        """Of each tensor row, the shape if one chunk holds all of it, else None."""
+        index = self.index
+        starts, shapes = self._shape_starts, index.tensor_shape.tolist()
+        found: list[tuple[int, ...] | None] = [None] * len(index.tensor_names)
+        candidates = np.flatnonzero(index.tensor_chunks == 1).tolist()
+        boxes, offsets, sizes = self._box_starts, index.chunk_offsets.tolist(), index.chunk_sizes.tolist()
+        for row in candidates:
+            shape = shapes[starts[row] : starts[row + 1]]
+            box = slice(boxes[row], boxes[row + 1])
+            if sizes[box] == shape and not any(offsets[box]):
+                found[row] = tuple(shape)
+        return found
+
+    @cached_property
+    def dtypes(self) -> list[torch.dtype | None]:
+        """The dtypes of the table; None where this torch lacks one."""
+        return [getattr(torch, name, None) for name in self.index.dtypes]
+
+    def is_same_data(self, one: str, other: str) -> bool:
+        """Whether two names are known to stand for the same stored values: tied at the save, or of equal checksums."""
+        first, second = self.tensors[one], self.tensors[other]
+        checksum = self._checksum(first)
+        return first == second or (checksum is not None and checksum == self._checksum(second))
+
+    def _checksum(self, row: int) -> tuple[int, ...] | None:
+        """What tells the stored bytes of a tensor row from others; None if they are in several chunks, or unchecked."""
+        stored = self.index.chunk_items
+        if stored is None or self.single[row] is None:
+            return None
+        chunk = self.chunk_starts[row]
+        if not stored.checked[chunk]:
+            return None
+        columns = (stored.crc32, stored.stored_bytes, stored.framing, stored.chain)
+        return int(self.index.tensor_dtype[row]), *(int(column[chunk]) for column in columns)
+
+    def keys(self) -> Iterator[str]:
+        """Every FQN: tensors, then objects."""
+        return itertools.chain(self.tensors, self.objects)
+
+    def items(self) -> Iterator[tuple[str, STORAGE_TYPES]]:
+        """Every FQN with its record: tensors, then objects."""
+        for name, row in self.tensors.items():
+            yield name, self._tensor(row)
+        for name in self.objects:
+            yield name, BytesStorageMetadata()
+
+    def offsets(self, row: int) -> Boxes:
+        """Offsets of the chunks of one tensor row."""
+        return self._boxes(self.index.chunk_offsets, row)
+
+    def _boxes(self, numbers: np.ndarray[Any, np.dtype[np.int64]], row: int) -> Boxes:
+        count = self.chunk_starts[row + 1] - self.chunk_starts[row]
+        ndim = int(self.index.tensor_ndim[row])
+        if ndim == 0:
+            return [()] * count
+        flat = numbers[self._box_starts[row] : self._box_starts[row + 1]].tolist()
+        return list(zip(*[iter(flat)] * ndim, strict=True))
+
+    def _tensor(self, row: int) -> TensorStorageMetadata:
+        index = self.index
+        shape = index.tensor_shape[self._shape_starts[row] : self._shape_starts[row + 1]].tolist()
+        boxes = zip(self.offsets(row), self._boxes(index.chunk_sizes, row), strict=True)
+        return TensorStorageMetadata(
+            properties=properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row])),
+            size=torch.Size(shape),
+            chunks=[ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes],
+        )
+
+
+def records_of(metadata: Metadata) -> StateRecords | None:
+    """The records behind metadata that was read and is as it was; None if it was made or changed otherwise."""
+    entries = metadata.state_dict_metadata
+    source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
+    return source if isinstance(source, StateRecords) else None
+
+
+class StorageRecords:
+    """`MetadataIndex` → `StorageInfo`, over the same index."""
+
+    def __init__(self, records: StateRecords) -> None:
+        self._records = records
+        self._index = records.index
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
+        starts = self._records.chunk_starts
+        chunks = 0
+        if self._index.chunk_items is not None:
+            chunks = sum(starts[row + 1] - starts[row] for row in self._records.tensors.values())
+        return chunks + (len(self._records.objects) if self._index.object_items is not None else 0)
+
+    def make(self, key: object) -> StorageInfo:
+        """Where one item is stored. Raises KeyError."""
+        row, columns = self._row(key)
+        return self._chunk(row) if columns is self._index.chunk_items else self._object(row)
+
+    def has(self, key: object) -> bool:
+        """Whether there is such an item."""
+        try:
+            return self._row(key)[1] is not None
+        except KeyError:
+            return False
+
+    def keys(self) -> Iterator[MetadataIndex]:
+        """Every item: chunks of tensors, then objects."""
+        if self._index.chunk_items is not None:
+            for name, row in self._records.tensors.items():
+                for position, offset in enumerate(self._records.offsets(row)):
+                    yield MetadataIndex(name, offset, position)
+        if self._index.object_items is not None:
+            yield from map(MetadataIndex, self._records.objects)
+
+    def _row(self, key: object) -> tuple[int, ItemColumns | None]:
+        """Row of an item, and the columns that it is a row of. Raises KeyError."""
+        if not isinstance(key, MetadataIndex):
+            raise KeyError(key)
+        if key.offset is None:
+            return self._records.objects[key.fqn], self._index.object_items
+        row = self._records.tensors[key.fqn]
+        offsets = self._records.offsets(row)
+        wanted = tuple(key.offset)
+        hint = key.index
+        position = hint if hint is not None and 0 <= hint < len(offsets) and offsets[hint] == wanted else None
+        if position is None:
+            if wanted not in offsets:
+                raise KeyError(key)
+            position = offsets.index(wanted)
+        return self._records.chunk_starts[row] + position, self._index.chunk_items
+
+    def items(self) -> Iterator[tuple[MetadataIndex, StorageInfo]]:
+        """Every item: chunks of tensors, then objects."""
+        if self._index.chunk_items is not None:
+            for name, row in self._records.tensors.items():
+                start = self._records.chunk_starts[row]
+                for position, offset in enumerate(self._records.offsets(row)):
+                    yield MetadataIndex(name, offset, position), self._chunk(start + position)
+        if self._index.object_items is not None:
+            for name, row in self._records.objects.items():
+                yield MetadataIndex(name), self._object(row)
+
+    @cached_property
+    def _chunk_ragged(self) -> RaggedStarts | None:
+        return _ragged_starts(self._index, self._index.chunk_items)
+
+    @cached_property
+    def _object_ragged(self) -> RaggedStarts | None:
+        return _ragged_starts(self._index, self._index.object_items)
+
+    def _chunk(self, row: int) -> StorageInfo:
+        if self._index.chunk_items is None:
+            raise KeyError(row)
+        return _storage_info(self._index, self._index.chunk_items, row, self._chunk_ragged)
+
+    def _object(self, row: int) -> StorageInfo:
+        if self._index.object_items is None:
+            raise KeyError(row)
+        return _storage_info(self._index, self._index.object_items, row, self._object_ragged)
+
+
+def _ragged_starts(index: CheckpointIndex, columns: ItemColumns | None) -> RaggedStarts | None:
+    return None if columns is None else index.ragged_starts(columns)
+
+
+def _storage_info(index: CheckpointIndex, columns: ItemColumns, row: int, ragged: RaggedStarts | None) -> StorageInfo:
+    item = index.stored_item(columns, row, ragged)
+    return StorageInfo(
+        relative_path=item.file,
+        offset=item.offset,
+        length=item.length,
+        transform_descriptors=list(item.chain) or None,
+        stored=item,
+    )

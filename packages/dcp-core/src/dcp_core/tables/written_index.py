@@ -1,0 +1,71 @@
+"""The index of a save as it is published: the planned index, with what ranks say they wrote, while both are columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_core.records.metadata import Metadata
+from dcp_core.records.protocols import WriteResult
+from dcp_core.tables.metadata_columns import paths_of
+from dcp_core.tables.plan_columns import PlanColumns, WrittenColumns, written_of
+from dcp_core.tables.planned_rows import PlannedRows, rows_of
+from dcp_core.tables.records_of_index import StateRecords, records_of
+from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.stored_items import StoredItems
+
+__all__ = ["index_with_items"]
+
+I64 = npt.NDArray[np.int64]
+
+
+def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex | None:
+    """The index of a save whose metadata and results are still columns; None if they are not.
+
+    Args:
+        metadata: As `plan_columns` made it; a planner may have given it other `planner_data`.
+        results: Of each rank.
+
+    Raises:
+        UnsupportedValueError: `planner_data` is not of a form that a manifest can hold.
+    """
+    records = records_of(metadata)
+    written = [written_of(result) for result in results]
+    known = [one for one in written if one is not None]
+    if records is None or len(known) < len(results):
+        return None
+    index = records.index
+    rows = _rows_in_index(records, known)
+    if rows is None:
+        return None
+    stored = StoredItems.joined([one.stored for one in known])
+    order = np.argsort(rows, kind="stable")
+    chunks = int(index.tensor_chunks.sum())
+    return replace(
+        index,
+        files=stored.files,
+        chains=stored.chains,
+        chunk_items=stored.take(order[:chunks]).columns,
+        object_items=stored.take(order[chunks:]).columns,
+        paths=paths_of(metadata.planner_data),
+    )
+
+
+def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
+    """Of each item that was written, its row: chunks first, then objects; None unless each row occurs once."""
+    index, chunks = source.index, int(source.index.tensor_chunks.sum())
+    parts = []
+    for one in written:
+        planned = one.planned
+        if isinstance(planned, PlannedRows):
+            found = (planned.chunks, planned.objects) if planned.index is index else None
+        else:
+            found = rows_of(planned, source) if isinstance(planned, PlanColumns) else None
+        if found is None:
+            return None
+        parts += [found[0], chunks + found[1]]
+    rows = np.concatenate([np.zeros(0, np.int64), *parts])
+    return rows if np.array_equal(np.sort(rows), np.arange(chunks + len(index.object_names))) else None

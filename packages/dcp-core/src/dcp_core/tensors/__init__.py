@@ -1,0 +1,1 @@
+"""Bytes of tensors: copied, cast and made piece by piece; knows no plan."""
