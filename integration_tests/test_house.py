@@ -19,6 +19,8 @@ except ModuleNotFoundError:  # Python 3.10
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+# dcp_all has a module for each of PyTorch's, under the same names.
+FOLDERS = sorted({path.parent for path in SOURCES if not {"testing", "dcp_all"} & {*path.parts}})
 NEWER_MODULES = {"compression"}  # of the standard library, from Python 3.14 on
 TENSOR_FACTORIES = {
     *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint"),
@@ -26,6 +28,7 @@ TENSOR_FACTORIES = {
 }
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
+MODULES_OF_A_FOLDER = range(3, 15)
 
 
 def toml(path: Path) -> dict[str, Any]:
@@ -55,6 +58,16 @@ def imports(node: ast.AST) -> Iterator[str]:
         yield node.module.split(".")[0]
     for child in ast.iter_child_nodes(node):
         yield from imports(child)
+
+
+def folders_imported(test: Path, source: Path) -> set[Path]:
+    """The folders of a package whose modules a test imports; what helps tests is left out."""
+    found = set()
+    for node in ast.walk(ast.parse(test.read_text())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == source.name:
+            path = Path(*str(node.module).split(".")[1:])  # `.` for names of the front door
+            found.add(path if (source / path).is_dir() else path.parent)
+    return {path for path in found if "testing" not in path.parts}
 
 
 def makes_tensor_somewhere(node: ast.AST) -> bool:
@@ -87,6 +100,29 @@ def test_loggers_escape_what_they_show(path: Path) -> None:
 def test_files_and_functions_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
     assert [(found, lines) for found, lines in functions(path) if lines > MAX_FUNCTION_LINES] == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_folders_hold_what_one_screen_shows_and_say_what_for(folder: Path) -> None:
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    least = 1 if folder.parent.name == "src" else MODULES_OF_A_FOLDER.start
+    assert least <= len(modules) < MODULES_OF_A_FOLDER.stop
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name)
+def test_tests_of_a_folder_are_in_the_folder_of_the_same_name(package: Path) -> None:
+    """A test of one module, and a test that imports modules of one folder alone, is where that folder's tests are."""
+    source = package / "src" / package.name.replace("-", "_")
+    places = {path.stem: path.parent.relative_to(source) for path in source.rglob("*.py") if path.stem != "__init__"}
+    wrong = []
+    for test in (package / "tests").rglob("test_*.py"):
+        place = test.parent.relative_to(package / "tests")
+        imported = folders_imported(test, source)
+        asked = {places.get(test.stem.removeprefix("test_"))} - {None} or (imported if imported != {Path()} else set())
+        if not (source / place).is_dir() or (len(asked) == 1 and asked != {place}):
+            wrong.append((name(test), "belongs in", *map(str, asked)))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=name)

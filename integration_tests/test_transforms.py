@@ -13,8 +13,8 @@ import torch.distributed.checkpoint as stock
 from torch.distributed.checkpoint import _extension as stock_extension
 
 import dcp_all as dcp
-from dcp_core.encoding.transforms import ExtensionRegistry, StreamTransformExtension
 from dcp_core.hookspecs import hookimpl
+from dcp_core.transforms import ExtensionRegistry, StreamTransformExtension
 from dcp_manifest.errors import UnsupportedFormatError
 from dcp_transforms import ZStandard
 

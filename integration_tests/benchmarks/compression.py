@@ -129,9 +129,9 @@ class _Ours:
     """A setting of `compression`, as the writer applies it: sampling, cutting into blocks and all."""
 
     def __init__(self, setting: str) -> None:
-        from dcp_core.encoding.block_transforms import BlockUndo
+        from dcp_core.block_transforms import BlockUndo
         from dcp_core.encoding.compression import CompressionPolicy
-        from dcp_core.encoding.transforms import ExtensionRegistry
+        from dcp_core.transforms import ExtensionRegistry
 
         self._policy = CompressionPolicy(setting)
         self._undo: Callable[[Sequence[str]], BlockUndo] = lambda names: BlockUndo(

@@ -14,11 +14,11 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dcp_core.encoding.block_transforms import BlockUndo
-from dcp_core.encoding.transforms import ExtensionRegistry, undo
+from dcp_core.block_transforms import BlockUndo
 from dcp_core.objects.archive_crcs import archive_problem
 from dcp_core.objects.objects import load_object
 from dcp_core.storage.stock_archive import locate_tensor
+from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_format.checkpoints.stored_content import stored_content
 from dcp_format.safetensors.safetensors_header import build_header, read_header
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_core import plugins
-from dcp_core.encoding.block_transforms import BlockChain, BlockTransformExtension, BlockUndo, block_bytes
-from dcp_core.encoding.transforms import ExtensionRegistry
+from dcp_core.block_transforms import BlockChain, BlockTransformExtension, BlockUndo, block_bytes
+from dcp_core.transforms import ExtensionRegistry
 from dcp_transforms import BlockZStandard, FloatPlanes
 
 ITEM_BYTES = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_core import plugins
-from dcp_core.encoding.transforms import ExtensionRegistry
+from dcp_core.transforms import ExtensionRegistry
 from dcp_transforms import ZStandard
 
 

@@ -63,7 +63,7 @@ class SaverOptions:
         max_staging_bytes: Memory that staged copies of this rank may take, all together; None for no limit.
         copy_threads: Threads that copy tensors of host memory while `save` waits.
         pin_memory: Pin staging memory where CUDA is there.
-        mutation_guard: Compare samples of each copy with its source when copying is done: see `mutations`.
+        mutation_guard: Compare samples of each copy with its source when copying is done: see `mutation_guard`.
         save_seconds: How long one save may take in a process, which is ended if it takes longer; a save in a thread
             has no such deadline. So long is waited for an earlier save and for a copy, too.
         close_seconds: How long `close` waits for saves that run.

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from dcp_core import ByteStorageReader
-from dcp_core.encoding.transforms import ExtensionRegistry
 from dcp_core.storage.file_attributes import FileAttributes
+from dcp_core.transforms import ExtensionRegistry
 from dcp_fs.filesystem import FileSystem
 from dcp_fs.layout import default_thread_count
 from dcp_fs.paths import is_local_id, local_path, store_of

@@ -9,8 +9,8 @@ from typing import Any
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
 from dcp_core.encoding.compression import Compression, one_setting
-from dcp_core.encoding.transforms import StreamTransformExtension
 from dcp_core.storage.file_attributes import FileAttributes
+from dcp_core.transforms import StreamTransformExtension
 from dcp_fsspec.filesystem import FileSystem, init_path, made_file_system
 from dcp_fsspec.layout import SerializationFormat, check_format
 from dcp_fsspec.opening import is_fsspec_id, open_store
@@ -36,7 +36,8 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         _extensions: Stream transforms that every item goes through; the first one writes to the file.
         serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
         compression: What items go through: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
-            from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`. Not beside `_extensions`.
+            from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`. Not beside
+            `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
         interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         max_inflight_bytes: Memory that buffers and uploads of all threads may take; None takes 64 MiB, or more if

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcp_core import ByteStorageReader
-from dcp_core.encoding.transforms import ExtensionRegistry
+from dcp_core.transforms import ExtensionRegistry
 from dcp_io import StoreBackend, Verify, check_verify
 from dcp_object.address import is_address
 from dcp_object.opening import open_store

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zstandard
 
-from dcp_core.encoding.block_transforms import BlockTransformExtension
+from dcp_core.block_transforms import BlockTransformExtension
 from dcp_transforms.frames import FrameCompressor, decompress
 from dcp_transforms.zstd import check_level
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.encoding.block_transforms import BlockTransformExtension
+from dcp_core.block_transforms import BlockTransformExtension
 from dcp_transforms.frames import FrameCompressor, decompress
 
 __all__ = ["FloatPlanes"]

@@ -10,7 +10,7 @@ from typing import IO, cast
 
 import zstandard
 
-from dcp_core.encoding.transforms import StreamTransformExtension
+from dcp_core.transforms import StreamTransformExtension
 
 __all__ = ["ZStandard", "check_level"]
 

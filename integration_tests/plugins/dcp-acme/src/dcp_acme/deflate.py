@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 
-from dcp_core.encoding.block_transforms import BlockTransformExtension
+from dcp_core.block_transforms import BlockTransformExtension
 
 __all__ = ["BlockDeflate"]
 

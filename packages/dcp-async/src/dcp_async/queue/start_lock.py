@@ -2,7 +2,7 @@
 
 Both are had together or not at all, so that nobody who holds one of them waits for the other.
 
-Not here: which save comes after which (`queue`).
+Not here: which save comes after which (`save_queue`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The global plan over columns: what `global_plan` does with records, for plans whose items nobody has looked at.
+"""The global plan over columns: what `stock_global_plan` does with records, for plans whose items are still columns.
 
-Whatever is out of the ordinary (ranks that contradict each other, holes, overlaps) is left to `global_plan`, which
-finds it again and says what it is: nothing is reported here.
+Whatever is out of the ordinary (ranks that contradict each other, holes, overlaps) is left to `stock_global_plan`,
+which finds it again and says what it is: nothing is reported here.
 """
 
 from __future__ import annotations

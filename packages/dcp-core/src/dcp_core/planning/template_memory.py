@@ -1,6 +1,6 @@
 """Memory of a template's tensors: each element must be writable and its own, and shared memory is found.
 
-Addresses and strides are looked at, never the values. Which stored data goes where is planned in `load_plan`.
+Addresses and strides are looked at, never the values. Which stored data goes where is planned in `read_items`.
 """
 
 from __future__ import annotations

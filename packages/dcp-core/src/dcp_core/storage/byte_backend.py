@@ -1,4 +1,4 @@
-"""What a byte engine offers to the storages in `byte_writer` and `byte_reader`.
+"""What a byte engine offers to the storages in `storage_writer` and `storage_reader`.
 
 The contract is structural: `dcp_io.StoreBackend` satisfies it for any `dcp_io.Store` without this package importing
 it. A new kind of storage implements a `dcp_io.Store` and wraps it; it rarely needs to implement this.

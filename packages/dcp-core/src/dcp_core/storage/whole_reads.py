@@ -1,6 +1,6 @@
 """Reads of whole tensors straight into the template's memory, made from columns: what 20,000 small tensors go through.
 
-It does what `byte_reader` does item by item, for those items of a plan that nobody has looked at or may decide on.
+It does what `storage_reader` does item by item, for those items of a plan that nobody has looked at or may decide on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records of single tensors, chunks and items, made from the columns of an index when they are asked for.
 
-These are the sources behind the lazy dicts of a `Metadata` that was read; the way back lives in `columns`.
+These are the sources behind the lazy dicts of a `Metadata` that was read; the way back is in `metadata_columns`.
 """
 
 from __future__ import annotations

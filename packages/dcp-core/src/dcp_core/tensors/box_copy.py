@@ -1,7 +1,7 @@
 """Bytes of a stored chunk → the elements of a box of it, in any tensor: strided, of another dtype, on another device.
 
 The bytes come in pieces of any length and in any order; a piece is copied as a handful of boxes. What reads them, and
-what goes to memory directly, is decided in `byte_reader`.
+what goes to memory directly, is decided in `storage_reader`.
 """
 
 from __future__ import annotations

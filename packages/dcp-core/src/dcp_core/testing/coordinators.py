@@ -63,8 +63,8 @@ def pretended_host(name: object) -> Iterator[None]:
 def every_failure_is_heard() -> Iterator[None]:
     """Inside, a rank that fails long after the first one is named, too. On every rank, and all must arrive."""
     with contextlib.ExitStack() as stack:
-        for module in ("store_round", "relay_round"):
-            stack.enter_context(mock.patch(f"dcp_core.{module}.GRACE_SECONDS", 60.0))
+        for module in ("store_phase", "tree_phase"):
+            stack.enter_context(mock.patch(f"dcp_core.ranks.phases.{module}.GRACE_SECONDS", 60.0))
         yield
 
 

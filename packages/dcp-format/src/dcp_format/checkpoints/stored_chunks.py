@@ -13,13 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dcp_core.encoding.block_transforms import BlockUndo, block_undo
-from dcp_core.encoding.transforms import ExtensionRegistry, undo
+from dcp_core.block_transforms import BlockUndo, block_undo
 from dcp_core.errors import CorruptCheckpointError
 from dcp_core.objects.objects import load_tensor
 from dcp_core.storage.stock_archive import ArchiveSearch
 from dcp_core.tensors.element_copy import contiguous
 from dcp_core.tensors.tensor_bytes import tensor_bytes
+from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_io import Store, read_items
 from dcp_manifest import ITEM_BYTES, Framing, ReadRequest, StoredItem
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from dcp_core.encoding.transforms import ExtensionRegistry, undo
 from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
+from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
 from dcp_format.content.content import Content, TensorEntry

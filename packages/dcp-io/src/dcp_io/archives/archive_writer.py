@@ -1,6 +1,6 @@
 """An archive of several stored records, written front to back: what `torch.save` makes, without torch.
 
-A record's bytes may come piece by piece; its CRC follows them. What frames a single tensor is in `zip_payload`.
+A record's bytes may come piece by piece; its CRC follows them. What frames a single tensor is in `tensor_archive`.
 
 Source: PKWARE APPNOTE 6.3.10, sections 4.3 and 4.5; torch 2.13 `torch.serialization` (64-byte alignment by padding).
 """

@@ -1,7 +1,8 @@
 """The archive that makes bare tensor bytes a file which `torch.load` opens, emitted around them without torch.
 
 `tensor_frame` gives what goes before and after the bytes. Only the records that readers need are written, in the
-order `data.pkl`, `version`, `data/0`, all stored. What reads and checks archives of other writers is in `zip_check`.
+order `data.pkl`, `version`, `data/0`, all stored. Archives of other writers are read and checked in
+`archive_checks`.
 
 Source: torch 2.13 `torch.serialization._save` and `torch._utils._rebuild_tensor_v2`/`_v3` (what the pickle calls).
 """

@@ -1,7 +1,7 @@
 """Finding checkpoints: those below a folder, newest first; the newest that is whole; the index that counts in a folder.
 
 One piece of code for paths and for every store: it asks the `Folder` contract alone. Which of several index files
-counts is decided in `index_choice`, which checkpoint is newer in `newest`.
+counts is decided in `index_choice`, which checkpoint is newer in `checkpoint_order`.
 """
 
 from __future__ import annotations

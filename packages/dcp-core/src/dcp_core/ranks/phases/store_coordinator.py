@@ -3,7 +3,7 @@
 Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` lie `nonce`, `closed`,
 and for each phase under `<number>/`: `up/<rank>` an outcome, `arrived` how many there are, `ready` when all are or one
 failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes what it wrote or alone reads, the
-coordinator what all have read, and the last rank to close the rest. (What `peers` leave there: see `peer_cards`.)
+coordinator what all have read, and the last rank to close the rest. (What peers leave there: see `roster`.)
 """
 
 from __future__ import annotations

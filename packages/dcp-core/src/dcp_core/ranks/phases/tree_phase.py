@@ -1,7 +1,7 @@
 """One phase over the ranks' connections: outcomes travel up from rank to rank, the verdict and the answers down.
 
 What decides stays at the store: a verdict is claimed there before it travels down, so that a rank that fails, gives up
-waiting or sees another one gone can end the phase as in `store_round`; all look there from time to time. More keys of
+waiting or sees another one gone can end the phase as in `store_phase`; all look there from time to time. More keys of
 a phase: `here/<rank>` of ranks that have waited for long, `strays` and `stray/<n>` of ranks that cannot connect to the
 one above. Not here: connections.
 """

@@ -1,0 +1,7 @@
+"""Front door of `dcp_core.encoding.transforms`, for packages that bring a transform."""
+
+from __future__ import annotations
+
+from dcp_core.encoding.transforms import Extension, ExtensionRegistry, StreamTransformExtension, transforms_of, undo
+
+__all__ = ["Extension", "ExtensionRegistry", "StreamTransformExtension", "transforms_of", "undo"]
