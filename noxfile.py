@@ -94,6 +94,24 @@ def tests_full(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def dev(session: nox.Session) -> None:
+    """One environment with every package (editable), plug-in and tool of this repository, and how to use it."""
+    shared(session, "checks", "demo", "docs")
+    session.log(f"source {SHARED.relative_to(ROOT)}/bin/activate")
+    session.log("pytest packages/dcp-io/tests/stores -k retries   # as fast as it gets: seconds")
+
+
+@nox.session(venv_backend="none")
+def quick(session: nox.Session) -> None:
+    """Style, types, and the tests of the folders that have changed since the last commit, or since `-- BRANCH`."""
+    lint(session)
+    types(session)
+    changed = changed_files(session, *(session.posargs or ["HEAD"]))
+    found = sorted({str(path.relative_to(ROOT)) for file in changed for path in tests_of(file)})
+    pytest(session, *SIDE_BY_SIDE, "-m", "not slow", "integration_tests/test_house.py", *found)
+
+
+@nox.session(venv_backend="none")
 @nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
 def unit(session: nox.Session, package: str) -> None:
     """One package and what it declares, in a fresh environment: it installs, imports and passes its tests alone."""
@@ -303,6 +321,26 @@ def pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest in the shared environment."""
     python = shared(session, "demo")  # the benchmarks have tests, too
     session.run(python, "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
+
+
+def changed_files(session: nox.Session, base: str) -> list[Path]:
+    """The files that differ from a commit, new ones included."""
+    asked = (("diff", "--name-only", "--diff-filter=d", base), ("ls-files", "--others", "--exclude-standard"))
+    found = [str(session.run("git", *each, external=True, silent=True)) for each in asked]
+    return [ROOT / line for text in found for line in text.splitlines()]
+
+
+def tests_of(file: Path) -> list[Path]:
+    """A file of tests itself; of a module, the tests in the folder of the same name as the module's, or the nearest."""
+    if file.name.startswith("test_") and file.suffix == ".py":
+        return [file]
+    if len(file.relative_to(ROOT).parts) < 5 or file.relative_to(ROOT).parts[2] != "src":
+        return []
+    package = ROOT.joinpath(*file.relative_to(ROOT).parts[:2])
+    folder = package / "tests" / Path(*file.relative_to(package).parts[2:-1])
+    while not folder.is_dir():
+        folder = folder.parent
+    return [folder] if folder.name != "tests" else sorted(folder.glob("test_*.py"))
 
 
 def site(session: nox.Session) -> None:

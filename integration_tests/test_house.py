@@ -110,6 +110,18 @@ def test_folders_hold_what_one_screen_shows_and_say_what_for(folder: Path) -> No
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
+def test_the_map_shows_every_folder_and_only_files_that_exist() -> None:
+    page = (ROOT / "docs" / "development" / "architecture.md").read_text()
+    for folder in FOLDERS:
+        place = "/".join(folder.parts[folder.parts.index("src") + 2 :])
+        purpose = str(ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))).splitlines()[0]
+        assert not place or f"| `{place}/` | {purpose} |" in page
+    named = re.findall(r"`(dcp_\w+)/([\w/]+\.py)`", page)
+    assert len(named) > 40
+    missing = [file for package, file in named if not [*ROOT.glob(f"packages/*/src/{package}/{file}")]]
+    assert missing == []
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=name)
 def test_tests_of_a_folder_are_in_the_folder_of_the_same_name(package: Path) -> None:
     """A test of one module, and a test that imports modules of one folder alone, is where that folder's tests are."""
