@@ -53,7 +53,7 @@ def _has_cuda() -> bool:
 
 
 def _may_trace() -> bool:
-    from dcp_io.testing.crash import kernel  # noqa: PLC0415 - not every package has it installed
+    from dcp_crash import kernel  # noqa: PLC0415 - not every package has it installed
 
     return kernel.is_supported()
 

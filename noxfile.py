@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -358,7 +359,8 @@ def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
     """The tests of one package in a fresh environment that holds it and what it declares, nothing else."""
     python = fresh_environment(session, f"unit-{package}")
     pip(session, python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist")
-    folders = [str(PACKAGES[name]) for name in [*needed_packages(package), package]]
+    needed = sorted({*needed_packages(package), *tested_with(package)} - {package})
+    folders = [str(PACKAGES[name]) for name in [*needed, package]]
     folders[-1] += "[testing]"
     pip(session, python, *CONSTRAINED, "--no-build-isolation", *folders)
     if not needs_torch(package):
@@ -377,8 +379,23 @@ def fresh_environment(session: nox.Session, name: str) -> str:
 
 def dependencies(package: str) -> list[str]:
     """The names that a package declares, in the order in which it does."""
-    declared: list[str] = nox.project.load_toml(PACKAGES[package] / "pyproject.toml")["project"]["dependencies"]
-    return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in declared]
+    return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in project(package)["dependencies"]]
+
+
+def tested_with(package: str) -> set[str]:
+    """The packages of this repository that the tests of a package need, beside what it needs itself."""
+    found: set[str] = set()
+    for line in project(package).get("optional-dependencies", {}).get("testing", ()):
+        name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
+        if name in PACKAGES:
+            found |= {name, *needed_packages(name), *(tested_with(name) if "[testing]" in line else ())}
+    return found
+
+
+def project(package: str) -> dict[str, Any]:
+    """What a package says of itself."""
+    said: dict[str, Any] = nox.project.load_toml(PACKAGES[package] / "pyproject.toml")["project"]
+    return said
 
 
 def needed_packages(package: str) -> list[str]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dcp_all as dcp
+from dcp_crash import mark
 from dcp_format import WriteOptions
-from dcp_io.testing.crash import mark
 from integration_tests.robustness import states
 
 __all__ = ["ACTIONS", "SAVED"]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dcp_io.testing.crash import WRITING, Fault, FaultKind, disk_states, snapshot
+from dcp_crash import WRITING, Fault, FaultKind, disk_states, snapshot
 from integration_tests.robustness.actions import SAVED
 from integration_tests.robustness.scenarios import Lab, Scenario
 from integration_tests.robustness.zygote import Outcome

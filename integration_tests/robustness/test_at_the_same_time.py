@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import dcp_all as dcp
+from dcp_crash import Fault, RankEnd
 from dcp_io import SaveInProgressError
-from dcp_io.testing.crash import Fault, RankEnd
 from integration_tests.oracle.kinds import same_bits
 from integration_tests.robustness import states
 from integration_tests.robustness.zygote import Job, Zygote

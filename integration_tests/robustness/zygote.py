@@ -1,7 +1,7 @@
 """A process that has imported everything and forks the ranks of one job after another: a new one takes milliseconds.
 
 Run as `python -m integration_tests.robustness.zygote`: a job per line of stdin, its outcome on stdout, as JSON.
-`Zygote` is the client. The ranks are followed by `dcp_io.testing.crash`, which counts, strikes and records what they
+`Zygote` is the client. The ranks are followed by `dcp_crash`, which counts, strikes and records what they
 do.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_io.testing.crash import Change, Fault, RankEnd, run_traced
+from dcp_crash import Change, Fault, RankEnd, run_traced
 from integration_tests.forking import WARNINGS
 from integration_tests.robustness import states
 from integration_tests.robustness.actions import ACTIONS

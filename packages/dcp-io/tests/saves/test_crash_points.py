@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from dcp_crash import WRITING, Fault, run_traced
 from dcp_io import LocalStore
 from dcp_io.saves.save_markers import find_markers, is_marker_temporary
-from dcp_io.testing.crash import WRITING, Fault, run_traced
 
 pytestmark = pytest.mark.traced
 

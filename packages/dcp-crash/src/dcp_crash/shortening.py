@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from dcp_io.testing.crash import kernel
-from dcp_io.testing.crash.calls import Memory
+from dcp_crash import kernel
+from dcp_crash.calls import Memory
 
 __all__ = ["shorten"]
 

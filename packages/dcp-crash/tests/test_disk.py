@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io.testing.crash import DiskState, disk_states, mark, run_traced, snapshot
+from dcp_crash import DiskState, disk_states, mark, run_traced, snapshot
 
 pytestmark = pytest.mark.traced
 

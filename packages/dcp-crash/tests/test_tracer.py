@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io.testing.crash import Fault, mark, run_traced
-from dcp_io.testing.crash.calls import WRITES, Memory
+from dcp_crash import Fault, mark, run_traced
+from dcp_crash.calls import WRITES, Memory
 
 pytestmark = pytest.mark.traced
 
@@ -24,17 +24,27 @@ PROGRAM = """
 import os, sys, threading
 folder = sys.argv[1]
 sys.path[:0] = sys.argv[2].split(os.pathsep)
-from dcp_io import LocalStore
+
+def sync_folder(path):
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+def write(path, *parts):
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    os.pwritev(descriptor, parts, 0)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 def save(name):
-    store = LocalStore(os.path.join(folder, name))
-    store.make()
-    sink = store.create("data")
-    sink.write([b"x" * 100, b"y" * 5000])
-    sink.close(sync=True)
-    store.publish(".metadata", b"index")
-    store.sync_folder()
-    store.delete("data")
+    place = os.path.join(folder, name)
+    os.mkdir(place)
+    write(os.path.join(place, "data"), b"x" * 100, b"y" * 5000)
+    write(os.path.join(place, "index.new"), b"index")
+    os.replace(os.path.join(place, "index.new"), os.path.join(place, "index"))
+    sync_folder(place)
+    os.unlink(os.path.join(place, "data"))
+    sync_folder(place)
 
 save("first")
 thread = threading.Thread(target=save, args=("second",))

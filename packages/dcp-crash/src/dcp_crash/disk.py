@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcp_io.testing.crash.recording import Change
+from dcp_crash.recording import Change
 
 __all__ = ["DiskState", "disk_states", "snapshot"]
 

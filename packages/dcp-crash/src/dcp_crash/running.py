@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcp_io.testing.crash import kernel
-from dcp_io.testing.crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER
-from dcp_io.testing.crash.faults import Fault
-from dcp_io.testing.crash.recording import Change, Recorder
-from dcp_io.testing.crash.tracer import Tracer
+from dcp_crash import kernel
+from dcp_crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER
+from dcp_crash.faults import Fault
+from dcp_crash.recording import Change, Recorder
+from dcp_crash.tracer import Tracer
 
 __all__ = ["RankEnd", "Run", "mark", "run_traced"]
 
@@ -84,7 +84,7 @@ def run_traced(
         world: How many ranks.
         prepare: Run in each rank before, uncounted.
         fault: What goes wrong; None only counts.
-        record: Take down what is changed, for `dcp_io.testing.crash.disk`.
+        record: Take down what is changed, for `dcp_crash.disk`.
         reads: Count calls that read instead of those that change something.
         timeout_seconds: After so long everything is killed, and TimeoutError raised.
         grace_seconds: How long ranks may live on after one of them was killed, as under a launcher.

@@ -4,10 +4,10 @@
 loss of power, from a recording of such a run. Needs x86-64 Linux, no privileges and no compiler.
 """
 
-from dcp_io.testing.crash.disk import DiskState, disk_states, snapshot
-from dcp_io.testing.crash.faults import WRITING, Fault, FaultKind
-from dcp_io.testing.crash.recording import Change
-from dcp_io.testing.crash.running import RankEnd, Run, mark, run_traced
+from dcp_crash.disk import DiskState, disk_states, snapshot
+from dcp_crash.faults import WRITING, Fault, FaultKind
+from dcp_crash.recording import Change
+from dcp_crash.running import RankEnd, Run, mark, run_traced
 
 __all__ = [
     "WRITING",

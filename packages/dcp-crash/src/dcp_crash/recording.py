@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from dcp_io.testing.crash.calls import Memory
+from dcp_crash.calls import Memory
 
 __all__ = ["Change", "Recorder"]
 

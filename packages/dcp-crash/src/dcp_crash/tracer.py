@@ -13,11 +13,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dcp_io.testing.crash import kernel
-from dcp_io.testing.crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER, SPACE, Kind, Memory, places_of
-from dcp_io.testing.crash.faults import WRITING, Fault
-from dcp_io.testing.crash.recording import Recorder
-from dcp_io.testing.crash.shortening import shorten
+from dcp_crash import kernel
+from dcp_crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER, SPACE, Kind, Memory, places_of
+from dcp_crash.faults import WRITING, Fault
+from dcp_crash.recording import Recorder
+from dcp_crash.shortening import shorten
 
 __all__ = ["Tracer"]
 
