@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from integration_tests.call_paths.counting import counted
 from integration_tests.call_paths.operations import operations
 
@@ -49,6 +51,7 @@ def test_what_an_import_runs_is_not_counted(tmp_path, monkeypatch):
     assert found.figures()["functions"] == 1
 
 
+@pytest.mark.slow
 def test_every_operation_is_counted(ranks, tmp_path):
     for found in ranks.run(2, operations, tmp_path):
         ours = {name: path.figures()["functions"] for name, path in found.items() if not name.endswith("stock")}
