@@ -223,7 +223,7 @@ SPOILED: dict[str, Any] = {
     "with gaps": lambda it: replace(it, compact=~it.compact),
     "not copied": lambda it: replace(it, pieces=tuple(column[1:] for column in it.pieces)),
     "nothing copied": lambda it: replace(it, pieces=tuple(column[:0] for column in it.pieces)),
-    "two in one place": lambda it: replace(it, offsets=np.where(it.compact, 0, it.offsets)),
+    "two in one place": lambda it: replace(it, offsets=np.where(it.compact, it.pieces[1].max(), it.offsets)),
     "from elsewhere": lambda it: replace(it, pieces=(it.pieces[0] + 64, *it.pieces[1:])),
     "too little": lambda it: replace(it, pieces=(*it.pieces[:2], it.pieces[2] - 4)),
 }

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
+from typing import Any
 
 from dcp_core.storage.gc_pause import collector_paused
 
@@ -41,3 +43,26 @@ def test_pauses_of_several_threads_overlap() -> None:
     leave.set()
     thread.join()
     assert gc.isenabled()
+
+
+def test_the_collector_runs_after_an_interrupt_at_any_moment() -> None:
+    def look(frame: Any, event: str, _: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and "gc_pause" in frame.f_code.co_filename:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    interrupted = 0
+    for moment in range(1, 40):
+        left = moment
+        sys.setprofile(look)
+        try:
+            with collector_paused():
+                pass
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.setprofile(None)
+        assert gc.isenabled(), moment
+    assert 5 < interrupted < 39

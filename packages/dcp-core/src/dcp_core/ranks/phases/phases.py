@@ -183,7 +183,7 @@ class PhasedCoordinator(Coordinator):
                 own if rank == self.rank else None if outcome.value is None else decode(outcome.value)
                 for rank, outcome in enumerate(outcomes)
             ]
-            with fenced(lambda: self._check_waited_for(step)):
+            with fenced(lambda: None if self._ended else self._check_waited_for(step)):  # an interrupt may leave it
                 found = answer(values)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             verdict = Verdict(failures=(failure_of(self.rank, error),))
