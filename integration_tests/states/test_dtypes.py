@@ -58,7 +58,7 @@ def _template(tensor: torch.Tensor, *, turned: bool) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
 @pytest.mark.parametrize("compression", [None, "zstd"])
-@pytest.mark.parametrize("saver", ["sync", "thread", "process"])
+@pytest.mark.parametrize("saver", ["sync", "thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_every_dtype_and_stride_comes_back_by_its_bits(saver: str, compression: str | None, tmp_path: Path) -> None:
     state = _state()
     writer = dcp.FileSystemWriter(tmp_path, compression=compression)
