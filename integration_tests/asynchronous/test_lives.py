@@ -172,7 +172,7 @@ def rank(number, port, door):
             future = saver.save({"w": torch.ones(3), f"r{number}": torch.ones(9)}, checkpoint_id=f"{kind} {who}")
             if who == "all" or number == 0:
                 dist.destroy_process_group()
-            line = f"{number} {kind} {who} {sorted(future.result().state_dict_metadata)}\n"
+            line = f"{number} {kind} {who} {sorted(future.result().state_dict_metadata)}\\n"
             print(line, end="", flush=True)  # in one piece: several ranks write into one pipe
             saver.close()
             if dist.is_initialized():
