@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
     from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, split_range
     from dcp_io.reading.read_engine import read_items
+    from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
     from dcp_io.saves.current_checkpoint import Current, read_current
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
     from dcp_io.saves.own_files import is_own_file, temporary_of
@@ -67,8 +68,12 @@ __all__ = [
     "Frame",
     "Layout",
     "LocalStore",
+    "Payload",
+    "PiecewiseData",
     "Problem",
     "ProcessIdentity",
+    "ReadRequest",
+    "ReadStats",
     "ReadingSign",
     "RunningCrc",
     "SaveInProgressError",
@@ -86,6 +91,8 @@ __all__ = [
     "UploadSink",
     "Verify",
     "VerifyReport",
+    "Writable",
+    "WriteRequest",
     "ZipFileWriter",
     "ZipRecord",
     "align_to_blocks",
@@ -193,6 +200,14 @@ _HOMES = {
         "announce_removal",
         "is_dead_sign",
         "live_readers",
+    ),
+    "requests": (
+        "Payload",
+        "PiecewiseData",
+        "ReadRequest",
+        "ReadStats",
+        "Writable",
+        "WriteRequest",
     ),
     "saves.own_files": (
         "is_own_file",

@@ -35,7 +35,6 @@ from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.printable import printable
-from dcp_manifest.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import is_stock_readable, stock_head
 from dcp_manifest.stock.stub import stub_head
@@ -58,18 +57,12 @@ __all__ = [
     "ManifestFile",
     "ManifestInfo",
     "PathElement",
-    "Payload",
-    "PiecewiseData",
     "Problem",
-    "ReadRequest",
-    "ReadStats",
     "StoredItem",
     "StoredItems",
     "TensorFlags",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
-    "Writable",
-    "WriteRequest",
     "block_bytes",
     "border_count",
     "border_counts",

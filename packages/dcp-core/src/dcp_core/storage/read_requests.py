@@ -24,9 +24,9 @@ from dcp_core.tensors.device_copy import DeviceCopies
 from dcp_core.tensors.element_copy import copy_elements
 from dcp_core.tensors.quantized import copy_quantized
 from dcp_core.tensors.tensor_bytes import tensor_bytes
+from dcp_io.requests import BlockDecoder, ReadRequest
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.runs import box_runs
-from dcp_manifest.requests import BlockDecoder, ReadRequest
 
 __all__ = ["archive_request", "direct_memory", "encoded_request", "object_request", "tensor_request"]
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from dcp_io.requests import ReadRequest
 from dcp_manifest.index.dtypes import TYPED_STORAGES
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.runs import Runs
 from dcp_manifest.pickles.pickle_table import Function, PickleTable
 from dcp_manifest.pickles.safe_pickle import read_pickle
-from dcp_manifest.requests import ReadRequest
 
 __all__ = ["ArchiveSearch", "ArchivedTensor", "locate_tensor"]
 

@@ -31,8 +31,8 @@ from dcp_core.storage.stock_archive import ArchivedTensor, ArchiveSearch
 from dcp_core.storage.whole_reads import split_whole_reads
 from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tensors.device_copy import DeviceCopies
+from dcp_io.requests import ReadRequest
 from dcp_manifest.index.items import Framing, StoredItem
-from dcp_manifest.requests import ReadRequest
 
 __all__ = ["ByteStorageReader"]
 
@@ -40,7 +40,7 @@ _SHOWN_KEYS = 20
 
 
 class ByteStorageReader(ByteStorage, StorageReader):
-    """Reads checkpoints through a `ByteBackend`: ours in any layout, and those that stock wrote.
+    """Reads checkpoints through a `dcp_io.StoreBackend`: ours in any layout, and those that stock wrote.
 
     Every byte that reaches a value is checked against the checkpoint's CRCs as the backend's `verify` setting says;
     what has none is listed in `unverified_keys`.

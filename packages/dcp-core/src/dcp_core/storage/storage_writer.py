@@ -27,10 +27,10 @@ from dcp_core.storage.write_requests import column_requests, item_request
 from dcp_core.tables.metadata_columns import index_from_metadata, metadata_from_index
 from dcp_core.tables.plan_columns import WrittenColumns, columns_of, write_result
 from dcp_core.tables.written_index import index_with_items
+from dcp_io.requests import Writable
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
 from dcp_manifest.index.items import StoredItem
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_manifest.requests import Writable
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
 
@@ -58,7 +58,7 @@ class SavePlacement:
 
 
 class ByteStorageWriter(ByteStorage, StorageWriter):
-    """Writes items through a `ByteBackend` and publishes the index in one step.
+    """Writes items through a `dcp_io.StoreBackend` and publishes the index in one step.
 
     Args:
         checkpoint_id: Where to save; may be replaced by `reset`.

@@ -18,8 +18,8 @@ from dcp_core.records.plan import LoadPlan, ReadItem
 from dcp_core.records.protocols import LoadPlanner
 from dcp_core.tables.load_columns import read_columns_of
 from dcp_core.tables.records_of_index import StorageRecords
+from dcp_io.requests import ReadRequest
 from dcp_manifest.index.items import Framing, StoredItem
-from dcp_manifest.requests import ReadRequest
 
 __all__ = ["split_whole_reads"]
 

@@ -17,8 +17,8 @@ from dcp_core.tables.plan_columns import PlanColumns, object_item
 from dcp_core.tables.records_of_index import dtype_of
 from dcp_core.tables.value_table import is_plain
 from dcp_core.tensors.tensor_bytes import small_bytes, tensor_bytes
+from dcp_io.requests import Payload, Writable, WriteRequest
 from dcp_manifest.index.items import Framing
-from dcp_manifest.requests import Payload, Writable, WriteRequest
 
 __all__ = ["column_requests", "item_request"]
 

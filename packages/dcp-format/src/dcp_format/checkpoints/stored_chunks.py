@@ -20,8 +20,8 @@ from dcp_core.storage.stock_archive import ArchiveSearch
 from dcp_core.tensors.element_copy import contiguous
 from dcp_core.tensors.tensor_bytes import tensor_bytes
 from dcp_core.transforms import ExtensionRegistry, undo
-from dcp_io import Store, read_items
-from dcp_manifest import ITEM_BYTES, Framing, ReadRequest, StoredItem
+from dcp_io import ReadRequest, Store, read_items
+from dcp_manifest import ITEM_BYTES, Framing, StoredItem
 
 __all__ = ["ChunkReader", "StoredChunk"]
 

@@ -36,10 +36,10 @@ from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
 from dcp_format.content.content import Content, TensorEntry
 from dcp_format.torch_save.archive_records import ArchiveRecords
 from dcp_io import LocalStore
+from dcp_io.requests import PiecewiseData
 from dcp_manifest import Framing, StoredItem
 from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
-from dcp_manifest.requests import PiecewiseData
 from dcp_manifest.schemes import file_path
 
 __all__ = ["is_torch_save", "map_torch_save", "open_torch_save"]

@@ -16,10 +16,10 @@ import numpy as np
 
 from dcp_io.layout_choices import Verify
 from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, merge_runs, split_range
+from dcp_io.requests import ReadRequest
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, Framing, StoredItem, block_bytes, border_count
 from dcp_manifest.index.runs import Runs
-from dcp_manifest.requests import ReadRequest
 
 __all__ = ["Check", "ItemRead", "SharedRead", "Step", "Wanted", "parts_to_read", "plan_reads", "want"]
 
