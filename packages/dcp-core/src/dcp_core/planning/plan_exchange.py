@@ -25,6 +25,7 @@ from dcp_core.planning.plan_cache import (
 )
 from dcp_core.planning.write_results import PackedResults, pack, unpack
 from dcp_core.ranks.phases.coordinator import Coordinator
+from dcp_core.records.abilities import SavePlannerAbilities, abilities
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.plan import SavePlan
@@ -144,7 +145,8 @@ class PlanExchange:
 
     def _propose(self, plan: SavePlan) -> _Offer | _Unchanged:
         self._local = plan
-        made_by = getattr(self._planner, "plan_key", lambda: None)()
+        plan_key = abilities(self._planner, SavePlannerAbilities).plan_key
+        made_by = None if plan_key is None else plan_key()
         mark = None if made_by is None else fingerprint(plan, made_by)
         if mark is not None:
             self._key = (self._group, mark)
@@ -180,7 +182,7 @@ class PlanExchange:
         self.metadata.planner_data = dict(known.planner_data) if known.planner_data is not None else None
         items = [LazyList(rows) for rows in known.plans]
         plans = [SavePlan(one) for one in items]
-        adopt = getattr(self._planner, "adopt_global_plan", None)
+        adopt = abilities(self._planner, SavePlannerAbilities).adopt_global_plan
         if adopt is not None:
             adopt(plans, self.metadata)
         plans = placed_plans(writer, plans)

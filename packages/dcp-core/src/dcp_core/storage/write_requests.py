@@ -11,6 +11,7 @@ from typing import Any, TypeGuard, cast
 import torch
 
 from dcp_core.encoding.payloads import PayloadError, bytes_payload, tensor_payload
+from dcp_core.records.abilities import SavePlannerAbilities, abilities
 from dcp_core.records.plan import WriteItem
 from dcp_core.records.protocols import SavePlanner
 from dcp_core.tables.plan_columns import PlanColumns, object_item
@@ -47,7 +48,7 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
 
     Where the planner writes values as they are, ordinary tensors get theirs without a record of the item.
     """
-    find = getattr(planner, "plain_values", None)  # a planner ported from stock need not have it
+    find = abilities(planner, SavePlannerAbilities).plain_values
     values: Mapping[str, Any] = (find() if find is not None else None) or {}
     index = columns.index
     dtypes = [dtype_of(name) for name in index.dtypes]
