@@ -109,7 +109,7 @@ def quick(session: nox.Session) -> None:
     types(session)
     changed = changed_files(session, *(session.posargs or ["HEAD"]))
     found = sorted({str(path.relative_to(ROOT)) for file in changed for path in tests_of(file)})
-    pytest(session, *SIDE_BY_SIDE, "-m", "not slow", "integration_tests/test_house.py", *found)
+    pytest(session, *SIDE_BY_SIDE, "-m", "not slow", "integration_tests/house", *found)
 
 
 @nox.session(venv_backend="none")
@@ -195,7 +195,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Mypy, strict, over every package, the benchmarks, the demo and the makers of the site."""
     python = shared(session, "checks", "demo", "docs")
-    path = os.pathsep.join(str(folder / "src") for folder in PACKAGES.values())
+    path = os.pathsep.join(map(str, [*(folder / "src" for folder in PACKAGES.values()), ROOT / "docs"]))
     checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo", "docs_site")
     targets = [argument for module in checked for argument in ("-p", module)]
     session.run(python, "-m", "mypy", *targets, env={"MYPYPATH": path}, external=True)
@@ -205,7 +205,7 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the site of the docs into build/site; every code block runs, every link leads somewhere, no warning."""
     site(session)
-    pytest(session, "integration_tests/test_docs.py", "integration_tests/test_docs_site.py", *session.posargs)
+    pytest(session, "integration_tests/docs", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -257,7 +257,7 @@ def fuzz(session: nox.Session) -> None:
 def screenshots(session: nox.Session) -> None:
     """Make the pictures of the command for the docs, from real runs."""
     python = shared(session, "demo")
-    session.run(python, "-m", "integration_tests.screenshots", env=SINGLE_THREAD, external=True)
+    session.run(python, "-m", "integration_tests.docs.screenshots", env=SINGLE_THREAD, external=True)
 
 
 @nox.session(venv_backend="none")
