@@ -12,8 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 THE_PROJECT = {"README.md", "docs", "integration_tests", "noxfile.py", "packages"}
 WANTED_BY_TOOLS = {
     ".ci": "the CI",
+    ".github": "GitHub, for templates",
     ".gitignore": "git",
     ".pre-commit-config.yaml": "pre-commit",
+    "CITATION.cff": "GitHub, and reference managers",
     "CONTRIBUTING.md": "GitHub",
     "LICENSE": "GitHub, and each package by a link",
     "SECURITY.md": "GitHub",
