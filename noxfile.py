@@ -269,7 +269,7 @@ def build(session: nox.Session) -> None:
     shutil.rmtree(DIST, ignore_errors=True)
     for folder in PACKAGES.values():
         with session.chdir(folder):
-            session.run(python, "-m", "hatchling", "--quiet", "build", "--directory", str(DIST), external=True)
+            session.run(python, "-m", "hatchling", "build", "--directory", str(DIST), silent=True, external=True)
     session.run(python, "-m", "twine", "check", "--strict", *map(str, sorted(DIST.iterdir())), external=True)
     fresh = fresh_environment(session, "build")
     pip(session, fresh, *CONSTRAINED, *sorted({line for name in PACKAGES for line in third_party(name)}))
