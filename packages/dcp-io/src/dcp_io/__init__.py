@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from dcp_io.archives.archive_writer import ZipFileWriter
     from dcp_io.archives.crc import RunningCrc, combine, crc32, running_crcs
     from dcp_io.archives.tensor_archive import Frame, tensor_frame
-    from dcp_io.checkpoints.coverage import coverage_problems
     from dcp_io.checkpoints.list_checkpoints import FoundCheckpoint, check_files, find_checkpoints, running_saves
     from dcp_io.checkpoints.newest_checkpoint import check_checkpoint, latest_valid
     from dcp_io.checkpoints.reader_leases import (
@@ -105,7 +104,6 @@ __all__ = [
     "checkpoint_files",
     "clear_dead_saves",
     "combine",
-    "coverage_problems",
     "crc32",
     "file_at",
     "find_checkpoints",
@@ -147,7 +145,6 @@ _HOMES = {
         "check_layout",
         "check_verify",
     ),
-    "checkpoints.coverage": ("coverage_problems",),
     "archives.crc": (
         "RunningCrc",
         "combine",

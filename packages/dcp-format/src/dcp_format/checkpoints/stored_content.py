@@ -14,8 +14,8 @@ from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
 from dcp_format.content.content import Content, TensorEntry
-from dcp_io import ReadRequest, Store, coverage_problems, read_items
-from dcp_manifest import CheckpointIndex, StoredItem, TensorFlags
+from dcp_io import ReadRequest, Store, read_items
+from dcp_manifest import CheckpointIndex, StoredItem, TensorFlags, coverage_problems
 
 __all__ = ["stored_content"]
 
