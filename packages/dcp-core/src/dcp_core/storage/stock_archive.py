@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import io
 import math
-import struct
 import zipfile
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from dcp_io.archives.zip_format import LOCAL, local_lengths
 from dcp_io.requests import ReadRequest
 from dcp_manifest.index.dtypes import TYPED_STORAGES
 from dcp_manifest.index.items import Framing, StoredItem
@@ -31,7 +31,6 @@ __all__ = ["ArchiveSearch", "ArchivedTensor", "locate_tensor"]
 _SEARCH_MIN_BYTES = 1 << 20
 # So much of each end is enough: the pickle comes first, the directory last.
 _END_BYTES = 16 << 10
-_LOCAL_BYTES = 30
 _MAX_DIMS = 64
 
 
@@ -133,11 +132,10 @@ def _is_stored(record: zipfile.ZipInfo) -> bool:
 
 def _data_start(ends: _Ends, record: zipfile.ZipInfo) -> int:
     ends.seek(record.header_offset)
-    header = ends.read(_LOCAL_BYTES)
-    name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
-    if header[:4] != b"PK\x03\x04" or ends.read(name_bytes) != record.orig_filename.encode():
+    lengths = local_lengths(ends.read(LOCAL.size))
+    if lengths is None or ends.read(lengths[0]) != record.orig_filename.encode():
         raise zipfile.BadZipFile("a record's header is damaged")
-    return record.header_offset + _LOCAL_BYTES + int(name_bytes) + int(extra_bytes)
+    return record.header_offset + LOCAL.size + sum(lengths)
 
 
 class _Ends(io.RawIOBase):
