@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from dcp_io.archives.zip_format import (
     zip64_directory_end,
 )
 from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
+from dcp_manifest.pickles.opcodes import collected, global_2, integer, text_2
 
 __all__ = ["Frame", "tensor_frame"]
 
@@ -108,40 +108,14 @@ def _pickle(dtype: str, sizes: Sequence[int], item_bytes: int) -> bytes:
     if storage is None:
         function, module, storage = "_rebuild_tensor_v3", "torch.storage", "UntypedStorage"
         count *= item_bytes
-        tail = _global("torch", dtype)
-    place = b"(" + _text("storage") + _global(module, storage) + _text("0") + _text("cpu") + _int(count) + b"tQ"
+        tail = global_2("torch", dtype)
+    place = [text_2("storage"), global_2(module, storage), text_2("0"), text_2("cpu"), integer(count)]
     strides: list[int] = []
     step = 1
     for size in reversed(sizes):
         strides.append(step)
         step *= max(size, 1)
-    arguments = place + _int(0) + _tuple(sizes) + _tuple(strides[::-1])
-    arguments += b"\x89" + _global("collections", "OrderedDict") + b")R" + tail
-    return b"\x80\x02" + _global("torch._utils", function) + b"(" + arguments + b"tR."
-
-
-def _global(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode("ascii")
-
-
-def _text(value: str) -> bytes:
-    data = value.encode("ascii")
-    return b"X" + struct.pack("<I", len(data)) + data
-
-
-def _int(value: int) -> bytes:
-    if value < 1 << 8:
-        return b"K" + struct.pack("<B", value)
-    if value < 1 << 16:
-        return b"M" + struct.pack("<H", value)
-    if value < 1 << 31:
-        return b"J" + struct.pack("<i", value)
-    data = value.to_bytes(value.bit_length() // 8 + 1, "little")
-    return b"\x8a" + struct.pack("<B", len(data)) + data
-
-
-def _tuple(values: Sequence[int]) -> bytes:
-    data = b"".join(map(_int, values))
-    if len(values) <= 3:
-        return data + (b")", b"\x85", b"\x86", b"\x87")[len(values)]
-    return b"(" + data + b"t"
+    numbers = (collected([*map(integer, each)]) for each in (sizes, strides[::-1]))
+    arguments = [collected(place) + b"Q", integer(0), *numbers]
+    arguments += [b"\x89", global_2("collections", "OrderedDict") + b")R", tail]
+    return b"\x80\x02" + global_2("torch._utils", function) + b"(" + b"".join(arguments) + b"tR."
