@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         StoreNotFoundError,
     )
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
-    from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, split_range
+    from dcp_io.reading.byte_ranges import merge_ranges, range_of_values, split_range
     from dcp_io.reading.read_engine import read_items
     from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
     from dcp_io.saves.current_checkpoint import Current, read_current
@@ -94,7 +94,6 @@ __all__ = [
     "WriteRequest",
     "ZipFileWriter",
     "ZipRecord",
-    "align_to_blocks",
     "announce_removal",
     "check_checkpoint",
     "check_files",
@@ -116,6 +115,7 @@ __all__ = [
     "merge_ranges",
     "new_save_id",
     "open_store",
+    "range_of_values",
     "read_current",
     "read_items",
     "record_crc32",
@@ -153,6 +153,7 @@ _HOMES = {
     ),
     "saves.current_checkpoint": (
         "Current",
+        "range_of_values",
         "read_current",
     ),
     "errors": (
@@ -185,8 +186,8 @@ _HOMES = {
         "this_process",
     ),
     "reading.byte_ranges": (
-        "align_to_blocks",
         "merge_ranges",
+        "range_of_values",
         "split_range",
     ),
     "reading.read_engine": ("read_items",),
