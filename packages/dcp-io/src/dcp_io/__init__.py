@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from dcp_io.archives.archive_writer import ZipFileWriter
     from dcp_io.archives.crc import RunningCrc, combine, crc32, running_crcs
     from dcp_io.archives.tensor_archive import Frame, tensor_frame
-    from dcp_io.checkpoints.coverage import coverage_problems
     from dcp_io.checkpoints.list_checkpoints import FoundCheckpoint, check_files, find_checkpoints, running_saves
     from dcp_io.checkpoints.newest_checkpoint import check_checkpoint, latest_valid
     from dcp_io.checkpoints.reader_leases import (
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
         StoreNotFoundError,
     )
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
-    from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, split_range
+    from dcp_io.reading.byte_ranges import merge_ranges, range_of_values, split_range
     from dcp_io.reading.read_engine import read_items
     from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
     from dcp_io.saves.current_checkpoint import Current, read_current
@@ -95,7 +94,6 @@ __all__ = [
     "WriteRequest",
     "ZipFileWriter",
     "ZipRecord",
-    "align_to_blocks",
     "announce_removal",
     "check_checkpoint",
     "check_files",
@@ -105,7 +103,6 @@ __all__ = [
     "checkpoint_files",
     "clear_dead_saves",
     "combine",
-    "coverage_problems",
     "crc32",
     "file_at",
     "find_checkpoints",
@@ -118,6 +115,7 @@ __all__ = [
     "merge_ranges",
     "new_save_id",
     "open_store",
+    "range_of_values",
     "read_current",
     "read_items",
     "record_crc32",
@@ -147,7 +145,6 @@ _HOMES = {
         "check_layout",
         "check_verify",
     ),
-    "checkpoints.coverage": ("coverage_problems",),
     "archives.crc": (
         "RunningCrc",
         "combine",
@@ -156,6 +153,7 @@ _HOMES = {
     ),
     "saves.current_checkpoint": (
         "Current",
+        "range_of_values",
         "read_current",
     ),
     "errors": (
@@ -188,8 +186,8 @@ _HOMES = {
         "this_process",
     ),
     "reading.byte_ranges": (
-        "align_to_blocks",
         "merge_ranges",
+        "range_of_values",
         "split_range",
     ),
     "reading.read_engine": ("read_items",),

@@ -29,8 +29,9 @@ from dcp_manifest.folders.find_checkpoints import (
 )
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
 from dcp_manifest.index.consistency import check_index
+from dcp_manifest.index.coverage import coverage_problems
 from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
-from dcp_manifest.index.items import Framing, StoredItem, block_bytes, border_count, border_counts
+from dcp_manifest.index.items import Framing, ItemKind, StoredItem, block_bytes, border_count, border_counts
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 from dcp_manifest.index.stored_items import StoredItems
@@ -53,6 +54,7 @@ __all__ = [
     "InvalidIndexError",
     "InvalidPlaceError",
     "ItemColumns",
+    "ItemKind",
     "LiteralKey",
     "ManifestFile",
     "ManifestInfo",
@@ -68,6 +70,7 @@ __all__ = [
     "border_counts",
     "check_index",
     "choose_index",
+    "coverage_problems",
     "decode",
     "encode",
     "file_sizes",
