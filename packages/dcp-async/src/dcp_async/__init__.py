@@ -1,4 +1,4 @@
-"""Asynchronous saving: the state is copied into reused memory, and saved from there in a thread or a process.
+"""Asynchronous saving: stage the state dict in a reused host buffer, and save it from there in a thread or process.
 
 What is saved, and how, is the affair of `dcp_core`; this package says when, from which memory and by whom.
 """

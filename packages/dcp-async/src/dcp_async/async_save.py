@@ -1,4 +1,4 @@
-"""`async_save`: stock's call, over savers that this process keeps.
+"""`async_save`: stock's call, over shared savers that this process keeps for later calls.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.async_save` (signature, results).
 """
@@ -52,7 +52,7 @@ def async_save(
         async_stager: Makes the copy.
         no_dist: Save from this process alone.
         use_collectives: False lets every rank plan alone.
-        overlap: What becomes of a save that comes while another one runs: `wait`, `skip` or `latest`.
+        overlap: The policy for a save that starts while another one runs: `wait`, `skip` or `latest`.
 
     Returns:
         A future of the metadata, done when the checkpoint exists; with a stager that gives futures, an
@@ -79,7 +79,7 @@ def async_save(
 def shared_saver(
     kind: AsyncCheckpointerType | str = AsyncCheckpointerType.PROCESS, options: SaverOptions | None = None
 ) -> AsyncSaver:
-    """The saver that `async_save` uses for a type: to warm it up, to lock, to wait, to close.
+    """Return the saver that `async_save` uses for a type: to warm it up, to lock, to wait, to close.
 
     Args:
         kind: The type, or the name of a saver that a plugin registers.
@@ -108,14 +108,17 @@ def close_savers() -> None:
 
 
 def _at_exit() -> None:
-    """Their saves are done by now: threads of Python are waited for before. What failed unasked goes to the log."""
+    """Close shared savers at the interpreter's exit; their saves have ended, since Python joins threads first.
+
+    Log unread errors.
+    """
     for saver in _savers.values():
         saver.log_unasked()
         saver.end()
 
 
 def _forget_in_child() -> None:
-    """A forked child has neither the threads nor the worker of its parent, nor the thread that holds the lock."""
+    """Drop the shared savers in a forked child, which has neither their threads nor the one that holds the lock."""
     global _lock  # noqa: PLW0603 - there is one for the process
     _lock = threading.Lock()
     for saver in _savers.values():

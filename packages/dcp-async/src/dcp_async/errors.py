@@ -1,4 +1,4 @@
-"""What can go wrong with a save in the background, beside what goes wrong with any save."""
+"""Errors of saves in the background, in addition to those of any save."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ __all__ = [
 
 
 class StagingLimitError(DcpError, MemoryError):
-    """A state does not fit into the memory that staging may take."""
+    """The state does not fit into the memory limit of staging."""
 
 
 class MutatedWhileStagedError(DcpError, RuntimeError):
-    """A tensor changed while it was copied: the copy may hold old and new values side by side."""
+    """A tensor changed while it was copied: the copy may mix old and new values."""
 
 
 class StagingMismatchError(DcpError, RuntimeError):
-    """What was copied of a tensor is not what its description says: the copy is not used."""
+    """The staged copy of a tensor does not match its description; the copy is not used."""
 
 
 class NestedSaveError(DcpError, RuntimeError):
-    """A thread started a save while it was starting one."""
+    """A thread started a save while it was already starting one."""
 
 
 class SaveSkippedError(DcpError, RuntimeError):
-    """This save was left out, because an earlier one was still running and the policy is `skip`."""
+    """This save was skipped, because an earlier one was still running and the policy is `skip`."""
 
 
 class SaveSupersededError(DcpError, RuntimeError):
-    """This save was left out, because a later one came before it could begin and the policy is `latest`."""
+    """This save was superseded by a later one before it began; the policy is `latest`."""
 
 
 class SaverClosedError(DcpError, RuntimeError):
-    """The saver takes no more saves."""
+    """The saver is closed, and takes no more saves."""
 
 
 class SaverDeadlineError(DcpError, TimeoutError):
-    """A save, or the draining of all saves, took longer than it may."""
+    """A save, or waiting for all saves, exceeded its deadline."""
 
 
 class WorkerError(DcpError, RuntimeError):
-    """The saver's process could not be started, or cannot be given what it needs."""
+    """The worker process could not be started, or could not receive what it needs."""
 
 
 class WorkerLostError(DcpError, ConnectionError):
-    """The saver's process ended, or went silent, while it saved; the next save starts another one."""
+    """The worker process ended, or stopped responding, during a save; the next save starts another one."""

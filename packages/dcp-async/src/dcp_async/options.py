@@ -1,4 +1,4 @@
-"""Settings of savers, as records: what may wait for what, and what a saver may take of the machine."""
+"""Options of savers, as records: the overlap policy, deadlines, and the worker's share of the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ waits for its turn (`latest`)."""
 
 
 class AsyncCheckpointerType(Enum):
-    """Where the saving happens: in a thread of this process, or in a process of its own."""
+    """Where a save runs: in a thread of this process, or in a worker process."""
 
     THREAD = "thread"
     PROCESS = "process"
@@ -26,7 +26,7 @@ class AsyncCheckpointerType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """The process of a process saver: what it may take of the machine, and when it counts as dead.
+    """Options of the worker process: its share of the machine, and the timeout after which it counts as dead.
 
     Attributes:
         nice: Added to this process's niceness, so that the trainer goes first where they share a core.
@@ -90,6 +90,6 @@ class SaverOptions:
 
 
 def check_overlap(overlap: str) -> None:
-    """Raise ValueError for a policy that does not exist."""
+    """Raise ValueError for an unknown overlap policy."""
     if overlap not in get_args(Overlap):
         raise ValueError(f"overlap={overlap!r} is not known; choose one of {', '.join(map(repr, get_args(Overlap)))}")

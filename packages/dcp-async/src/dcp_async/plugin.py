@@ -7,7 +7,7 @@ __all__ = ["dcp_register_savers"]
 
 @hookimpl
 def dcp_register_savers() -> dict[str, str]:
-    """Savers by the values of `AsyncCheckpointerType`."""
+    """Return the saver factories by the values of `AsyncCheckpointerType`."""
     return {
         "thread": "dcp_async.savers.thread_saver:ThreadBackend",
         "process": "dcp_async.savers.process_saver:ProcessBackend",

@@ -1,4 +1,4 @@
-"""`AsyncSaver`: saves in the background, from a copy, one after the other.
+"""`AsyncSaver`: saves in the background, from a staged copy, one after the other.
 
 What carries a save out (a thread, a process) is a `Backend`, found by hook; how copies are made is `staging`.
 """
@@ -48,17 +48,17 @@ __all__ = ["AsyncSaver", "Backend"]
 
 
 class Backend(Protocol):
-    """What carries out saves: made by a factory that a plugin registers under a name, called with `SaverOptions`."""
+    """Backend that carries out saves; plugins register a factory by name, which is called with `SaverOptions`."""
 
     shares_memory: bool
     """Whether copies must lie in memory that another process can map."""
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Be ready for the first save of a group, of a state of that structure if one is given."""
+        """Prepare for the first save of a group, and of a state of that structure if one is given."""
         ...
 
     def before_save(self) -> None:
-        """Called in the caller's thread before a save gets its number, and before its copy; waits for nothing."""
+        """Prepare for a save, in the caller's thread, before its number and its copy; waits for nothing."""
         ...
 
     def run(self, job: SaveJob) -> Metadata:
@@ -113,17 +113,17 @@ class AsyncSaver:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more saves, from this process."""
+        """Whether the saver is closed to new saves from this process."""
         return self._queue.closed or self._owner != os.getpid()
 
     @property
     def staging_bytes(self) -> int:
-        """Memory that copies take now, those in reserve included."""
+        """Bytes of memory that staged copies take now, reserved arenas included."""
         return self._pool.nbytes
 
     @property
     def backend(self) -> Backend:
-        """What carries out the saves."""
+        """The backend that carries out the saves."""
         return self._backend
 
     def warm_up(
@@ -133,11 +133,11 @@ class AsyncSaver:
         state_dict: dict[str, Any] | None = None,
         no_dist: bool = False,
     ) -> None:
-        """Make ready for the first save: starts what takes time to start, and returns when that is done.
+        """Prepare for the first save: start the thread or worker process, and return when it is ready.
 
         Args:
             process_group: The ranks that will save together; None takes all.
-            state_dict: What will be saved: memory for its copy is made, and its structure told, now.
+            state_dict: What will be saved: memory for its copy is allocated, and its structure sent to the worker, now.
             no_dist: See `save`.
 
         Raises:
@@ -197,7 +197,7 @@ class AsyncSaver:
             `AsyncSaveResponse` that has one more for the copy.
 
         Raises:
-            Exception: What went wrong with the copy; or with an earlier save whose future nobody asked. Other ranks
+            Exception: The error of the copy, or of an earlier save whose future was never read. Other ranks
                 get it from their futures.
             SaverClosedError: The saver is closed.
             SaverDeadlineError: An earlier save of this rank, or `lock`, holds this one up for over `save_seconds`.
@@ -229,7 +229,7 @@ class AsyncSaver:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Values may change inside: waits until no copy is being made, and none begins before the end.
+        """Hold a lock while values change: waits until no copy is in progress; no save begins before its end.
 
         For stagers that give futures; with others every copy is complete before `save` returns. A save inside, by the
         same thread, makes its copy before it returns, whatever its stager.
@@ -239,19 +239,19 @@ class AsyncSaver:
             yield
 
     def wait(self, seconds: float | None = None) -> None:
-        """Return when every save has ended, however it ended. Raises SaverDeadlineError after so many seconds."""
+        """Wait until every save has ended, successfully or not. Raises SaverDeadlineError after `seconds`."""
         self._check_here()
         self._queue.drain(self.options.save_seconds if seconds is None else seconds)
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves, end what runs in the background, and raise what nobody has asked about.
+        """Wait for all saves, end the thread or worker, and raise errors that were never read.
 
         Args:
             seconds: How long to wait; None takes `SaverOptions.close_seconds`.
 
         Raises:
             SaverDeadlineError: A save takes longer; see `end`.
-            Exception: An earlier save failed, and nobody asked its future; if there are several, the others are logged.
+            Exception: An earlier save failed, and its future was never read; further ones are logged.
 
         In a forked child this does nothing: the saver is its parent's.
         """
@@ -268,7 +268,7 @@ class AsyncSaver:
             raise error
 
     def log_unasked(self) -> None:
-        """Log the errors of all saves that failed and were never retrieved, where nothing can raise them."""
+        """Log the errors of all failed saves that were never read, where they cannot be raised."""
         self._queue.log_unasked()
 
     def end(self) -> None:
@@ -276,7 +276,7 @@ class AsyncSaver:
 
         A save that has not begun is left out: its future raises SaverClosedError. One that runs in a process ends with
         it, and its checkpoint does not come to exist. One that runs in a thread cannot be ended: it goes on, its future
-        tells how it went, and the interpreter waits for it.
+        reports its outcome, and the interpreter waits for it.
         """
         self._warning.detach()
         if self._owner != os.getpid():
@@ -297,7 +297,7 @@ class AsyncSaver:
             self.close()
 
     def _enter(self, place: CheckpointId | None, *, wait: bool) -> None:
-        """Be the one who begins a save, when no other runs if `wait`. Nothing is held while anything is waited for.
+        """Acquire the start lock, after all earlier saves if `wait`. Holds no lock while it waits.
 
         Raises:
             SaverDeadlineError: That takes longer than `save_seconds`.
@@ -317,7 +317,7 @@ class AsyncSaver:
     def _start(
         self, job: SaveJob, policy: Overlap, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
-        """Copy and queue, if the policy admits the save."""
+        """Stage and queue a save, if the policy admits it."""
         try:
             _check_policy(job, policy)
             self._queue.raise_unasked()
@@ -346,7 +346,7 @@ class AsyncSaver:
 
 
 class _Run:
-    """Carries out a save in the queue's thread.
+    """Callback that runs a save in the queue's thread.
 
     Args:
         backend: Of the saver.
@@ -357,7 +357,7 @@ class _Run:
         self._backend, self._copies = backend, copies
 
     def __call__(self, job: SaveJob) -> Metadata:
-        """Save when the copy is complete, or let the other ranks hear why it is not."""
+        """Save once the copy is complete; if staging failed, report its error to the other ranks."""
         try:
             self._copies.await_copy(job)
             if job.staged is None and self._backend.shares_memory:
@@ -369,7 +369,7 @@ class _Run:
 
 
 def _check_policy(job: SaveJob, policy: Overlap) -> None:
-    """Raise RankDisagreementError for a policy that another rank has not: they would wait for each other in vain."""
+    """Raise RankDisagreementError if ranks have different policies: they would wait for each other for ever."""
     other = job.ticket.overlap
     if other and other != policy:
         raise RankDisagreementError(

@@ -1,4 +1,4 @@
-"""What a user hears of a saver that ends otherwise than by `close`: dropped, or with the interpreter."""
+"""Messages about a saver that ends without `close`: dropped by its owner, or at the interpreter's exit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["naming_the_end", "warn_dropped"]
 
 @contextlib.contextmanager
 def naming_the_end() -> Iterator[None]:
-    """Say why no thread can be started, if that is because the interpreter ends."""
+    """Explain a thread that cannot be started, if the reason is the interpreter's exit."""
     try:
         yield
     except RuntimeError as error:

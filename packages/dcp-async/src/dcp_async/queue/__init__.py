@@ -1,1 +1,1 @@
-"""One save after the other on every rank alike, with overlap policies."""
+"""The queue of saves: one after the other, in the same order on every rank, with overlap policies."""

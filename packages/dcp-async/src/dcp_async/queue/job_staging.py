@@ -1,4 +1,4 @@
-"""The copy of one save: whose stager makes it, in which thread, and what of it a planner of the caller's own wants.
+"""Staging of one save: chooses the stager and the thread, and copies what a custom planner needs.
 
 Not here: how tensors are copied (`staging`), and which save may begin (`saver`).
 """
@@ -24,7 +24,7 @@ __all__ = ["JobStager"]
 
 
 class JobStager:
-    """Makes the copies of one saver's saves.
+    """Stages the states of one saver's saves.
 
     Args:
         stager: Copies.
@@ -39,17 +39,17 @@ class JobStager:
         self._thread: ThreadPoolExecutor | None = None
 
     def stage_now(self, state_dict: dict[str, Any], link: GroupLink) -> Staged:
-        """A copy that belongs to no save; give its arena back."""
+        """Stage a state for no save (to warm up); the caller returns its arena by `give_back`."""
         return self._stager.stage(_values(state_dict, link))
 
     def give_back(self, staged: Staged) -> None:
-        """The copy is not needed any more."""
+        """Return a staged state's arena to the pool."""
         self._stager.pool.give_back(staged.arena)
 
     def stage(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
-        """Copy, or have it copied; raises what is wrong with the values or the caller's stager."""
+        """Stage the state of a save, now or in a thread; raises errors of its values and of the caller's stager."""
         try:
             return self._begin_copy(job, state_dict, stager)
         except BaseException as error:
@@ -84,7 +84,7 @@ class JobStager:
         job.done.append(lambda: self._stager.pool.give_back(staged.arena))
 
     def _copy(self, job: SaveJob, values: dict[str, Any]) -> None:
-        """The copy that the backend saves; one with DTensors and all, if a planner of the caller's own is to see it."""
+        """Copy the state for the backend; keeps DTensors and containers if a custom planner will read the copy."""
         if job.planner is None or type(job.planner) is DefaultSavePlanner:
             self._copy_for_worker(job, values)
             return
@@ -92,7 +92,7 @@ class JobStager:
         job.done.append(lambda: self._stager.pool.give_back(arena))
 
     def plan_and_copy(self, job: SaveJob) -> None:
-        """For a backend in another process: what a stager of the caller's own has made, or what its planner wants."""
+        """Prepare a custom stager's copy, or a custom planner's plan and values, for a backend in another process."""
         values, job.staged_state = job.staged_state or {}, None
         if job.planner is not None and type(job.planner) is not DefaultSavePlanner:
             coordinates = job.link.seat.rank == 0
@@ -112,7 +112,7 @@ class JobStager:
             failed = None
             try:
                 self._copy(job, values)
-            except BaseException as error:  # noqa: BLE001 - both futures tell
+            except BaseException as error:  # noqa: BLE001 - both futures hold it
                 failed = error
             copied()  # before those hear of it who may want to lock
             if failed is None:
@@ -134,13 +134,13 @@ class JobStager:
         )
 
     def await_copy(self, job: SaveJob) -> None:
-        """Return when the copy is complete; raises what it failed with, or SaverDeadlineError."""
+        """Wait until the copy is complete; raises the error of staging, or SaverDeadlineError."""
         if wait([job.staging], self._seconds).not_done:
             raise self._late_copy(job)
         job.staging.result()
 
     def end(self) -> None:
-        """Begin no more copies, and give the memory back as soon as nobody reads it."""
+        """Stop staging, and release the memory once no copy is in use."""
         self._stager.copier.close()
         self._stager.pool.close()
         if self._thread is not None:
@@ -148,20 +148,20 @@ class JobStager:
 
 
 def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
-    """This rank's values, in place of what stands for them."""
+    """Replace `PerRank` and the like by this rank's values."""
     ranked: dict[str, Any] = with_rank_values(with_states(state_dict), link.seat.rank)
     return ranked
 
 
 def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
-    """The stager that a storage writer is, as in stock; None for one that only copies, which we do in other memory."""
+    """Return the storage writer if it is also a stager, as in stock; None if it only copies, which our stager does."""
     return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None
 
 
 def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
     try:
         job.staged_state = done.result()
-    except BaseException as error:  # noqa: BLE001 - cancelling, too: both futures tell
+    except BaseException as error:  # noqa: BLE001 - cancelling, too: both futures hold it
         job.staging.set_exception(error)
     else:
         job.staging.set_result(None)

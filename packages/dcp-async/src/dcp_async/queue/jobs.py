@@ -1,4 +1,4 @@
-"""One save in the background, and the future that its caller holds."""
+"""The record of one queued save, and the future that its caller holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["AsyncSaveResponse", "SaveFuture", "SaveJob"]
 
 
 class SaveFuture(Future[Metadata]):
-    """What a save will give. Remembers whether anybody asked how it went."""
+    """The future of a save's metadata. Remembers whether its result or error was ever retrieved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class SaveFuture(Future[Metadata]):
         self._owner = os.getpid()
 
     def result(self, timeout: float | None = None) -> Metadata:
-        """The checkpoint's metadata, when it exists; raises what went wrong."""
+        """Return the checkpoint's metadata once it is published; raises the save's error."""
         self._check_here()
         try:
             return super().result(timeout)
@@ -37,7 +37,7 @@ class SaveFuture(Future[Metadata]):
             self.asked = self.asked or self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What went wrong; None if the checkpoint exists."""
+        """Return the save's error; None if the checkpoint was published."""
         self._check_here()
         found = super().exception(timeout)
         self.asked = True
@@ -49,20 +49,20 @@ class SaveFuture(Future[Metadata]):
         super().add_done_callback(fn)
 
     def _check_here(self) -> None:
-        """Raise instead of waiting for ever: a forked child has no thread that could end the save."""
+        """Raise instead of waiting for ever: a forked child has no thread that could finish the save."""
         if self._owner != os.getpid() and self._state != "FINISHED":
             raise SaverClosedError(
                 f"this save is the process {self._owner}'s, of which this one was forked: ask its future there"
             )
 
     def failure(self) -> BaseException | None:
-        """What went wrong with a save that has ended, without counting as asking."""
+        """Return the error of a save that has ended, without marking it as retrieved."""
         return super().exception()
 
 
 @dataclass
 class AsyncSaveResponse:
-    """Two ends to wait for: values may change again, and the checkpoint exists.
+    """Two futures: one for staging (values may change again), one for the published checkpoint.
 
     As in stock it can be changed, and subclassed with an `__init__` that sets both itself.
 
@@ -75,7 +75,7 @@ class AsyncSaveResponse:
 
 @dataclass(slots=True, eq=False)
 class SaveJob:
-    """A save between its call and its end."""
+    """A queued save, from its call to its end."""
 
     link: GroupLink
     ticket: Ticket
@@ -105,12 +105,12 @@ class SaveJob:
         self.staging.set_running_or_notify_cancel()
 
     def adopt(self) -> None:
-        """Take storage and planner of another library by way of an installed bridge. Raises where there is none."""
+        """Adapt storage and planner of another library through an installed bridge. Raises where there is none."""
         self.storage_writer = adopt_writer(self.storage_writer)
         self.planner = adopt_save_planner(self.planner)
 
     def release(self) -> None:
-        """Call what is to be called in the end, as soon as nobody writes to the copy any more."""
+        """Run the release callbacks, once nothing uses the copy any more."""
         self.staging.add_done_callback(lambda _: self._call_done())
 
     def _call_done(self) -> None:

@@ -1,4 +1,4 @@
-"""A rank's place among the savers of its group, and the coordinators that it gets there; in the trainer or a worker.
+"""A rank's seat in the group of savers, and the coordinators that it makes; in the trainer or a worker.
 
 Not here: which saves there are.
 """
@@ -19,14 +19,17 @@ __all__ = ["Meeting", "Seat", "StoreAddress", "Ticket"]
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a process connects to meet the other ranks: a TCP store, and the prefix of the keys there."""
+    """Address of the TCP store through which the ranks meet, and the prefix of its keys."""
 
     host: str
     port: int
     prefix: str
 
     def connect(self) -> KeyValueStore:
-        """A connection of one's own. Raises CoordinatorLostError at once if nobody listens there."""
+        """Connect to the store, over a new connection.
+
+        Raises CoordinatorLostError at once if no server listens there.
+        """
         with guard_store("(connecting)"):
             try:  # torch would try for a minute
                 socket.create_connection((self.host, self.port), STORE_TIMEOUT.total_seconds()).close()
@@ -37,7 +40,7 @@ class StoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A rank's place in a group. Travels to a worker once for each group."""
+    """A rank's seat in a group of savers. Sent to a worker once per group."""
 
     key: str
     """Tells the group from others of this process."""
@@ -53,7 +56,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One save's number in its group, drawn in the thread that started it, and how often workers had ended by then."""
+    """A save's sequence number in its group, with the group's count of ended workers (`epoch`) at that time."""
 
     sequence: int
     epoch: int = 0
@@ -62,11 +65,11 @@ class Ticket:
 
 
 class Meeting:
-    """Coordinators for one save after the other.
+    """Factory of the coordinators of successive saves.
 
     Args:
         seat: This rank's place.
-        store: The store under the savers' prefix; nobody else uses this connection. None to connect to the address.
+        store: The store under the savers' prefix; this connection is used here only. None to connect to the address.
     """
 
     def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
@@ -78,7 +81,7 @@ class Meeting:
         self._peers: Peers | None = None
 
     def coordinator(self, ticket: Ticket, *, watch: bool = True) -> Coordinator:
-        """The coordinator of one save; waits for no rank.
+        """Return the coordinator of one save; waits for no rank.
 
         Args:
             ticket: Of the save.
@@ -100,13 +103,13 @@ class Meeting:
         )
 
     def close(self) -> None:
-        """Let go of the other ranks."""
+        """Close the connections to the other ranks."""
         if self._peers is not None:
             self._peers.close()
             self._peers = None
 
     def _renew_peers(self, ticket: Ticket) -> None:
-        """Who watches whom: found anew by all ranks together when one of their workers is another process."""
+        """Renew the peer connections on all ranks together, after a rank's worker was replaced."""
         if self._peers is not None and self._epoch == ticket.epoch:
             return
         self.close()

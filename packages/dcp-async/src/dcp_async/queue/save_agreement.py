@@ -1,4 +1,4 @@
-"""How the trainer's part of a saver meets those of the other ranks: numbers of saves, and what becomes of each.
+"""Agreement of all ranks on asynchronous saves: sequence numbers, and the outcome of each (run, skipped, superseded).
 
 Keys under `dcp-async/<group>/<saver>/`: those of `dcp_core`'s coordinators, `epoch` (raised whenever a worker has
 ended), and of each save `epoch/<sequence>` (with the policy for overlaps) and `fate/<sequence>`, claimed by the first
@@ -28,25 +28,25 @@ _KEPT_SAVES = 1024
 
 
 class GroupLink:
-    """What a saver needs of one group. This one is for a rank that saves alone."""
+    """Link of a saver to the other ranks of one group. This class is for a rank that saves alone."""
 
     agrees = True
-    """Whether ranks can agree on what becomes of a save without waiting for each other."""
+    """Whether ranks can agree on the outcome of a save without waiting for each other."""
 
     def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
         self.seat = seat
         self.meeting = Meeting(seat, store)
-        """For saves in this process: nobody else uses its connection."""
+        """For saves in this process: its connection is used here only."""
         self._drawn = 0
 
     def draw(self, overlap: str = "") -> Ticket:
-        """The next save's number, for a save of that policy. Waits for no rank."""
+        """Draw the next save's sequence number, under an overlap policy. Waits for no rank."""
         del overlap
         self._drawn += 1
         return Ticket(self._drawn)
 
     def take_number(self, overlap: str) -> Ticket:
-        """As `draw`; an interrupt lets the other ranks fail, which wait for a save that has a number."""
+        """Draw a number as `draw` does; an interrupt withdraws it, so that the other ranks fail instead of waiting."""
         ticket = None
         try:
             with interrupts_deferred():
@@ -58,25 +58,25 @@ class GroupLink:
         return ticket
 
     def decide(self, ticket: Ticket, wish: str) -> str:
-        """What becomes of a save, the same on all ranks: what the first one wished that asked."""
+        """Decide the outcome of a save, the same on all ranks: the first rank's proposal wins."""
         del ticket
         return wish
 
     def coordinator(self, ticket: Ticket) -> Coordinator:
-        """For a save in this process."""
+        """Return the coordinator of a save in this process."""
         return self.meeting.coordinator(ticket)
 
     def group_store(self) -> object:
-        """What a save holds until its end, so that the store where ranks meet is served; None if there is none."""
+        """Return the store that a save must keep alive until its end; None if there is none."""
         return None
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """Let the other ranks fail in a save that this one does not take part in, because of `error`."""
+        """Withdraw this rank from a save because of `error`; the save fails on the other ranks, too."""
         coordinator = self.meeting.coordinator(ticket, watch=False)
         coordinator.__exit__(type(error), error, error.__traceback__)
 
     def for_worker(self) -> Seat:
-        """This rank's place for a save in another process.
+        """Return this rank's seat and ticket for a save in a worker process.
 
         Raises:
             WorkerError: Another process cannot meet the other ranks.
@@ -84,11 +84,11 @@ class GroupLink:
         return self.seat
 
     def worker_ended(self) -> None:
-        """Let all ranks know that this one's worker will be another process."""
+        """Report to all ranks that this one's worker will be replaced."""
 
 
 class StoreLink(GroupLink):
-    """A group whose ranks meet at a store.
+    """Link over a store through which the ranks of a group meet.
 
     Args:
         seat: This rank's place.
@@ -125,7 +125,7 @@ class StoreLink(GroupLink):
         return None if group is None else store_of(group)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """See `GroupLink`. Over the caller's connection: the other one may be in use."""
+        """See `GroupLink`. Uses the caller's connection: the other one may be busy."""
         with self._lock:
             coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
             coordinator.__exit__(type(error), error, error.__traceback__)
@@ -146,7 +146,7 @@ class StoreLink(GroupLink):
 
 
 class CollectiveLink(GroupLink):
-    """A group without a usable store: a gloo group of its own, so that the trainer's collectives are left alone.
+    """Link for a group without a usable store: over a gloo group apart from the trainer's collectives.
 
     Args:
         seat: This rank's place.
@@ -192,7 +192,7 @@ class CollectiveLink(GroupLink):
 
 
 class LinkTable:
-    """The links of one saver, by group."""
+    """The links of one saver, by process group."""
 
     def __init__(self, options: SaverOptions) -> None:
         self._options = options
@@ -201,7 +201,7 @@ class LinkTable:
         self._lock = threading.Lock()
 
     def of(self, group: dist.ProcessGroup | None, *, no_dist: bool) -> GroupLink:
-        """The link of a group; None is the default one. Made at the first call, by every rank of the group.
+        """Return the link of a group (None: the default group). Made at the first call, which is collective.
 
         Any thread may call this.
 
@@ -226,7 +226,7 @@ class LinkTable:
         return self._alone
 
     def all(self) -> list[GroupLink]:
-        """Every link."""
+        """Return every link."""
         return [*self._links.values()]
 
     def _make(self, group: dist.ProcessGroup, rank: int, job_size: int) -> GroupLink:

@@ -1,4 +1,4 @@
-"""One save after the other, in a thread: who may begin, who waits, who is left out, and what nobody asked about.
+"""Single-worker save queue with overlap policies (wait, skip, latest); logs errors of futures that were never read.
 
 Not here: what a save does.
 """
@@ -53,30 +53,30 @@ class SaveQueue:
 
     @property
     def closed(self) -> bool:
-        """Whether no more saves are taken."""
+        """Whether the queue is closed to new saves."""
         return self._closed
 
     def check_open(self) -> None:
-        """Raise SaverClosedError if no more saves are taken."""
+        """Raise SaverClosedError if the queue is closed."""
         if self._closed:
             raise SaverClosedError("the saver is closed: make another one, or close it after the last save")
 
     def raise_unasked(self) -> None:
-        """Raise the error of an earlier save that were never retrieved: the first one's, the others' come later."""
+        """Raise the first unread error of an earlier save; later calls raise the others."""
         error = self.next_unasked()
         if error is not None:
             raise error
 
     def next_unasked(self) -> BaseException | None:
-        """The error of the first save that failed and were never retrieved, which counts as asked then."""
+        """Return the first unread error of a failed save, and mark it as read."""
         return _next_unasked(self._failed)
 
     def log_unasked(self) -> None:
-        """Log the errors of all saves that failed and were never retrieved, where nothing can raise them."""
+        """Log the errors of all failed saves that were never read, where they cannot be raised."""
         _log_unasked(self._failed)
 
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
-        """Whether a save may be staged; False if it is left out. Waits where the policy says so.
+        """Admit a save to staging, waiting if the policy says so; False if it is skipped.
 
         Raises:
             SaverDeadlineError: The save that is to be waited for takes longer than `save_seconds`.
@@ -92,11 +92,11 @@ class SaveQueue:
         return True
 
     def wait_turn(self) -> None:
-        """Return when no save runs or waits, each of which has its own time. Raises SaverDeadlineError after that."""
+        """Wait until no save runs or is queued, each within its own deadline. Raises SaverDeadlineError after that."""
         self._wait_turn(lambda: not self.busy)
 
     def put(self, job: SaveJob) -> None:
-        """Run a save when its turn has come."""
+        """Queue a save."""
         with self._changed:
             self.check_open()
             self._waiting = job
@@ -111,7 +111,7 @@ class SaveQueue:
             raise
 
     def drain(self, seconds: float) -> None:
-        """Return when no save runs or waits.
+        """Wait until no save runs or is queued.
 
         Raises:
             SaverDeadlineError: That takes longer.
@@ -125,13 +125,13 @@ class SaveQueue:
             )
 
     def close(self) -> None:
-        """Take no more saves. Does not wait."""
+        """Close the queue to new saves. Does not wait."""
         with self._changed:
             self._closed = True
         self._thread.shutdown(wait=False)
 
     def drop(self) -> None:
-        """Leave out the save that waits, on the other ranks, too. For a closed queue."""
+        """Cancel the queued save of a closed queue, on the other ranks, too."""
         with self._changed:
             job, self._waiting = self._waiting, None
             self._changed.notify_all()
@@ -151,7 +151,7 @@ class SaveQueue:
         return False
 
     def _supersede(self) -> None:
-        """Take the place of the save that waits, unless another rank has begun it."""
+        """Supersede the queued save, unless another rank has begun it."""
         with self._changed:
             waiting = self._waiting
         if waiting is None:
@@ -182,7 +182,7 @@ class SaveQueue:
             return self._changed.wait_for(ready, seconds)
 
     def _wait_turn(self, ready: Callable[[], bool]) -> None:
-        """Wait for saves before; each of them has its own time."""
+        """Wait for earlier saves, each within its own deadline."""
         with self._changed:
             while not ready():
                 before = self._running or self._waiting
@@ -213,7 +213,7 @@ class SaveQueue:
             job.future.set_result(result)
 
     def _begin(self, job: SaveJob) -> bool:
-        """Whether a save's turn has come; False if another one has taken its place."""
+        """Whether a save may begin; False if it was superseded."""
         with self._changed:
             if self._waiting is not job:
                 return False
@@ -241,13 +241,13 @@ def _next_unasked(failed: list[SaveJob]) -> BaseException | None:
 
 
 def _log_at_end(failed: list[SaveJob], owner: int) -> None:
-    """Log what a queue that was dropped, or met the interpreter's end, leaves unasked; in its own process only."""
+    """Log unread errors of a queue that is dropped, or ends with the interpreter; only in its own process."""
     if os.getpid() == owner:
         _log_unasked(failed)
 
 
 def _log_unasked(failed: list[SaveJob]) -> None:
-    """Log the errors of failed saves that were never retrieved; they count as asked then."""
+    """Log the errors of failed saves that were never read, and mark them as read."""
     while (error := _next_unasked(failed)) is not None:
         _logger.error("a save in the background failed, and its future was never read", exc_info=error)
 

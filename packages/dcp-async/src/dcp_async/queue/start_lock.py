@@ -1,6 +1,6 @@
-"""Who may begin a save, and who may change values.
+"""Lock that keeps the start of a save and changes of tensors from overlapping.
 
-Both are had together or not at all, so that nobody who holds one of them waits for the other.
+Both locks are acquired together or not at all, so that no thread holds one of them and waits for the other.
 
 Not here: which save comes after which (`save_queue`).
 """
@@ -17,7 +17,7 @@ __all__ = ["Entry"]
 
 
 class Entry:
-    """One thread at a time begins a save; one thread at a time may change values, and none while values are copied."""
+    """Lock between the starts of saves, copies in progress and threads that change values."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -29,12 +29,12 @@ class Entry:
 
     @property
     def locked_here(self) -> bool:
-        """Whether this thread is inside `lock`."""
+        """Whether this thread holds the lock by `lock`."""
         return self._locked_by == threading.get_ident()
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Values may change inside; this thread may lock again, and save."""
+        """Hold the lock while values change; the same thread may lock again, and save."""
         here = threading.get_ident()
         with self._changed:
             # What a thread does while it begins a save of its own (`state_dict()` of the caller's) is up to it.
@@ -51,9 +51,9 @@ class Entry:
                     self._changed.notify_all()
 
     def enter(self, seconds: float) -> bool:
-        """Wait until no other thread begins a save or has locked; whether that was so in time.
+        """Acquire the lock for the start of a save; False on a timeout.
 
-        From then on nobody can lock, so that values stay as they are until `leave`.
+        From then on no other thread can lock, so that values stay unchanged until `leave`.
 
         Raises:
             NestedSaveError: This very thread is beginning a save.
@@ -71,13 +71,13 @@ class Entry:
             return free
 
     def leave(self) -> None:
-        """The save has begun, or has failed to."""
+        """Release the lock after the start of a save, successful or not."""
         with self._changed:
             self._entered_by = None
             self._changed.notify_all()
 
     def copy_later(self) -> Callable[[], None]:
-        """Let values stay after `leave`, too, until what this gives is called."""
+        """Keep values locked after `leave` until the returned function is called."""
         with self._changed:
             self._copies += 1
         return self._end_copy

@@ -1,4 +1,4 @@
-"""Working folder and environment variables of the trainer at the start of a save, for the process that carries it out.
+"""Working directory and environment variables of the trainer, recorded at the start of a save for the worker process.
 
 Imports no torch.
 """
@@ -15,7 +15,7 @@ __all__ = ["Surroundings", "SurroundingsChange"]
 
 @dataclass(frozen=True, slots=True)
 class SurroundingsChange:
-    """What differs between two moments."""
+    """The difference between two recorded environments."""
 
     folder: str | None
     """The new working folder; None if it is the same, or has been removed."""
@@ -23,7 +23,7 @@ class SurroundingsChange:
     """Environment variables with their new values; None for those that are gone."""
 
     def apply(self) -> None:
-        """Make the change in this process. A folder that has been removed since is not entered."""
+        """Apply the change to this process. A working directory that has been removed since is not entered."""
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 os.chdir(self.folder)
@@ -36,7 +36,7 @@ class SurroundingsChange:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Working folder and environment of one moment."""
+    """Working directory and environment variables at one moment."""
 
     folder: str | None = None
     """None if it is not known."""
@@ -44,7 +44,7 @@ class Surroundings:
 
     @classmethod
     def now(cls) -> Surroundings:
-        """Those of this process."""
+        """Record those of this process."""
         try:
             folder = os.getcwd()
         except FileNotFoundError:  # it has been removed
@@ -52,7 +52,7 @@ class Surroundings:
         return cls(folder, dict(os.environ))
 
     def since(self, before: Surroundings) -> SurroundingsChange | None:
-        """What has changed since an earlier moment; None for nothing."""
+        """Return the change since an earlier record; None if there is none."""
         folder = None if self.folder == before.folder else self.folder
         variables: dict[str, str | None] = {
             name: value for name, value in self.environment.items() if before.environment.get(name) != value

@@ -1,4 +1,4 @@
-"""Saving in a worker what a planner of the caller's own has planned in the trainer.
+"""Custom planners with a process saver: the trainer plans, the worker saves that plan.
 
 What touches values (`set_up_planner`, `create_local_plan`, `resolve_data`) runs in the trainer, on the staged copy;
 what touches plans alone (`create_global_plan`, `finish_plan`) runs in the worker, on a copy of the planner.
@@ -25,7 +25,7 @@ __all__ = ["PlannedElsewhere", "StagedPlanner", "pickled", "plan_here"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedElsewhere:
-    """What a planner planned in the trainer: a local plan, and which staged value is whose."""
+    """The local plan that a custom planner made in the trainer, and the names of the staged values of its items."""
 
     plan: SavePlan
     names: dict[MetadataIndex, str]
@@ -34,7 +34,7 @@ class PlannedElsewhere:
 def plan_here(
     planner: SavePlanner, state_dict: dict[str, Any], *, is_coordinator: bool
 ) -> tuple[PlannedElsewhere, dict[str, Any]]:
-    """The local plan of a planner, and the value of each item as a flat state dict to stage.
+    """Run a planner's local planning here; returns its plan, and each item's value as a flat state dict to stage.
 
     Raises:
         Exception: What the planner raises.
@@ -54,7 +54,7 @@ def plan_here(
 
 
 class StagedPlanner(SavePlanner):
-    """Stands for a planner whose local plan and values are there already.
+    """Planner of the worker for a local plan and values that the trainer's planner has made.
 
     Args:
         planner: A copy of it, without values.
@@ -70,34 +70,34 @@ class StagedPlanner(SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Nothing: the original has been set up."""
+        """Do nothing: the original planner has been set up."""
 
     def create_local_plan(self) -> SavePlan:
-        """The original's."""
+        """Return the original planner's local plan."""
         return self._planned.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Any]:
-        """As the original."""
+        """Create the global plan by the original planner."""
         return self.stands_for.create_global_plan(all_plans)
 
     def plan_key(self) -> Hashable | None:
-        """As the original; None if it has none."""
+        """Return the original planner's plan key; None if it has none."""
         find = getattr(self.stands_for, "plan_key", lambda: None)
         key: Hashable | None = find()
         return key
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Any) -> None:
-        """As the original, if it wants to know."""
+        """Pass the global plan to the original planner, if it takes it."""
         adopt = getattr(self.stands_for, "adopt_global_plan", None)
         if adopt is not None:
             adopt(plans, metadata)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """As the original."""
+        """Finish the plan by the original planner."""
         return self.stands_for.finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """The staged value of an item, or the part of it that this rank writes."""
+        """Return the staged value of an item, or the part of it that this rank writes."""
         name = self._planned.names.get(write_item.index)
         planned = write_item.tensor_data
         if name is not None:
@@ -114,7 +114,7 @@ class StagedPlanner(SavePlanner):
         return self._part(write_item, planned.chunk.offsets, planned.chunk.sizes)
 
     def _part(self, item: WriteItem, offsets: torch.Size, sizes: torch.Size) -> torch.Tensor:
-        """A part of a box that is shared by several ranks."""
+        """Return the part of a box that several ranks share."""
         for one in self._planned.plan.items:
             data = one.tensor_data
             if one.index.fqn != item.index.fqn or data is None:
@@ -127,7 +127,7 @@ class StagedPlanner(SavePlanner):
 
 
 def pickled(what: str, value: object) -> bytes:
-    """A value for the worker.
+    """Pickle a value for the worker.
 
     Raises:
         WorkerError: It cannot be pickled; says what to do.

@@ -1,1 +1,1 @@
-"""Who carries a save out: a thread, or a worker process."""
+"""Backends of savers: in a thread, or in a worker process."""

@@ -1,4 +1,4 @@
-"""Keys of state dicts for the worker: those whose class may be known to the trainer alone, as their names.
+"""Portable keys of state dicts: keys of classes that the worker cannot import, replaced by their names.
 
 A class of the trainer's script cannot be imported elsewhere, and a checkpoint knows a key by its text only.
 """
@@ -16,7 +16,7 @@ _ANYWHERE = {str, int, float, complex, bool, bytes, type(None)}
 
 
 class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots of text
-    """Stands for a key of a subclass of `str`: equal to the same text, and named as the original."""
+    """Portable key for a subclass of `str`: equal to the same text, and printed as the original."""
 
     _name: str
     _repr: str
@@ -32,7 +32,7 @@ class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots 
 
 
 class NamedKey:
-    """Stands for a key of any other class: named as the original, equal to nothing else."""
+    """Portable key for any other class: printed as the original, equal to nothing else."""
 
     _name: str
     _repr: str
@@ -49,7 +49,7 @@ class NamedKey:
 
 @functools.cache
 def _class_named(name: str, base: type) -> type:
-    """A class that has the name of the original's, which warnings show."""
+    """Make a class with the name of the original's, which warnings show."""
     return type(name, (base,), {})
 
 
@@ -60,7 +60,7 @@ def _stand_in(class_name: str, name: str, described: str, text: str | None) -> N
 
 
 def portable(skeleton: Skeleton) -> Skeleton:
-    """A skeleton that unpickles in any process; the same one if it does already."""
+    """Return a skeleton that unpickles in any process; the same one if it does already."""
     kind = skeleton[0]
     if kind == "l":
         below = _all_portable(skeleton[1])
@@ -71,7 +71,7 @@ def portable(skeleton: Skeleton) -> Skeleton:
     below = _all_portable(nodes)
     if types and not all(map(_is_known_anywhere, keys)):
         keys = tuple([_portable_key(key) for key in keys])
-        types = [(object,) * len(keys)]  # they tell keys apart in the trainer only
+        types = [(object,) * len(keys)]  # types distinguish keys in the trainer only
     return skeleton if below is nodes and keys is skeleton[1] else (kind, keys, below, *types)
 
 

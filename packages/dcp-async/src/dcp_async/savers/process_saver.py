@@ -1,4 +1,4 @@
-"""The process saver: saves in a process of its own, out of memory that it shares with the trainer.
+"""The process saver: a worker process saves from memory that it shares with the trainer.
 
 The structure of a state goes to that process once; a save of it is an identifier and the scalars that have changed.
 """
@@ -41,7 +41,7 @@ _KEPT_STRUCTURES = 16
 
 @dataclass(slots=True)
 class _Sent:
-    """What the worker knows of one structure."""
+    """The worker's cache of one structure."""
 
     objects: list[Any] = field(default_factory=list)
     means: bytes = b""
@@ -49,7 +49,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Known:
-    """What one worker has been told; a new worker knows nothing."""
+    """What one worker has received so far, so that later messages send changes only; empty for a new worker."""
 
     arenas: dict[Arena, tuple[int, int]] = field(default_factory=dict)
     """Their numbers and sizes."""
@@ -61,7 +61,7 @@ class _Known:
 
 
 class ProcessBackend:
-    """Carries out saves in a worker, which it starts when it is first needed, and again when it has ended.
+    """Backend that saves in a worker process, started on first use and restarted after it has ended.
 
     Args:
         options: Of the saver.
@@ -81,11 +81,11 @@ class ProcessBackend:
 
     @property
     def worker(self) -> WorkerProcess | None:
-        """The process, if there is one."""
+        """The worker process, if there is one."""
         return self._worker
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Start the process and tell it of the group, and of a state's structure if one is given.
+        """Start the worker and send it the group, and a state's structure if one is given.
 
         Raises:
             WorkerError: It cannot be started, or cannot meet the other ranks.
@@ -98,7 +98,7 @@ class ProcessBackend:
             self._tell_arena(worker, staged.arena)
 
     def before_save(self) -> None:
-        """Start the first worker, which imports what it needs while the state is copied; waits for nothing.
+        """Start the first worker, whose imports then run while the state is copied; waits for nothing.
 
         If the worker has ended since the last save, the other ranks know by now that this save has another one.
         """
@@ -141,7 +141,7 @@ class ProcessBackend:
         raise _raised(answer.failure)
 
     def close(self) -> None:
-        """End the worker, and start none any more. May be called while `run` runs, which raises then."""
+        """End the worker for good. May be called while `run` runs, which raises then."""
         with self._start_lock:
             self._closed = True
             worker, self._worker = self._worker, None
@@ -160,7 +160,7 @@ class ProcessBackend:
         except (WorkerLostError, SaverDeadlineError) as error:
             raise _naming(job, error) from error
         if isinstance(answer, Failed) and answer.number == 0:
-            # What it did not understand is not known, so that another one is told everything. It heeds no request.
+            # Unknown which message failed to unpickle: kill the worker; the next one gets the full state.
             worker.kill()
             refused = _raised(answer.failure)
             job.link.withdraw(job.ticket, refused)
@@ -177,7 +177,7 @@ class ProcessBackend:
         return worker
 
     def _started(self) -> WorkerProcess:
-        """The worker, which may still be importing."""
+        """Return the worker process, which may still be importing."""
         with self._start_lock:
             if self._closed:
                 raise SaverClosedError("the saver was closed before this save could begin")
@@ -193,7 +193,7 @@ class ProcessBackend:
             return worker
 
     def _worker_ended(self) -> None:
-        """In a thread: let the other ranks look for a new worker in their next save, not in this one."""
+        """Report to the other ranks (from a thread) that this worker ended: they expect a new one in the next save."""
         for link in list(self._links.values()):
             with contextlib.suppress(CoordinatorLostError):  # the group may have ended since
                 link.worker_ended()
@@ -226,7 +226,7 @@ class ProcessBackend:
         )
 
     def _doubt(self, job: SaveJob) -> None:
-        """After a save that went wrong: nobody knows what the worker has of it, so that the next one sends all."""
+        """Clear the cache after a failed save: what the worker received is uncertain, so the next one sends all."""
         if job.staged is not None:
             sent = self._known.structures.get(job.staged.structure.identifier)
             if sent is not None:
@@ -258,7 +258,7 @@ class ProcessBackend:
 
 
 def _weakly(method: Callable[[], object]) -> Callable[[], object]:
-    """A method's call that does not keep its object: a saver without references ends its worker."""
+    """Wrap a method without a strong reference to its object: a saver without references ends its worker."""
     found = weakref.WeakMethod(method)
 
     def call() -> None:
@@ -269,7 +269,7 @@ def _weakly(method: Callable[[], object]) -> Callable[[], object]:
 
 
 def _means(job: SaveJob) -> bytes:
-    """Storage writer, planner and plan for the worker."""
+    """Pack storage writer, planner and plan for the worker."""
     what = (
         "the storage writer or the planner" if job.storage_writer is not None or job.planner is not None else "the plan"
     )
@@ -277,7 +277,7 @@ def _means(job: SaveJob) -> bytes:
 
 
 def _changed(before: list[Any], now: list[Any]) -> dict[int, Any]:
-    """The objects that the worker does not know yet, by their place."""
+    """Return the objects that the worker does not have yet, by position."""
     if len(before) != len(now):
         return dict(enumerate(now))
     pairs = enumerate(zip(before, now, strict=True))
@@ -290,17 +290,17 @@ def _place(job: SaveJob) -> str:
 
 
 def _naming(job: SaveJob, error: Exception) -> Exception:
-    """The same error, which says whose save it was."""
+    """Return the same error with the rank and the checkpoint id in its message."""
     return type(error)(f"rank {job.link.seat.rank}, save to {_place(job)}: {error}")
 
 
 def _pickled_writer(job: SaveJob) -> bytes | None:
-    """The storage writer as it is now, for a look at the metadata: its caller may use it for another id by then."""
+    """Pickle the storage writer now, to read the metadata later: its caller may reset it to another id by then."""
     return None if job.storage_writer is None else pickled("the storage writer", job.storage_writer)
 
 
 def _metadata(job: SaveJob, saved: Saved, pickled_writer: bytes | None) -> Metadata:
-    """The checkpoint's metadata, read when somebody looks at it."""
+    """Return the checkpoint's metadata, read from storage on first access."""
     if saved.metadata is not None:
         data = saved.metadata
         return DeferredMetadata(lambda: Metadata(**decode(data)))
@@ -315,7 +315,7 @@ def _metadata(job: SaveJob, saved: Saved, pickled_writer: bytes | None) -> Metad
 
 
 def _raised(failure: Failure) -> BaseException:
-    """What was raised in the worker, with its traceback as the cause."""
+    """Return the error raised in the worker, with the worker's traceback as its cause."""
     error = failure.revive()
     told = WorkerError(f"in the saver's process:\n{failure.text}")
     if error is None:

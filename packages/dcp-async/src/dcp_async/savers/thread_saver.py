@@ -1,4 +1,7 @@
-"""The thread saver: saves in a thread of the trainer's process. For small jobs: it shares the trainer's interpreter."""
+"""The thread saver: saves in a thread of the trainer's process.
+
+For small jobs: it shares the trainer's interpreter lock.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["ThreadBackend"]
 
 
 class ThreadBackend:
-    """Carries out saves where it is called.
+    """Backend that saves in the calling thread.
 
     Args:
         options: Of the saver; nothing of it concerns this one.
@@ -27,13 +30,13 @@ class ThreadBackend:
         del options
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Nothing takes time to start."""
+        """Do nothing: there is no process to start."""
 
     def before_save(self) -> None:
-        """Nothing that could have ended."""
+        """Do nothing: there is no process that could have ended."""
 
     def run(self, job: SaveJob) -> Metadata:
-        """Save the copy over the coordinator of its ticket, which no collective of the trainer meets."""
+        """Save the copy over the coordinator of its ticket, apart from all collectives of the trainer."""
         state: dict[str, Any] = (job.staged.state_dict() if job.staged is not None else job.staged_state) or {}
         return save_with(
             job.link.coordinator(job.ticket),
@@ -46,4 +49,4 @@ class ThreadBackend:
         )
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""

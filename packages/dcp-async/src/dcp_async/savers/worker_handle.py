@@ -1,4 +1,4 @@
-"""The worker's process as the trainer sees it: started, talked to, watched, ended.
+"""Handle of the worker process in the trainer: starts it, exchanges messages, watches it, ends it.
 
 Not here: what a save consists of.
 """
@@ -47,7 +47,7 @@ _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class WorkerProcess:
-    """One running worker.
+    """Handle of one running worker process.
 
     Args:
         options: How it is to work.
@@ -87,16 +87,16 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The worker's process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, and can be used."""
+        """Whether the worker runs, and can be used."""
         return not self._given_up and not self._ended()
 
     def wait_ready(self) -> None:
-        """Return once it has imported what it needs.
+        """Wait until the worker has imported what it needs.
 
         Raises:
             WorkerError: It could not start.
@@ -133,7 +133,7 @@ class WorkerProcess:
             raise WorkerLostError(self._how_it_ended()) from error
 
     def read(self, deadline: float, *, starts: bool = False) -> Any:
-        """The next answer; what the worker tells of its work in between is passed on.
+        """Return the worker's next answer; events, logs and warnings that come before it are passed on.
 
         Raises:
             WorkerLostError: The process ended, or gave no sign of life for too long (it is ended then).
@@ -157,7 +157,7 @@ class WorkerProcess:
                 return message
 
     def _listen(self, seconds: float) -> tuple[bool, float]:
-        """Whether the worker says something, or ends, within some time, and how much of that time has passed.
+        """Wait up to `seconds` for a message or the worker's end; returns whether either came, and the time waited.
 
         Time in which this process is stopped does not count: a batch system stops and continues whole jobs, and the
         worker needs a moment then to show that it lives.
@@ -177,7 +177,7 @@ class WorkerProcess:
         return False, spent
 
     def _receive(self) -> Any:
-        """The message that has begun to come; None if the rest of it does not come."""
+        """Receive the message that has begun to arrive; None if the rest does not arrive."""
         try:
             self._connection.settimeout(self._options.silence_seconds)
             message = read_message(self._connection)
@@ -189,12 +189,12 @@ class WorkerProcess:
         return message
 
     def settle(self) -> None:
-        """If it has ended, return only when `on_end` has been called for that."""
+        """If the worker has ended, return only after the `on_end` callback has run."""
         if self._ended():
             self._tell_end()
 
     def kill(self) -> None:
-        """End it at once. One that the kernel does not end soon (its disk hangs) is given up, and not used again."""
+        """Kill the worker. If the kernel does not end it soon (its disk hangs), it is abandoned and not used again."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
@@ -210,7 +210,7 @@ class WorkerProcess:
             self._tell_end()
 
     def close(self) -> None:
-        """End it: it ends by itself when nobody talks to it any more."""
+        """Close the connection, upon which the worker ends by itself."""
         self._closing = True
         _shut(self._connection)
         if self._given_up:
@@ -221,7 +221,7 @@ class WorkerProcess:
             self.kill()
 
     def _tell_end(self) -> None:
-        """Once, unless the end was wanted. Whoever comes second waits until it is told."""
+        """Call `on_end` once, unless the end was requested. Concurrent callers wait until it has run."""
         with self._end_lock:
             wanted, self._closing = self._closing, True
             if not wanted:
@@ -244,7 +244,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             return f"the saver's process {self.pid} closed its connection, and was ended"
-        self.settle()  # whoever hears of it may count on another worker, on all ranks
+        self.settle()  # after this call, ranks may rely on a new worker
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         hint = " (the kernel's log says whether it ran out of memory)" if code == -signal.SIGKILL else ""
         return f"the saver's process {self.pid} {how}{hint}; this save is lost, the next one starts another process"
@@ -267,7 +267,7 @@ def _search_path() -> list[str]:
 
 
 def _pass_on(message: object) -> bool:
-    """Whether a message was no answer: it is done with then."""
+    """Handle a message that is not an answer (an event, a log record, a warning, a heartbeat); False for an answer."""
     if isinstance(message, Told):
         plugins.emit(message.event)
     elif isinstance(message, Logged):
@@ -285,7 +285,7 @@ def _pass_on(message: object) -> bool:
 
 
 def _let_go_in_child() -> None:
-    """A forked child must not keep connections open that tell workers that the trainer lives."""
+    """Close the connections in a forked child: held open, they would keep workers from noticing the trainer's end."""
     for connection in list(_open):
         connection.close()
 

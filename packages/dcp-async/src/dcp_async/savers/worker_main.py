@@ -1,6 +1,6 @@
-"""The process of a process saver: `main` with a socket's descriptor and the trainer's process id.
+"""Main program of the worker process: `main` takes a socket's descriptor and the trainer's process id.
 
-It imports what it needs while the trainer goes on, saves what it is told to from memory that it shares with the
+It imports what it needs while the trainer goes on, saves on request from memory that it shares with the
 trainer, and ends as soon as the trainer ends, however that happens. It opens no port.
 """
 
@@ -25,7 +25,7 @@ _BEAT_SECONDS = 1.0
 
 
 class Trainer:
-    """The trainer as its worker sees it."""
+    """The worker's connection to the trainer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -43,7 +43,7 @@ class Trainer:
                 os._exit(1)
 
     def listen(self, parent: int) -> None:
-        """Queue what the trainer sends, and end the process when the trainer has ended.
+        """Queue the trainer's messages, and end the process when the trainer has ended.
 
         A process that the trainer has forked may hold its end of the socket: its own end is watched, too.
         """
@@ -68,12 +68,12 @@ class Trainer:
                 self.messages.put(message)
 
     def refuse(self, error: BaseException) -> None:
-        """Report at once why a message failed that is not answered by itself, and heed no other one."""
+        """Report why a message failed that has no answer, and ignore all later messages."""
         self.heeded = False
         _report(self, error)
 
     def beat(self) -> None:
-        """Show that this process lives, for ever."""
+        """Send a heartbeat, for ever."""
         pause = threading.Event()
         while True:
             self.send(Beat())
@@ -120,7 +120,7 @@ def _report(trainer: Trainer, error: BaseException) -> None:
 
 
 def _watch(parent: int) -> int:
-    """A descriptor that is readable once the trainer has ended."""
+    """Return a descriptor that becomes readable once the trainer has ended."""
     try:
         watched = os.pidfd_open(parent)
     except ProcessLookupError:
@@ -131,7 +131,7 @@ def _watch(parent: int) -> int:
 
 
 def _settle(hello: Hello) -> None:
-    """Take the place in the machine that the trainer wants this process to have."""
+    """Set this process's import path, threads, CPU affinity and priorities from the trainer's options."""
     sys.path[:] = [*hello.sys_path]
     options = hello.options
     os.environ["OMP_NUM_THREADS"] = str(options.torch_threads)

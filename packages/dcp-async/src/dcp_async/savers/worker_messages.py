@@ -1,4 +1,4 @@
-"""What the trainer and its worker say to each other, and how it crosses their socket. Imports no torch.
+"""The message protocol between trainer and worker, and its framing on their socket. Imports no torch.
 
 Both are one program of one user, so that messages are pickled. A message that carries a descriptor is followed by one
 byte with it (SCM_RIGHTS).
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class NotUnderstoodError(Exception):
-    """A message came whole, but does not unpickle here; the cause says why."""
+    """A message arrived whole, but does not unpickle here; the cause says why."""
 
 
 _LENGTH = struct.Struct("<Q")
@@ -43,7 +43,7 @@ _PART_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The trainer's first message: how to work. `options` is a `WorkerOptions`."""
+    """The trainer's first message: the worker's options, a `WorkerOptions`."""
 
     sys_path: tuple[str, ...]
     options: Any
@@ -52,7 +52,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class NewArena:
-    """Map so many bytes of the descriptor that follows, in place of what had that number before."""
+    """Map so many bytes of the memory file whose descriptor follows, in place of the earlier arena of that number."""
 
     number: int
     nbytes: int
@@ -74,21 +74,21 @@ class NewStructure:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A structure that is not saved any more."""
+    """Drop a structure that is not saved any more."""
 
     identifier: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetArena:
-    """An arena that is used no more: as long as it is mapped, it takes memory."""
+    """Unmap an arena that is not used any more: while it is mapped, it takes memory."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save. What is None is as in the save of that structure before."""
+    """Run one save. Fields that are None are as in the last save of that structure."""
 
     number: int
     structure: str
@@ -112,19 +112,19 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The worker lives."""
+    """A heartbeat of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A `CheckpointEvent` of a save."""
+    """A `CheckpointEvent` of a save, for the observers in the trainer."""
 
     event: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A line for the log."""
+    """A log record of the worker."""
 
     logger: str
     level: int
@@ -133,7 +133,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """A warning; `category` is pickled."""
+    """A warning of the worker; `category` is pickled."""
 
     category: bytes
     text: str
@@ -141,7 +141,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A save went well. The metadata is in storage under `save_id`, or comes as `metadata`."""
+    """A save succeeded. The metadata is in storage under `save_id`, or comes as `metadata`."""
 
     number: int
     save_id: str | None
@@ -157,7 +157,7 @@ class Failed:
 
 
 def send_message(connection: socket.socket, message: object, descriptor: int | None = None) -> int:
-    """Send one message whole, and the descriptor that it carries; how many bytes that were.
+    """Send one message whole, with the descriptor that it carries; returns the number of bytes.
 
     Raises:
         TimeoutError: The connection has a timeout, and the other side took nothing for so long.

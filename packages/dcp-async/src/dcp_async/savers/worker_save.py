@@ -1,4 +1,4 @@
-"""What a worker knows from save to save, and how it carries one out."""
+"""Saves in the worker: its cache of structures and arenas from save to save, and one save at a time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Send = Callable[[object], None]
 
 @dataclass(slots=True)
 class _Known:
-    """One structure, and what came with its last save."""
+    """The cache of one structure, with the arguments of its last save."""
 
     structure: Structure
     objects: dict[int, Any] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class _Known:
 
 
 class WorkerSaves:
-    """Carries out saves.
+    """Carries out saves in the worker, and keeps its caches.
 
     Args:
         send: Tells the trainer.
@@ -83,7 +83,7 @@ class WorkerSaves:
         _forward(send, hello.log_level)
 
     def handle(self, message: Any) -> None:
-        """Do what a message asks."""
+        """Handle a message of the trainer."""
         if isinstance(message, tuple):
             self._map(*message)
         elif isinstance(message, NewStructure):
@@ -106,7 +106,7 @@ class WorkerSaves:
         self._unmap(arena.number)
 
     def _unmap(self, number: int) -> None:
-        """Let go of the tensors in an arena."""
+        """Release the tensors in an arena."""
         for known in self._structures.values():
             if known.arena == number:
                 known.arena, known.tensors = -1, []
@@ -145,7 +145,7 @@ class WorkerSaves:
         return Saved(save.number, None, encode(dict(vars(metadata))))
 
     def _learn(self, save: Save) -> None:
-        """First of all: the next save tells only what differs from this one."""
+        """Update the cache before anything can fail: the next save sends only differences."""
         if save.surroundings is not None:
             save.surroundings.apply()
         known = self._structures.get(save.structure)
@@ -154,7 +154,7 @@ class WorkerSaves:
             known.means = known.means if save.means is None else save.means
 
     def _what(self, save: Save) -> tuple[dict[Any, Any], StorageWriter, SavePlanner | None]:
-        """The state dict in shared memory, and by what means it is saved."""
+        """Return the state dict in shared memory, and the storage writer, planner and plan of the save."""
         known = self._structures[save.structure]
         if known.arena != save.arena:
             known.arena, known.tensors = save.arena, staged_tensors(known.structure, self._arenas[save.arena])
@@ -168,7 +168,7 @@ class WorkerSaves:
         return state, writer, planner
 
     def _join_process_group(self, meeting: Meeting, ticket: Ticket) -> None:
-        """A gloo group of all workers; a new one when one of them is another process."""
+        """Join the gloo group of all workers; a new group when a worker was replaced."""
         seat, wanted = meeting.seat, (meeting.seat.key, ticket.epoch)
         if seat.address is None or self._process_group == wanted:
             return
@@ -181,7 +181,7 @@ class WorkerSaves:
 
 
 def _mapped(descriptor: int, nbytes: int) -> torch.Tensor:
-    """The bytes of a memory file; those of a state without any tensor's bytes are none."""
+    """Map a memory file; empty for a state without tensor bytes."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     # All pages at once: they have been written to, and one fault for each would take longer.
@@ -212,7 +212,7 @@ class _LogHandler(logging.Handler):
 
 
 def _forward(send: Send, log_level: int) -> None:
-    """Let the trainer see what this process logs, warns of and observes."""
+    """Forward log records, warnings and events of this process to the trainer."""
     plugins.divert_events(lambda event: send(Told(event)))
     root = logging.getLogger()
     root.setLevel(log_level)

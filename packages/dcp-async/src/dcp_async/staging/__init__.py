@@ -1,1 +1,1 @@
-"""A state dict copied into one reused allocation."""
+"""Staging: copies of state dicts in one reused allocation."""

@@ -1,4 +1,4 @@
-"""One allocation that staged copies lie in, used again for every save and grown rarely; shareable with a process.
+"""The staging buffer: one allocation, reused by every save and grown rarely; can be shared with a process.
 
 Not here: what lies where in it, and the copying.
 
@@ -28,7 +28,7 @@ _CUDA_HOST_REGISTER_PORTABLE = 1
 
 
 class Arena:
-    """Memory for the staged copies of one save at a time.
+    """A reusable memory buffer for the staged tensors of one save at a time.
 
     Args:
         shared: Make it a memory file, which another process can map through `descriptor`.
@@ -52,15 +52,15 @@ class Arena:
 
     @property
     def address(self) -> int:
-        """Where it begins in this process."""
+        """Address of the buffer in this process."""
         return self._memory.ctypes.data
 
     def in_use(self) -> bool:
-        """Whether somebody still holds what `view` gave last."""
+        """Whether a view of the buffer is still referenced."""
         return self._user is not None and self._user() is not None
 
     def reserve(self, nbytes: int) -> None:
-        """Make it at least so large. What it held is lost if it must grow."""
+        """Grow the buffer to at least `nbytes`. Its contents are lost if it must grow."""
         if nbytes <= self.nbytes:
             return
         self._let_go()
@@ -77,13 +77,13 @@ class Arena:
             self._pin()
 
     def view(self) -> torch.Tensor:
-        """All of it as bytes; it is in use until the last tensor made from this is gone."""
+        """Return the whole buffer as bytes; it is in use until the last tensor made from them is released."""
         own = self._memory[:]
         self._user = weakref.ref(own)
         return torch.from_numpy(own)
 
     def close(self) -> None:
-        """Give the memory back as soon as nobody holds a view of it."""
+        """Release the memory once no view of it is referenced."""
         self.closed = True
         self._let_go()
         if self._close is not None:
@@ -104,7 +104,7 @@ class Arena:
 
 
 class ArenaPool:
-    """The arenas of one saver: as many as saves hold copies at one time, within a limit of bytes.
+    """The pool of a saver's arenas: one per save whose copy exists, within a limit of bytes.
 
     Args:
         shared: See `Arena`.
@@ -124,12 +124,12 @@ class ArenaPool:
 
     @property
     def nbytes(self) -> int:
-        """What all arenas take now."""
+        """Bytes of all arenas."""
         with self._lock:
             return sum(arena.nbytes for arena in (*self._free, *self._taken))
 
     def take(self, nbytes: int) -> Arena:
-        """An arena of at least so many bytes that nobody reads; give it back with `give_back`.
+        """Take an idle arena of at least so many bytes; return it with `give_back`.
 
         Raises:
             StagingLimitError: The limit does not allow it; says what is needed.
@@ -155,7 +155,7 @@ class ArenaPool:
             return arena
 
     def _make_room(self, nbytes: int, arena: Arena, idle: list[Arena]) -> int | None:
-        """Drop idle arenas until `arena` may have so many bytes; if that is not enough, what those in use take."""
+        """Drop idle arenas until `arena` may grow to so many bytes; otherwise return the bytes of those in use."""
         droppable = [each for each in idle if each is not arena]
         others = sum(each.nbytes for each in (*self._free, *self._taken) if each is not arena)
         limit = others + nbytes if self._max_bytes is None else self._max_bytes
@@ -171,14 +171,14 @@ class ArenaPool:
         return None
 
     def give_back(self, arena: Arena) -> None:
-        """The save has ended; what it held may be overwritten."""
+        """Return an arena to the pool after its save; its contents may be overwritten."""
         with self._lock:
             if arena in self._taken:
                 self._taken.remove(arena)
                 self._free.append(arena)
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Release the memory of all arenas."""
         with self._lock:
             for arena in (*self._free, *self._taken):
                 arena.close()
@@ -190,7 +190,7 @@ _shared: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked child must not keep memory files open: their memory would stay when the trainer ends.
+    """Close memory files in a forked child: held open, their memory would outlive the trainer.
 
     A mapping has a descriptor of its own, which it closes when it is dropped: each gets something else to close.
     """

@@ -1,4 +1,4 @@
-"""Staging of one save: a state dict is taken apart, and its tensors are copied into an arena.
+"""Staging of one save: splits a state dict into a skeleton and tensors, and copies the tensors into an arena.
 
 What is known of the structure is kept, so that the next save of the same one costs little more than the copy.
 """
@@ -29,7 +29,7 @@ _KEPT_STRUCTURES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """All of a staged state dict but its values."""
+    """A staged state dict without its values."""
 
     identifier: str
     skeleton: Skeleton
@@ -48,13 +48,13 @@ class Staged:
     objects: list[Any]
 
     def state_dict(self) -> dict[Any, Any]:
-        """The copy as a state dict whose tensors lie in the arena."""
+        """Return the copy as a state dict whose tensors are views of the arena."""
         tensors = iter(staged_tensors(self.structure, self.arena.view()))
         return fill(self.structure.skeleton, tensors, iter(self.objects))
 
 
 def staged_tensors(structure: Structure, memory: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors of a structure, as they lie in `memory`."""
+    """Return the tensors of a structure as views of `memory`."""
     described = zip(leaves_of(structure.skeleton), structure.offsets, structure.compact, strict=True)
     return [
         arena_view(memory, offset, dtype, shape, copied_strides(shape, strides, compact=compact))
@@ -64,7 +64,7 @@ def staged_tensors(structure: Structure, memory: torch.Tensor) -> list[torch.Ten
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A structure, and where the tensors were when it was staged last."""
+    """Cache entry: a structure, and where its tensors were when it was last staged."""
 
     structure: Structure
     sources: Sources
@@ -89,7 +89,7 @@ class Stager:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stage(self, state_dict: Mapping[Any, Any], *, nested: bool = True) -> Staged:
-        """Copy a state dict; complete on return.
+        """Copy a state dict into an arena; complete on return.
 
         Args:
             state_dict: Any.
@@ -105,7 +105,10 @@ class Stager:
             return self._copy(look_through(state_dict, nested=nested, forms=self._forms))
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
-        """A copy with containers, DTensors and objects as they are, its tensors in the arena. Raises like `stage`."""
+        """Copy a state dict with its containers, DTensors and objects, the tensors into the arena.
+
+        Raises like `stage`.
+        """
         arenas: list[Arena] = []
 
         def copy_tensors(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -151,7 +154,7 @@ class Stager:
         return known
 
     def _adopt(self, contents: Contents, sources: Sources, placement: Placement) -> _Known:
-        """What is known of a structure whose tensors have moved, or that is new."""
+        """Make the cache entry of a new structure, or of one whose tensors have moved."""
         for each in self._known:
             if each.structure.skeleton == contents.skeleton and each.placement.key() == placement.key():
                 self._known.remove(each)

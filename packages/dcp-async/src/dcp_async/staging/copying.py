@@ -1,4 +1,4 @@
-"""Copies into an arena, in parallel threads; long calls of C, so that other threads of Python go on.
+"""Copies into an arena, in parallel threads; long calls of C that release the interpreter lock.
 
 Not here: what goes where.
 """
@@ -26,19 +26,19 @@ _LARGE_BYTES = 1 << 20
 def arena_view(
     memory: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """The tensor that lies at `offset` bytes of `memory`."""
+    """Return the tensor stored at `offset` bytes of `memory`."""
     made = torch.empty(0, dtype=dtype, device="cpu")  # the caller may have another default device
     made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
     return made
 
 
 def copied_strides(shape: Sequence[int], strides: tuple[int, ...], *, compact: bool) -> tuple[int, ...]:
-    """The strides of the copy of a tensor: its own, or without gaps."""
+    """Return the strides of a tensor's copy: the same, or without gaps."""
     return torch.empty(shape, device="meta").stride() if compact else strides
 
 
 def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
-    """The function, for another thread: copies that it makes come after what this thread's CUDA stream holds now."""
+    """Wrap a function for another thread: its copies run after the work now on this thread's CUDA stream."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return function
     stream = torch.cuda.current_stream()
@@ -51,7 +51,7 @@ def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
 
 
 class Copier:
-    """Copies what a placement says.
+    """Copies tensors to where a placement puts them.
 
     Args:
         threads: How many copy at one time, the caller's included.
@@ -63,7 +63,7 @@ class Copier:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def copy(self, placement: Placement, tensors: Sequence[torch.Tensor], memory: torch.Tensor) -> None:
-        """Copy the tensors to where they lie in `memory`; done when it returns."""
+        """Copy the tensors to their places in `memory`; complete on return."""
         begin = memory.data_ptr()
         sources, offsets, lengths = (each.tolist() for each in placement.pieces)
         waiting = [self._copy_one(tensors[row], placement, row, memory) for row in placement.by_tensor.tolist()]
@@ -97,7 +97,7 @@ class Copier:
     def _copy_one(
         self, source: torch.Tensor, placement: Placement, row: int, memory: torch.Tensor
     ) -> Callable[[], object]:
-        """Begin to copy a tensor by its elements; what waits for the end of that."""
+        """Start copying a tensor element by element; returns what to wait for."""
         strides = copied_strides(source.shape, source.stride(), compact=bool(placement.compact[row]))
         source = source.detach()
         target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, strides)
@@ -125,7 +125,7 @@ def _slices(target: int, source: int, length: int) -> Iterator[tuple[int, int, i
 
 
 def _drain(work: list[tuple[int, int, int]]) -> None:
-    """Copy what is left, together with the other threads that do the same."""
+    """Copy remaining tensors, concurrently with other threads."""
     move = ctypes.memmove
     while work:
         try:

@@ -1,4 +1,4 @@
-"""A guard against tensors that change while they are copied: a few bytes of each of some are compared at the end.
+"""Mutation guard of staging: compares sampled bytes of some tensors before and after they are copied.
 
 It costs microseconds for each sample, so that it can stay on. It sees what it samples: a change of a few elements of
 one tensor may escape it, an optimizer's step does not.
@@ -23,13 +23,13 @@ _SAMPLE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What some places held before they were copied."""
+    """Sampled bytes of tensors, taken before they were copied."""
 
     taken: list[tuple[str, int, int, bytes]]
     """Name of the tensor, address of the source, offset in the arena, bytes."""
 
     def check(self, memory: torch.Tensor) -> None:
-        """Raise MutatedWhileStagedError if a source, or its copy in `memory`, is not what it was."""
+        """Raise MutatedWhileStagedError if a source, or its copy in `memory`, differs from its sample."""
         begin = memory.data_ptr()
         for name, source, offset, before in self.taken:
             now, copied = (ctypes.string_at(at, len(before)) for at in (source, begin + offset))
@@ -53,7 +53,7 @@ class MutationGuard:
         self._random = random.Random(0)  # noqa: S311 - which places are looked at is no secret
 
     def sample(self, contents: Contents, placement: Placement) -> Samples:
-        """What some places hold now."""
+        """Return samples of some places as they are now."""
         tensors = contents.tensors
         rows = self._random.sample(range(len(tensors)), min(self._samples, len(tensors)))
         taken = []

@@ -1,4 +1,4 @@
-"""Where the copies of tensors lie in an arena: memory that several tensors share is copied once, and only what is used.
+"""Layout of tensor copies in an arena: memory that tensors share is copied once, and only the part that is used.
 
 Works on addresses alone. Not here: the copying, and what the tensors are.
 """
@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sources:
-    """The memory that each of some tensors covers, from its first element to its last."""
+    """The memory extent of each tensor, from its first element to its last."""
 
     devices: I64
     """A number for each device; 0 is host memory."""
@@ -36,15 +36,15 @@ class Sources:
     """Of the storage, from the first element to its end."""
 
     def same_as(self, other: Sources) -> bool:
-        """Whether these are the same places."""
+        """Whether these are the same extents."""
         return all(map(np.array_equal, self.columns(), other.columns()))
 
     def columns(self) -> tuple[I64, ...]:
-        """All that is known, in the order of the fields."""
+        """Return all fields as columns, in order."""
         return self.devices, self.addresses, self.extents, self.element_bytes, self.item_bytes, self.room
 
     def without_memory(self) -> list[int]:
-        """Rows of the tensors whose storage is too small for them, freed as it may be."""
+        """Return the rows of tensors whose storage is too small for them (it may have been freed)."""
         nowhere = (self.addresses == 0) & (self.devices == 0)
         rows: list[int] = np.flatnonzero((self.extents > 0) & (nowhere | (self.extents > self.room))).tolist()
         return rows
@@ -52,7 +52,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Where copies lie; offsets in bytes from the arena's begin."""
+    """Offsets of the copies in bytes from the start of the arena."""
 
     offsets: I64
     """Of each tensor's first element."""
@@ -65,12 +65,12 @@ class Placement:
     """Rows of the tensors that are copied one by one: those on devices, and compact ones."""
 
     def key(self) -> bytes:
-        """Equal for placements in which every copy lies where it lies in the other."""
+        """Return a key that is equal for placements with the same offsets and sizes."""
         return self.offsets.tobytes() + self.compact.tobytes()
 
 
 def sources_of(tensors: Sequence[torch.Tensor]) -> Sources:
-    """What memory these tensors cover."""
+    """Return the memory extents of tensors."""
     numbers: dict[torch.device, int] = {}
     devices = [0 if tensor.is_cpu else 1 + numbers.setdefault(tensor.device, len(numbers)) for tensor in tensors]
     addresses = [tensor.data_ptr() for tensor in tensors]
@@ -131,7 +131,7 @@ def place(sources: Sources) -> Placement:
 
 
 def _begins(devices: I64, starts: I64, stops: I64) -> npt.NDArray[np.bool_]:
-    """Of extents in order, which one begins a stretch: nothing before it on its device reaches it."""
+    """Mark the extents that begin a stretch: those that no earlier extent on their device overlaps."""
     begins = np.ones(len(starts), bool)
     for device in np.unique(devices):
         rows = np.flatnonzero(devices == device)

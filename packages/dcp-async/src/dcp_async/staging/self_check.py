@@ -1,4 +1,4 @@
-"""The self-check of staging: description and copy of each tensor belong together, or nothing is saved.
+"""Self-check of staging: refuses to save a copy that does not match the description of its tensor.
 
 A copy is bytes in an arena; dtype, sizes and strides, noted apart from them, say what they mean. Where the two differ,
 wrong values would be stored under sound checksums. The checks look at descriptions and addresses, never at the bytes.
@@ -21,7 +21,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def check_described(contents: Contents, sources: Sources) -> None:
-    """Compare the tensors, once they have been copied, with what the skeleton says of them and where they were.
+    """Compare the copied tensors with the skeleton's description and with their source addresses.
 
     Args:
         contents: What was copied.
@@ -44,7 +44,7 @@ def check_described(contents: Contents, sources: Sources) -> None:
 
 
 def check_placed(contents: Contents, sources: Sources, placement: Placement) -> None:
-    """Check a placement before anything is copied: each copy has room, is aligned, and takes the bytes of its source.
+    """Check a placement before copying: each copy has room, is aligned, and covers its source's bytes.
 
     Args:
         contents: Names the tensors.
@@ -82,7 +82,7 @@ def _in_pieces(addresses: I64, offsets: I64, ends: I64, placement: Placement) ->
 
 
 def _in_others(placement: Placement, ends: I64) -> Flags:
-    """Whether the copy of a tensor that is copied by itself lies where another one, or a piece, lies."""
+    """Whether the copy of a tensor that is copied alone overlaps another copy or piece."""
     compact = np.flatnonzero(placement.compact)
     begins = np.concatenate([placement.pieces[1], placement.offsets[compact]])
     until = np.concatenate([placement.pieces[1] + placement.pieces[2], ends[compact]])

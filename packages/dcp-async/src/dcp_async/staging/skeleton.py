@@ -1,4 +1,4 @@
-"""The structure of a state dict apart from its values: compared with that of the last save, and filled with copies.
+"""The skeleton of a state dict (its structure without values): compared with the last save's, and filled with copies.
 
 A skeleton is made of tuples alone, so that two of them compare fast and one travels to another process:
 `("d", keys, nodes)` a mapping (one more element if not all keys are strings), `("l", nodes)` a list,
@@ -41,14 +41,14 @@ _KEPT_FORMS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TensorByValue:
-    """A tensor whose values are not the bytes of its memory (a quantized one, or a part), as `torch.save` writes it."""
+    """A tensor whose values are not the bytes of its memory (quantized, or a view), as `torch.save` writes it."""
 
     data: bytes
 
 
 @dataclass(slots=True)
 class Contents:
-    """A state dict taken apart."""
+    """A state dict split into skeleton and tensors."""
 
     skeleton: Skeleton = ()
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Contents:
 def look_through(
     state_dict: Mapping[Any, Any], *, nested: bool = True, forms: dict[Hashable, Any] | None = None
 ) -> Contents:
-    """Take a state dict apart; tensors are not copied, objects are.
+    """Split a state dict into skeleton and tensors; tensors are not copied, objects are.
 
     Args:
         state_dict: Nested containers, tensors of every kind, objects.
@@ -110,7 +110,7 @@ class _Walk:
         return ("t", kept.dtype, kept.shape, kept.stride(), value.requires_grad)
 
     def _keep(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Note a local memory; returns what was noted, which alone may be described: resolved, it has other strides."""
+        """Note a tensor, its conjugation resolved; describe the result instead, since its strides may differ."""
         if tensor.is_conj() or tensor.is_neg():
             check_memory(name, tensor)
             with torch.no_grad():
@@ -126,7 +126,7 @@ class _Walk:
         return self._object(value, name) if held is None else self._shards(held, name)
 
     def _dtensor(self, value: DTensor, name: str) -> Skeleton:
-        """Boxes of DTensors are computed once for each form, as thousands have the same."""
+        """Describe a DTensor; its boxes are computed once per placement, since thousands share the same."""
         local = value._local_tensor  # noqa: SLF001 - to_local() builds an autograd node
         local = local.wait() if hasattr(local, "wait") else local
         if not is_plain(local) or local.is_quantized:
@@ -168,7 +168,7 @@ def _facts(held: LocalTensor) -> tuple[Any, ...]:
 
 
 def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
-    """Dtype, shape and strides of every memory that a skeleton describes, in its order."""
+    """Return dtype, shape and strides of every tensor that a skeleton describes, in order."""
     kind = node[0]
     if kind == "t":
         yield node[1], node[2], node[3]
@@ -181,7 +181,7 @@ def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[i
 
 
 def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[Any]) -> dict[Any, Any]:
-    """The state dict that a skeleton describes; sharded tensors are `LocalTensor`s.
+    """Fill a skeleton with tensors; returns the state dict, sharded tensors as `LocalTensor`s.
 
     Args:
         skeleton: Of a whole state dict.

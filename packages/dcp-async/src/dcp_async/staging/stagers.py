@@ -20,7 +20,7 @@ __all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_block
 
 @dataclass
 class StagingOptions:
-    """How `DefaultStager` copies. What needs CUDA has no effect without it.
+    """Options of `DefaultStager`. Those about CUDA have no effect without it.
 
     Attributes:
         use_pinned_memory: Copy into pinned memory.
@@ -36,7 +36,7 @@ class StagingOptions:
 
 
 class DefaultStager:
-    """Copies state dicts into memory that it uses again once nobody holds a tensor of an earlier copy.
+    """Stager that copies state dicts into host memory, and reuses it once the tensors of the earlier copy are released.
 
     Storages that tensors share are copied once, and views stay views. Given to a saver, the saver copies into its own
     memory, and only `use_async_staging` counts.
@@ -57,11 +57,11 @@ class DefaultStager:
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """False: what `stage` returns says when the copy is complete."""
+        """False: the result of `stage` says when the copy is complete."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any] | Future[dict[str, Any]]:
-        """A copy in host memory, complete on return; a future of it with `use_async_staging`.
+        """Copy a state dict to host memory: complete on return, or as a future with `use_async_staging`.
 
         Containers and objects are deep copies. Values may change again once the copy is complete.
         """
@@ -79,7 +79,7 @@ class DefaultStager:
             self._last.exception()
 
     def close(self) -> None:
-        """Wait for what is being copied, and give the memory back as soon as nobody holds it."""
+        """Wait for the copy in progress, and release the memory once no tensor of it is referenced."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self._stager.copier.close()
@@ -92,7 +92,7 @@ class DefaultStager:
 
 
 class StateDictStager:
-    """Copies state dicts at once; `DefaultStager` without a thread.
+    """Stager that copies synchronously; `DefaultStager` without a thread.
 
     Args:
         pin_memory: Copy into pinned memory, where CUDA is there.
@@ -105,12 +105,12 @@ class StateDictStager:
         self._stager = DefaultStager(StagingOptions(pin_memory, share_memory, use_async_staging=False))
 
     def stage(self, state_dict: Any, non_blocking: bool = False) -> Any:
-        """A copy in host memory, complete on return whatever `non_blocking` says."""
+        """Copy a state dict to host memory; complete on return, whatever `non_blocking` says."""
         del non_blocking
         return self._stager.stage(state_dict)
 
     def close(self) -> None:
-        """Give the memory back as soon as nobody holds it."""
+        """Release the memory once no tensor of it is referenced."""
         self._stager.close()
 
 

@@ -1,4 +1,4 @@
-"""A copy of nested containers as they are, with copies of their tensors that lie elsewhere."""
+"""Deep copies of nested containers whose tensors are stored elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["copy_tree"]
 def copy_tree(
     state_dict: dict[str, Any], copy_tensors: Callable[[Sequence[str], Sequence[torch.Tensor]], list[torch.Tensor]]
 ) -> dict[str, Any]:
-    """A deep copy that keeps the types of containers; what is one object in the source is one in the copy.
+    """Return a deep copy that keeps the types of containers; references to one object stay references to one copy.
 
     Args:
         state_dict: Anything that can be copied.
@@ -37,7 +37,7 @@ def copy_tree(
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in nested containers whose values are those of strided memory, with their names."""
+    """Return the strided tensors in nested containers, with their names."""
     if isinstance(value, torch.Tensor):
         local = value._local_tensor if is_dtensor(value) else value  # noqa: SLF001
         if is_plain(local) and not local.is_quantized:
