@@ -1,4 +1,4 @@
-"""Storages and planners of `torch.distributed.checkpoint` with ours, and ours with it.
+"""Adapters between storages and planners of `torch.distributed.checkpoint` and ours, in both directions.
 
 The only package that imports stock. What files look like, and what reads them, is elsewhere: these classes translate
 calls and records. Stock is imported with the first of these names that is used, not with the package: wherever it is

@@ -1,4 +1,4 @@
-"""`from_stock` and `to_stock`: the adapter for whatever one has."""
+"""`from_stock` and `to_stock`: choose the adapter for a storage, planner or metadata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def from_stock(value: planner.LoadPlanner, *, trust_objects: bool = ...) -> Load
 @overload
 def from_stock(value: metadata.Metadata) -> Metadata: ...
 def from_stock(value: Any, **options: Any) -> Any:
-    """A storage, planner or metadata of `torch.distributed.checkpoint`, for our `save` and `load`.
+    """Adapt a storage, planner or metadata of `torch.distributed.checkpoint` for our `save` and `load`.
 
     Args:
         value: A storage writer or reader, a save or load planner, or a `Metadata` of stock. What `to_stock` made gives
@@ -74,7 +74,7 @@ def to_stock(value: LoadPlanner) -> planner.LoadPlanner: ...
 @overload
 def to_stock(value: Metadata) -> metadata.Metadata: ...
 def to_stock(value: Any, **options: Any) -> Any:
-    """A storage, planner or metadata of ours, for `save` and `load` of `torch.distributed.checkpoint`.
+    """Adapt a storage, planner or metadata of ours for `save` and `load` of `torch.distributed.checkpoint`.
 
     Args:
         value: A storage writer or reader, a save or load planner, or a `Metadata` of ours. What `from_stock` made gives

@@ -1,4 +1,4 @@
-"""Calls into stock's objects: arguments that they may lack, and errors that nothing else would catch."""
+"""Calls of stock's objects: optional keyword arguments, and stock's BaseException converted to an error of ours."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def stock_errors(what: str) -> Iterator[None]:
 
 
 def takes_kwargs(method: Callable[..., Any]) -> bool:
-    """Whether a method gets the keywords of newer contracts: by stock's rule, if it has a parameter named `kwargs`."""
+    """Whether a method takes the keywords of newer contracts: by stock's rule, if it has a parameter named `kwargs`."""
     return "kwargs" in inspect.signature(method).parameters

@@ -1,4 +1,4 @@
-"""Lists of records that become those of the other library only when somebody looks at them.
+"""Lazily converted lists of records of the other library.
 
 A plan passes through hands that mostly add one field and never touch its items: those should not be made twice.
 """
@@ -33,7 +33,7 @@ class _Converted(Generic[A, B]):
 
 
 def converted(items: list[A], convert: Callable[[A], B]) -> list[B]:
-    """A list of `convert(item)` for each item, made when it is first looked at.
+    """Return a list of `convert(item)` for each item, converted on first access.
 
     What was converted from the other library's records and never looked at goes back as the list that it was made from.
     """

@@ -1,4 +1,4 @@
-"""Planners of loads: stock's as one of ours (`StockLoadPlanner`), ours as one of stock's (`LoadPlannerForStock`).
+"""Adapters of load planners: stock's for us (`StockLoadPlanner`), ours for stock (`LoadPlannerForStock`).
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner.LoadPlanner` (contract).
 """
@@ -23,7 +23,7 @@ __all__ = ["LoadPlannerForStock", "StockLoadPlanner"]
 
 
 class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
-    """Plans loads by a planner of `torch.distributed.checkpoint`, whatever it overrides.
+    """Load planner that delegates to a planner of `torch.distributed.checkpoint`, including overridden methods.
 
     Args:
         wrapped: The planner.
@@ -62,7 +62,7 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
             return own_load_plan(self.wrapped.finish_plan(stock_load_plan(central_plan)))
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Give the planner a stored object, unless unpickling it would need more than our allow-list.
+        """Pass a stored object to the planner, unless unpickling it needs more than our allow-list.
 
         Raises:
             UnsafeCheckpointError: It would, or these are not the bytes of `torch.save`; names what it needs.
@@ -86,7 +86,7 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
 
 
 class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
-    """Plans loads of `torch.distributed.checkpoint` by a planner of ours."""
+    """Load planner of `torch.distributed.checkpoint` that delegates to one of ours."""
 
     def set_up_planner(
         self,
@@ -128,7 +128,7 @@ class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
 
 
 def _harmless(key: str, data: bytes) -> io.BytesIO:
-    """Bytes that may be unpickled without restriction: of the same object, rebuilt after it was loaded with ours.
+    """Re-pickle an object that our allow-list has loaded: stock may unpickle these bytes without restriction.
 
     What one reader finds harmless in the bytes of a stranger another one may read otherwise.
     """

@@ -1,4 +1,4 @@
-"""Records of stock → ours. Single records that `dcp_core.records.foreign_records` knows are left to it.
+"""Conversion of stock's records to ours. Single records that `dcp_core.records.foreign_records` knows are left to it.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage}` (fields).
 """
@@ -17,7 +17,7 @@ __all__ = ["own_load_plan", "own_read_item", "own_result", "own_save_plan", "own
 
 
 def own_save_plan(plan: planner.SavePlan) -> SavePlan:
-    """Our plan with the contents of stock's; the items that it was made from, if nobody has looked at them."""
+    """Convert stock's save plan to ours; unread lists return the items that they were made from."""
     return SavePlan(
         items=converted(plan.items, as_write_item),
         storage_data=plan.storage_data,
@@ -30,7 +30,7 @@ def own_save_plan(plan: planner.SavePlan) -> SavePlan:
 
 
 def own_load_plan(plan: planner.LoadPlan) -> LoadPlan:
-    """Our plan with the contents of stock's; the items that it was made from, if nobody has looked at them."""
+    """Convert stock's load plan to ours; unread lists return the items that they were made from."""
     return LoadPlan(
         items=converted(plan.items, own_read_item),
         storage_data=plan.storage_data,
@@ -39,7 +39,7 @@ def own_load_plan(plan: planner.LoadPlan) -> LoadPlan:
 
 
 def own_read_item(item: Any) -> ReadItem:
-    """Our item with the fields of stock's."""
+    """Convert stock's read item to ours."""
     return ReadItem(
         type=LoadItemType[item.type.name],
         dest_index=as_index(item.dest_index),
@@ -51,12 +51,12 @@ def own_read_item(item: Any) -> ReadItem:
 
 
 def own_result(result: storage.WriteResult) -> WriteResult:
-    """Our result with the fields of stock's; what the storage says of the item stays as it is."""
+    """Convert stock's write result to ours; the storage's own data in it stays as it is."""
     return WriteResult(as_index(result.index), result.size_in_bytes, result.storage_data)
 
 
 def own_storage_meta(meta: Any) -> StorageMeta | None:
-    """Our record with the fields of stock's."""
+    """Convert stock's storage metadata to ours."""
     if meta is None:
         return None
     return StorageMeta(meta.checkpoint_id, meta.save_id, meta.load_id, list(getattr(meta, "modules", ())))

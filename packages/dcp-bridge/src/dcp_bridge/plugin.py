@@ -7,5 +7,5 @@ __all__ = ["dcp_register_bridges"]
 
 @hookimpl
 def dcp_register_bridges() -> dict[str, str]:
-    """`from_stock`, for storages and planners that are passed as they are."""
+    """Register `from_stock` as the adapter of stock's storages and planners that users pass directly."""
     return {"torch.distributed.checkpoint": "dcp_bridge.bridging:from_stock"}

@@ -1,4 +1,4 @@
-"""Storage readers: stock's as one of ours (`StockReader`), ours as one of stock's (`ReaderForStock`).
+"""Adapters of storage readers: stock's as one of ours (`StockReader`), ours as one of stock's (`ReaderForStock`).
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageReader` (contract).
 """
@@ -25,7 +25,7 @@ __all__ = ["ReaderForStock", "StockReader"]
 
 
 class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
-    """Loads through a storage reader of `torch.distributed.checkpoint`.
+    """Storage reader that delegates to one of `torch.distributed.checkpoint`.
 
     Args:
         wrapped: The reader.
@@ -47,7 +47,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """See `StorageReader`. With `rank`, of what that rank saved without collectives.
+        """See `StorageReader`. With `rank`, the metadata of what that rank saved without collectives.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint.
@@ -73,7 +73,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         return own
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See `StorageReader`; the reader gets the metadata that it gave."""
+        """See `StorageReader`; passes the reader the metadata that it returned."""
         del args
         own, found = self._found or (None, None)
         if found is None or own is not metadata:
@@ -103,7 +103,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
 
 
 class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
-    """Loads of `torch.distributed.checkpoint` through a storage reader of ours: every byte checked.
+    """Storage reader of `torch.distributed.checkpoint` that delegates to one of ours, which checks every byte.
 
     Args:
         wrapped: The reader.
@@ -121,7 +121,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> stock_records.Metadata:
-        """See stock. What a save without collectives left is merged already, so that `rank` adds nothing."""
+        """See stock. Indexes of a save without collectives are merged already, so `rank` changes nothing."""
         own = self.wrapped.read_metadata(*args, **(kwargs if takes_kwargs(self.wrapped.read_metadata) else {}))
         found = stock_metadata(own)
         self._found = found, own
@@ -130,7 +130,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
     def set_up_storage_reader(
         self, metadata: stock_records.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """See stock; the reader gets the metadata that it gave."""
+        """See stock; passes the reader the metadata that it returned."""
         found, own = self._found or (None, None)
         if own is None or found is not metadata:
             own = as_metadata(metadata)

@@ -1,4 +1,4 @@
-"""Planners of saves: stock's as one of ours (`StockSavePlanner`), ours as one of stock's (`SavePlannerForStock`).
+"""Adapters of save planners: stock's for us (`StockSavePlanner`), ours for stock (`SavePlannerForStock`).
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner.SavePlanner` (contract).
 """
@@ -27,7 +27,7 @@ _OF_A_SAVE = ("state_dict", "plan", "global_plan", "metadata", "storage_meta")
 
 
 class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
-    """Plans saves by a planner of `torch.distributed.checkpoint`, whatever it overrides.
+    """Save planner that delegates to a planner of `torch.distributed.checkpoint`, including overridden methods.
 
     Its own rules apply: replicas are spread as stock spreads them, and only what stock checks is checked.
     """
@@ -43,7 +43,7 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """See `SavePlanner`; older planners know no `storage_meta`."""
+        """See `SavePlanner`; older planners take no `storage_meta`."""
         with stock_errors("set_up_planner"):
             if "storage_meta" in inspect.signature(self.wrapped.set_up_planner).parameters:
                 meta = stock_storage_meta(storage_meta)
@@ -74,7 +74,7 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
 
 
 class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
-    """Plans saves of `torch.distributed.checkpoint` by a planner of ours.
+    """Save planner of `torch.distributed.checkpoint` that delegates to one of ours.
 
     Tied values are written under each of their names: stock's metadata knows no aliases.
     """

@@ -1,4 +1,4 @@
-"""Records of ours → stock's. What stock has no field for travels in a subclass of its plan, or is left out.
+"""Conversion of our records to stock's. Fields that stock lacks travel in a subclass of its plan, or are left out.
 
 Source: torch 2.6 and 2.13 `torch.distributed.checkpoint.{metadata,planner,storage,filesystem}` (fields).
 """
@@ -48,7 +48,7 @@ _SIZES_OF_OBJECTS = hasattr(planner, "BytesIOWriteData")  # older versions plan 
 
 @dataclass(frozen=True)
 class ExtendedSavePlan(planner.SavePlan):
-    """Stock's plan with the fields that only ours has, or only later stock; `dataclasses.replace` keeps them."""
+    """Stock's save plan with the fields that only our plan, or a later stock, has; `dataclasses.replace` keeps them."""
 
     usable: bool = True
     aliases: dict[str, str] | None = None
@@ -57,7 +57,7 @@ class ExtendedSavePlan(planner.SavePlan):
 
 
 def stock_save_plan(plan: SavePlan) -> planner.SavePlan:
-    """Stock's plan with the contents of ours; items are made when they are looked at."""
+    """Convert our save plan to stock's; items are converted on first access."""
     return ExtendedSavePlan(
         items=converted(plan.items, stock_write_item),
         storage_data=plan.storage_data,
@@ -70,7 +70,7 @@ def stock_save_plan(plan: SavePlan) -> planner.SavePlan:
 
 
 def stock_load_plan(plan: LoadPlan) -> planner.LoadPlan:
-    """Stock's plan with the contents of ours; items are made when they are looked at."""
+    """Convert our load plan to stock's; items are converted on first access."""
     return planner.LoadPlan(
         items=converted(plan.items, stock_read_item),
         storage_data=plan.storage_data,
@@ -79,7 +79,7 @@ def stock_load_plan(plan: LoadPlan) -> planner.LoadPlan:
 
 
 def stock_write_item(item: WriteItem) -> planner.WriteItem:
-    """Stock's item with the fields of ours."""
+    """Convert our write item to stock's."""
     tensor, data = item.tensor_data, item.bytes_io_data
     return _record(
         planner.WriteItem,
@@ -95,7 +95,7 @@ def stock_write_item(item: WriteItem) -> planner.WriteItem:
 
 
 def stock_read_item(item: ReadItem) -> planner.ReadItem:
-    """Stock's item with the fields of ours."""
+    """Convert our read item to stock's."""
     return planner.ReadItem(
         type=planner.LoadItemType[item.type.name],
         dest_index=stock_index(item.dest_index),
@@ -107,17 +107,17 @@ def stock_read_item(item: ReadItem) -> planner.ReadItem:
 
 
 def stock_result(result: WriteResult) -> storage.WriteResult:
-    """Stock's result with the fields of ours."""
+    """Convert our write result to stock's."""
     return storage.WriteResult(stock_index(result.index), result.size_in_bytes, result.storage_data)
 
 
 def stock_index(index: MetadataIndex) -> metadata.MetadataIndex:
-    """Stock's index with the fields of ours."""
+    """Convert our metadata index to stock's."""
     return metadata.MetadataIndex(index.fqn, index.offset, index.index)
 
 
 def stock_metadata(own: Metadata) -> metadata.Metadata:
-    """Stock's metadata with the contents of ours: every record is made. Tied names are entries of their own."""
+    """Convert our metadata to stock's, every record of it. Aliases (tied values) become entries of their own."""
     stored = own.storage_data
     if isinstance(stored, Mapping):
         stored = {_index_or_same(key): _info_or_same(value) for key, value in stored.items()}
@@ -132,7 +132,7 @@ def stock_metadata(own: Metadata) -> metadata.Metadata:
 
 
 def stock_storage_meta(meta: StorageMeta | None) -> metadata.StorageMeta | None:
-    """Stock's record with the fields of ours."""
+    """Convert our storage metadata to stock's."""
     if meta is None:
         return None
     return _record(
@@ -183,7 +183,7 @@ def _info_or_same(value: Any) -> Any:
 
 
 def _record(kind: Callable[..., T], **values: Any) -> T:
-    """A record with those of the values that this version of stock has fields for; older ones have fewer."""
+    """Make a record from the values that this version of stock has fields for; older ones have fewer."""
     known = _field_names(kind)
     return kind(**{name: value for name, value in values.items() if name in known})
 

@@ -1,4 +1,4 @@
-"""`StockWriter`: a storage writer of stock, as one of ours.
+"""`StockWriter`: adapter of a storage writer of stock as one of ours.
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageWriter` (contract).
 """
@@ -27,14 +27,14 @@ _SHOWN_ITEMS = 5
 
 
 class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
-    """Saves through a storage writer of `torch.distributed.checkpoint`, with what that one guarantees.
+    """Storage writer that delegates to one of `torch.distributed.checkpoint`, with the guarantees of that one.
 
     Args:
         wrapped: The writer.
         check_results: Raise when the writer does not report every item that it was to write. Stock's file writer with
             several threads is silent when one of them fails.
 
-    What we do around it holds for it, too: errors reach all ranks, nobody hangs. What it does itself is its own:
+    Our coordination applies to it, too: errors reach all ranks, no rank hangs. The rest is up to the writer:
     its data is as durable, and its last step as atomic, as it makes them.
     """
 
@@ -47,11 +47,11 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
-        """What the writer says of itself."""
+        """Return the storage metadata of the wrapped writer."""
         return own_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See `StorageWriter`; stock's writers get the keywords that stock gives them."""
+        """See `StorageWriter`; passes the keywords that stock passes to its writers."""
         del args
         set_up = self.wrapped.set_up_storage_writer
         known = {name: value for name, value in kwargs.items() if name in ("rank", "use_collectives")}
@@ -98,7 +98,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             )
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """See `StorageWriter`. What the writer puts into the metadata is put into ours."""
+        """See `StorageWriter`. What the writer adds to the metadata is added to ours."""
         stock = stock_metadata(metadata)
         with stock_errors("finish"):
             self.wrapped.finish(stock, [[stock_result(result) for result in one] for one in results])
@@ -107,14 +107,14 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         metadata.version, metadata.planner_data = found.version, found.planner_data
 
     def abort(self, error: BaseException) -> None:
-        """Tell a writer that wants to know that the save has failed; stock's contract has no such call."""
+        """Notify a writer with an `abort` method that the save failed; stock's contract has no such call."""
         abort = getattr(self.wrapped, "abort", None)
         if abort is not None:
             abort(error)
 
 
 class StockStagingWriter(StockWriter):
-    """A `StockWriter` whose writer also makes the copy of an asynchronous save, in a way of its own."""
+    """A `StockWriter` whose writer is a stager, too: it copies the state of an asynchronous save."""
 
     @property
     def _stager(self) -> Any:
@@ -126,25 +126,25 @@ class StockStagingWriter(StockWriter):
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """The writer's own answer."""
+        """The wrapped stager's answer."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
-        """The writer's copy."""
+        """Return the wrapped stager's copy."""
         staged: Future[dict[str, Any]] | dict[str, Any] = self._stager.stage(state_dict)
         return staged
 
     def synchronize_staging(self) -> None:
-        """Wait as the writer does."""
+        """Wait for the wrapped stager's copy."""
         self._stager.synchronize_staging()
 
     def close(self) -> None:
-        """Let the writer give back its memory, if it has a way to."""
+        """Close the wrapped stager, if it can be closed."""
         getattr(self._stager, "close", lambda: None)()
 
 
 def is_stager(writer: object) -> bool:
-    """Whether a writer copies in a way of its own; what stock's file writers do, ours does in reused memory."""
+    """Whether a writer overrides staging; copies of stock's file writers are made by our stager in reused memory."""
     if not isinstance(writer, staging.AsyncStager):
         return False
     plain = {storage.StorageWriter, staging.BlockingAsyncStager}

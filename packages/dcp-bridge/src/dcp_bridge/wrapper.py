@@ -1,4 +1,4 @@
-"""What all adapters have in common: the object that they stand for."""
+"""Base classes of the adapters: they hold the wrapped object and delegate to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ W = TypeVar("W")
 
 
 class Wrapper(Generic[W]):
-    """Stands for `wrapped`.
+    """Adapter of the object `wrapped`.
 
     Args:
         wrapped: The other library's object.
@@ -25,7 +25,7 @@ class Wrapper(Generic[W]):
 
 
 class Delegating(Wrapper[W]):
-    """An adapter whose missing attributes are those of `wrapped`: storages look at a planner's `state_dict`."""
+    """Adapter whose missing attributes are those of `wrapped`: some storages read a planner's `state_dict`."""
 
     def __getattr__(self, name: str) -> Any:
         # Called for what is not found otherwise; copies and pickles ask before there is anything.
@@ -35,16 +35,16 @@ class Delegating(Wrapper[W]):
 
 
 class StorageWrapper(Wrapper[W]):
-    """A storage reader or writer that stands for the other library's."""
+    """Adapter of the other library's storage reader or writer."""
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """The wrapped storage's own, as text if it is neither text nor a path; None if it does not tell."""
+        """The checkpoint id of the wrapped storage, as text if it is neither text nor a path; None if it has none."""
         found = getattr(self.wrapped, "checkpoint_id", None)
         return found if found is None or isinstance(found, str | os.PathLike) else str(found)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """False: no id leads here by itself."""
+        """False: adapters are never chosen for an id."""
         del checkpoint_id
         return False

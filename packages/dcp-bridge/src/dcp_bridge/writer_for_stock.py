@@ -1,4 +1,4 @@
-"""`WriterForStock`: a storage writer of ours, as one of stock's.
+"""`WriterForStock`: adapter of a storage writer of ours as one of stock's.
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageWriter` (contract), `state_dict_saver` (order of calls).
 """
@@ -31,14 +31,14 @@ _log = library_logger(__name__)
 
 
 class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
-    """Saves of `torch.distributed.checkpoint` through a storage writer of ours: durable, with CRCs, published at once.
+    """Storage writer of `torch.distributed.checkpoint` that delegates to ours: durable, checksummed, atomic.
 
     Args:
         wrapped: The writer.
         save_id: For saves with `use_collectives=False`: an id that is equal on all ranks and was not used before. Stock
             agrees on none, and our rank-local indexes count only with one.
 
-    Stock does not tell a writer that a save has failed elsewhere: then what was written is cleared away when the same
+    Stock does not notify a writer of failures on other ranks: then the files are removed when the same
     object begins the next save, or when it is dropped; and by any later save once this process has ended.
     """
 
@@ -111,7 +111,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         return done
 
     def finish(self, metadata: stock_records.Metadata, results: list[list[storage.WriteResult]]) -> None:
-        """See stock. What the writer puts into the metadata is put into stock's."""
+        """See stock. What the writer adds to the metadata is added to stock's."""
         own = as_metadata(metadata)
         with self._part_of_save():
             self.wrapped.finish(own, [[own_result(result) for result in one] for one in results])
@@ -122,7 +122,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
 
     @contextlib.contextmanager
     def _part_of_save(self) -> Iterator[None]:
-        """What fails here fails the whole save: the coordinator will not publish it."""
+        """Report an error of this block to the coordinator, so that the save is not published."""
         try:
             yield
         except BaseException as error:
@@ -131,7 +131,10 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
             raise
 
     def _clear_away(self) -> None:
-        """After a save that never ended. Only the coordinator knows that: the others are not told of the end."""
+        """Remove the files of an unfinished earlier save.
+
+        Only the coordinator knows of it: stock does not report the end to the others.
+        """
         running, self._running = self._running, False
         if running and self._is_coordinator:
             self._abort(DcpError("the save failed on another rank"))
