@@ -1,4 +1,4 @@
-"""The crash kit: what is left of a folder when a process or a machine fails at any moment of writing to it.
+"""The crash kit: every state of a folder that a killed process or a power loss during writes can leave.
 
 `run_traced` runs processes with a fault at their n-th system call; `disk_states` gives what a disk may hold after a
 loss of power, from a recording of such a run. Needs x86-64 Linux, no privileges and no compiler.

@@ -1,4 +1,4 @@
-"""The system calls by which a folder is changed or read, and what each one is about: which files, which bytes.
+"""The system calls that change or read a folder, with the paths and bytes that each one concerns.
 
 Source: Linux's `arch/x86/entry/syscalls/syscall_64.tbl`.
 """
@@ -21,7 +21,7 @@ _PATH_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One system call."""
+    """Descriptor of one system call."""
 
     name: str
     number: int
@@ -106,25 +106,25 @@ SPACE = frozenset(
 
 
 class Memory:
-    """What a stopped thread's memory, descriptors and folder say."""
+    """Memory, file descriptors and working directory of a stopped thread."""
 
     def __init__(self, tid: int) -> None:
         self._tid = tid
 
     def read(self, address: int, count: int) -> bytes:
-        """Bytes of its memory; fewer where it ends."""
+        """Read bytes of the thread's memory; fewer at the end of a mapping."""
         with open(f"/proc/{self._tid}/mem", "rb", buffering=0) as memory:
             memory.seek(address)
             return memory.read(count)
 
     def write(self, address: int, data: bytes) -> None:
-        """Change its memory."""
+        """Write to the thread's memory."""
         with open(f"/proc/{self._tid}/mem", "r+b", buffering=0) as memory:
             memory.seek(address)
             memory.write(data)
 
     def text(self, address: int) -> str:
-        """A path. Reads up to the end of a page at a time: the next one may not be there."""
+        """Read a path from the thread's memory, page by page: the next page may not be mapped."""
         found = b""
         while b"\0" not in found and len(found) < _PATH_BYTES:
             part = self.read(address + len(found), 4096 - (address + len(found)) % 4096)
@@ -134,7 +134,7 @@ class Memory:
         return os.fsdecode(found.split(b"\0", 1)[0])
 
     def descriptor(self, number: int) -> str | None:
-        """The path of an open descriptor; None if it is not open, or its file has no name any more."""
+        """Return the path of an open descriptor; None if it is closed, or its file was deleted."""
         try:
             path = os.readlink(f"/proc/{self._tid}/fd/{_signed(number)}")
         except OSError:
@@ -142,22 +142,22 @@ class Memory:
         return None if path.endswith(" (deleted)") else path
 
     def position(self, number: int) -> int:
-        """Of an open descriptor, in its file."""
+        """Return the file position of an open descriptor."""
         with open(f"/proc/{self._tid}/fdinfo/{_signed(number)}", encoding="ascii") as lines:
             return int(next(lines).split()[1])
 
     def file(self, number: int, offset: int, count: int) -> bytes:
-        """Bytes of the file behind an open descriptor."""
+        """Read bytes of the file behind an open descriptor."""
         with open(f"/proc/{self._tid}/fd/{_signed(number)}", "rb") as file:
             file.seek(offset)
             return file.read(count)
 
     def vectors(self, address: int, count: int) -> list[tuple[int, int]]:
-        """Addresses and lengths of an `iovec` array."""
+        """Return the addresses and lengths in an `iovec` array."""
         return list(struct.iter_unpack("QQ", self.read(address, 16 * count)))
 
     def gather(self, address: int, count: int, length: int) -> bytes:
-        """The first `length` bytes that an `iovec` array describes."""
+        """Return the first `length` bytes that an `iovec` array describes."""
         parts = []
         for start, size in self.vectors(address, count):
             parts.append(self.read(start, min(size, length)))
@@ -165,7 +165,7 @@ class Memory:
         return b"".join(parts)
 
     def path(self, folder: int | None, address: int) -> str:
-        """A path argument, absolute. `folder` is a descriptor, or None for the current folder."""
+        """Return a path argument as an absolute path. `folder` is a descriptor, or None for the working directory."""
         text = self.text(address)
         if text.startswith("/"):
             return os.path.normpath(text)
@@ -177,12 +177,12 @@ class Memory:
 
 
 def _signed(number: int) -> int:
-    """A descriptor as an int: the upper half of its register is not defined."""
+    """Return a descriptor as a signed int: the upper half of its register is not defined."""
     return (number & 0xFFFFFFFF) - (1 << 32 if number & 0x80000000 else 0)
 
 
 def places_of(kind: Kind, arguments: tuple[int, ...], memory: Memory) -> list[str]:
-    """The absolute paths that a call is about."""
+    """Return the absolute paths that a call concerns."""
     found = [memory.descriptor(arguments[index]) for index in kind.fds]
     for folder, path in kind.paths:
         if arguments[path] == 0:  # utimensat of a descriptor

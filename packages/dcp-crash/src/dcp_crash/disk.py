@@ -1,4 +1,4 @@
-"""What a disk may hold after a loss of power at some moment of a recording.
+"""Possible states of a disk after a loss of power at a moment of a recording.
 
 The model is the weakest that POSIX allows, not what one file system does. Until a file is synced, any part of what was
 written to it may be missing, whatever was written later, and its length may be there without its bytes. Until a folder
@@ -60,7 +60,7 @@ class DiskState:
 
 
 def snapshot(folder: str | os.PathLike[str]) -> Tree:
-    """The files and folders below a folder, all taken for durable."""
+    """Return the files and folders below a folder, all assumed durable."""
     base = os.path.realpath(folder)
     found: Tree = {base: None}
     for path in Path(base).rglob("*"):
@@ -71,7 +71,7 @@ def snapshot(folder: str | os.PathLike[str]) -> Tree:
 def disk_states(
     before: Tree, changes: list[Change], *, every: int = 1, random_states: int = 4, seed: int = 0
 ) -> Iterator[DiskState]:
-    """The states that the disk may be in, for a loss of power before each change and after the last.
+    """Yield the possible states of the disk for a loss of power before each change and after the last.
 
     At each moment: nothing that was not synced is kept; all of it; names without bytes; names and lengths without
     bytes; bytes without names; each change alone; all but each one; and random choices, with torn writes. States that
@@ -104,7 +104,7 @@ _NAME = frozenset({"create", "mkdir", "unlink", "rmdir", "rename", "link", "syml
 
 
 def _unsynced(changes: list[Change], at: int) -> list[int]:
-    """The numbers of the changes before `at` of which nothing says that the disk has them."""
+    """Return the numbers of the changes before `at` that no sync has made durable."""
     names = _names_then(changes, at)
     durable: set[int] = set()
     for change in changes[:at]:
@@ -120,7 +120,7 @@ def _unsynced(changes: list[Change], at: int) -> list[int]:
 
 
 def _names_then(changes: list[Change], at: int) -> Callable[[str, Change], int]:
-    """Which file a path meant when a change was made: the number of the change that created it."""
+    """Return which file a path meant when a change was made: the number of the change that created it."""
     meant: dict[str, int] = {}
     found: dict[tuple[int, str], int] = {}
     fresh = -1
@@ -175,7 +175,7 @@ def _choices(
 
 
 def _replay(before: Tree, changes: list[Change], choose: Choose) -> Tree:
-    """The tree after the chosen changes."""
+    """Return the tree after replaying the chosen changes."""
     disk = _Disk(before)
     for number, change in enumerate(changes):
         if change.kind in _NAME:
@@ -186,7 +186,7 @@ def _replay(before: Tree, changes: list[Change], choose: Choose) -> Tree:
 
 
 class _Disk:
-    """Files by what they are, not by their names: an inode is there before the disk knows a name for it."""
+    """A simulated disk: files by inode, since an inode exists before the disk knows a name for it."""
 
     def __init__(self, before: Tree) -> None:
         self._files: list[bytearray | None] = []
@@ -201,7 +201,7 @@ class _Disk:
         return len(self._files) - 1
 
     def rename_things(self, change: Change, *, kept: bool) -> None:
-        """A change of names: seen by processes, and by the disk if it is kept."""
+        """Apply a change of names: visible to processes, and on the disk if it is kept."""
         if change.kind in {"create", "mkdir"}:
             inode = self._new(None if change.kind == "mkdir" else bytearray())
         elif change.kind == "symlink":
@@ -217,7 +217,7 @@ class _Disk:
                 names[change.target if change.kind in {"rename", "link"} else change.path] = inode
 
     def change_bytes(self, change: Change, kept: bool | str | random.Random) -> None:
-        """A change of contents, or of a part of them."""
+        """Apply a change of a file's contents, or of a part of them."""
         data = self._files[self._seen[change.path]]
         if data is None or kept is False:
             return
@@ -236,7 +236,7 @@ class _Disk:
         data[change.offset : end] = written
 
     def tree(self) -> Tree:
-        """What the disk has; a file in a folder of which it knows nothing is not there."""
+        """Return the files on the disk; a file in a folder that the disk does not know is absent."""
         found: Tree = {}
         for path, inode in sorted(self._kept.items()):
             data = self._files[inode]

@@ -1,4 +1,4 @@
-"""What goes wrong, and at which system call."""
+"""Faults to inject, and the system call at which each one strikes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "send
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault.
+    """A fault to inject: its kind, and the number of the system call.
 
     `kill`: SIGKILL instead of the call. `torn`: SIGKILL when half of a write is done. `eio`: the call fails, once.
     `enospc`: from the call on, whatever needs space fails. `short`: a write writes half, and says so. `stop`: the

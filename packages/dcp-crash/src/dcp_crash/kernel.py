@@ -1,4 +1,4 @@
-"""The kernel's own interface to tracing, over ctypes: ptrace, seccomp filters, registers. x86-64 Linux only.
+"""The kernel's tracing interface over ctypes: ptrace, seccomp filters, registers. x86-64 Linux only.
 
 What is done with it is in `tracer`. Needs no privileges beyond tracing one's own children.
 
@@ -87,27 +87,27 @@ class Registers(ctypes.Structure):
 
     @property
     def number(self) -> int:
-        """Of the system call."""
+        """Number of the system call."""
         return int(self.orig_rax)
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """Of the system call."""
+        """Arguments of the system call."""
         return tuple(int(value) for value in (self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9))
 
     @property
     def result(self) -> int:
-        """What it returned; a negative errno if it failed."""
+        """Return value of the system call; a negative errno if it failed."""
         return ctypes.c_long(self.rax).value
 
     def skip(self, result: int) -> None:
-        """Have the call not run, and return this."""
+        """Skip the system call, with this return value."""
         self.orig_rax = ctypes.c_ulong(-1).value
         self.rax = ctypes.c_ulong(result).value
 
 
 def is_supported() -> bool:
-    """Whether this machine can be traced: Linux on x86-64, and nothing forbids tracing."""
+    """Whether this machine supports tracing: Linux on x86-64, and ptrace is permitted."""
     return sys.platform == "linux" and platform.machine() == "x86_64" and _may_trace()
 
 
@@ -125,11 +125,11 @@ def _may_trace() -> bool:
 
 
 def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], create_bits: int) -> None:
-    """Have the tracer told of system calls of this process, all its threads and all it will start.
+    """Install a seccomp filter that stops this process, its threads and its children at the given system calls.
 
     Args:
-        numbers: Told of always.
-        creating: (number, which argument holds flags): told of if one of `create_bits` is set there.
+        numbers: System calls that are always reported.
+        creating: (number, which argument holds flags): reported if one of `create_bits` is set in it.
         create_bits: See `creating`.
 
     Raises:
@@ -149,7 +149,7 @@ def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], 
 
 
 def _rule(number: int, argument: int | None, bits: int) -> list[bytes]:
-    """Instructions that return if the call is the one, and otherwise end up behind themselves."""
+    """Return the filter instructions that match one system call, and fall through for any other."""
     trace = _code(_RETURN, _TRACE)
     load = _code(_LOAD, _NUMBER_AT)
     if argument is None:
@@ -163,34 +163,34 @@ def _code(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def seize(pid: int) -> None:
-    """Trace a child, and whatever it starts. Raises OSError if that is forbidden here."""
+    """Trace a child and its descendants. Raises OSError if that is forbidden here."""
     _ptrace(_SEIZE, pid, _OPTIONS)
 
 
 def resume(tid: int, number: int = 0) -> None:
-    """Let a stopped thread go on, with a signal if one is given."""
+    """Resume a stopped thread, with a signal if one is given."""
     _ptrace(_CONT, tid, number)
 
 
 def to_syscall_exit(tid: int) -> None:
-    """Let a thread go on to the end of the system call that it is about to make."""
+    """Resume a thread until the exit of the system call that it is about to make."""
     _ptrace(_SYSCALL, tid, 0)
 
 
 def listen(tid: int) -> None:
-    """Leave a thread stopped by a signal as it is, until it is continued by one."""
+    """Leave a thread stopped by a signal, until another signal continues it."""
     _ptrace(_LISTEN, tid, 0)
 
 
 def registers(tid: int) -> Registers:
-    """Of a stopped thread."""
+    """Read the registers of a stopped thread."""
     found = Registers()
     _check(_libc.ptrace(_GETREGS, tid, None, ctypes.addressof(found)))
     return found
 
 
 def set_registers(tid: int, values: Registers) -> None:
-    """Of a stopped thread."""
+    """Write the registers of a stopped thread."""
     _check(_libc.ptrace(_SETREGS, tid, None, ctypes.addressof(values)))
 
 

@@ -1,4 +1,4 @@
-"""A recording of what processes did to a folder: an ordered list of changes and barriers, with the bytes.
+"""Recording of the changes that processes made to a folder: changes and sync barriers in order, with the bytes.
 
 Only what a system call had done when it returned is here. What a disk keeps of it is `disk`.
 """
@@ -15,7 +15,7 @@ __all__ = ["Change", "Recorder"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that happened, all paths absolute.
+    """One recorded change, mark or barrier; all paths are absolute.
 
     `create`, `mkdir`, `unlink`, `rmdir`: `path`. `rename`, `link`: from `path` to `target`. `symlink`: `path`, to
     `target`. `write`: `data` at `offset`. `truncate`: to `offset` bytes (`grow`: at least). `sync`: everything that
@@ -32,7 +32,7 @@ class Change:
 
 @dataclass
 class Recorder:
-    """Takes the changes down."""
+    """Records changes, marks and barriers."""
 
     changes: list[Change] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class Recorder:
         return len(self.changes)
 
     def mark(self, text: str, rank: int) -> None:
-        """A process has said something."""
+        """Record a mark of a process."""
         self.changes.append(Change("mark", text, offset=rank))
 
     def done(
@@ -56,7 +56,7 @@ class Recorder:
         existed: bool,
         begun: int,
     ) -> None:
-        """A system call has succeeded."""
+        """Record a system call that has succeeded."""
         path = places[0]
         if name in {"fsync", "fdatasync"}:
             self.changes.append(Change("sync", path, begun=begun))
@@ -99,7 +99,7 @@ def _truncates(name: str, arguments: tuple[int, ...]) -> bool:
 
 
 def _written(name: str, arguments: tuple[int, ...], count: int, memory: Memory) -> tuple[int, bytes]:
-    """Where a write began, and its bytes."""
+    """Return the file offset and the bytes of a write."""
     if name == "pwrite64":
         return arguments[3], memory.read(arguments[1], count)
     if name == "write":

@@ -1,4 +1,4 @@
-"""`run_traced`: forks the ranks of a job, and has their system calls counted, recorded or struck."""
+"""`run_traced`: forks the ranks of a job, and counts, records or faults their system calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["RankEnd", "Run", "mark", "run_traced"]
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended."""
+    """How one rank ended: its exit status or signal."""
 
     signal: int | None
     """The signal that killed it; None if it ended by itself."""
@@ -39,13 +39,13 @@ class RankEnd:
 
     @property
     def survived(self) -> bool:
-        """Whether it was not killed."""
+        """Whether the rank was not killed."""
         return self.signal is None
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a run."""
+    """Result of a traced run."""
 
     ranks: list[RankEnd]
     struck: bool
@@ -55,7 +55,7 @@ class Run:
 
 
 def mark(text: str) -> None:
-    """Note in the recording that this process has come so far: that it was told that a save succeeded, say."""
+    """Record a mark: this process has reached a point, such as the report of a successful save."""
     with contextlib.suppress(OSError):
         os.open(MARK_FOLDER + text, os.O_WRONLY | os.O_CREAT)
 
@@ -99,7 +99,7 @@ def run_traced(
         raise OSError("system calls cannot be traced here: it takes Linux on x86-64, and nothing that forbids ptrace")
     job = _Job(action, prepare, reads)
     watch = _Watch(timeout_seconds, grace_seconds)
-    # In a thread of its own: the kernel tells it of these processes only, and of no other children of this process.
+    # In a thread of its own: the kernel reports these processes to it, and no other children of this process.
     found: list[Run | BaseException] = []
 
     def follow() -> None:
@@ -178,7 +178,7 @@ def _fork(job: _Job, rank: int, report: int, gate_reader: int, gate_writer: int)
         status = 1
         try:
             os.close(gate_writer)
-            os.read(gate_reader, 1)  # until whoever traces is there
+            os.read(gate_reader, 1)  # until the tracer is ready
             _report(report, _outcome(job, rank))
             status = 0
         finally:
@@ -215,7 +215,7 @@ def _end(status: int, report: int, calls: list[str], started_calls: list[str]) -
 
 
 class _Watch:
-    """Kills what is left: at the end of the time, or shortly after a rank was killed."""
+    """Timer that kills the remaining ranks at the deadline, or shortly after a rank was killed."""
 
     def __init__(self, timeout_seconds: float, grace_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
@@ -225,7 +225,7 @@ class _Watch:
         self.expired = False
 
     def begin(self) -> None:
-        """Start the time when all ranks are traced: one that was killed before could not be traced."""
+        """Start the timer once all ranks are traced: one killed before could not be traced."""
         self._start(self._timeout_seconds, self._expire)
 
     def rank_ended(self, pid: int, status: int) -> None:
@@ -246,7 +246,7 @@ class _Watch:
 
     def _expire(self) -> None:
         self.expired = True
-        # A process may be about to start another one: until none is left to tell of.
+        # A process may be about to start another one: until none is left.
         while True:
             self.kill()
             time.sleep(0.05)

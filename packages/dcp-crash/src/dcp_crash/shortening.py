@@ -1,4 +1,4 @@
-"""Making a write that is about to happen a short one."""
+"""Short writes: shortens a write that is about to happen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNTS = {"write": "rdx", "pwrite64": "rdx", "sendfile": "r10", "copy_file_rang
 
 
 def shorten(tid: int, name: str, values: kernel.Registers) -> Callable[[], None]:
-    """Let a stopped thread write half of what it wants to; what it returns undoes that in its memory afterwards."""
+    """Halve a stopped thread's write; returns a function that restores its memory afterwards."""
     if name in _COUNTS:
         register = _COUNTS[name]
         setattr(values, register, _half(getattr(values, register)))
@@ -35,5 +35,5 @@ def shorten(tid: int, name: str, values: kernel.Registers) -> Callable[[], None]
 
 
 def _half(count: int) -> int:
-    """A write of one byte is done or not."""
+    """Return half of a length; a length of one stays, since such a write cannot be shortened."""
     return count // 2 if count > 1 else count

@@ -1,4 +1,4 @@
-"""Follows processes through their system calls on one folder: counts them, records them, strikes one of them.
+"""Tracer of processes: counts and records their system calls on one folder, and injects a fault into one of them.
 
 The kernel stops a process at those calls alone (a seccomp filter names them), so everything else runs at full speed.
 Starting the processes is `running`; what a disk would hold after a power loss is `disk`.
@@ -27,7 +27,7 @@ _SYSCALL_STOP = signal.SIGTRAP | 0x80
 
 @dataclass(slots=True)
 class _Running:
-    """A call that has begun, and what becomes of it."""
+    """A system call in progress, and the action at its exit."""
 
     kind: Kind
     arguments: tuple[int, ...]
@@ -41,7 +41,7 @@ class _Running:
 
 @dataclass
 class Tracer:
-    """See the module; used from the one thread that started the processes.
+    """Tracer of ranks; used only from the thread that started the processes.
 
     Attributes:
         folder: What is looked at, with all that is below.
@@ -72,7 +72,7 @@ class Tracer:
         self._counted = 0
 
     def follow(self) -> dict[int, int]:
-        """Until all processes have ended, those that ranks started included; the wait status of each rank's."""
+        """Trace until all processes have ended, children of ranks included; returns each rank's wait status."""
         ended: dict[int, int] = {}
         while True:
             try:
@@ -119,7 +119,7 @@ class Tracer:
         self._strike(tid, kind, values, running)
 
     def _inside(self, places: list[str]) -> list[str] | None:
-        """The places, if one of them is in the folder (or is a mark); a deleted file is in none."""
+        """Return the paths of a call, if one of them is in the folder (or is a mark); deleted files are in none."""
         if places and places[0].startswith(MARK_FOLDER):
             return places
         real = [self._real(path) for path in places]
@@ -133,7 +133,7 @@ class Tracer:
         return os.path.join(os.path.realpath(folder), name)
 
     def _strike(self, tid: int, kind: Kind, values: kernel.Registers, running: _Running) -> None:
-        """Count the call, and let it go on as the fault says."""
+        """Count the call, and resume the thread as the fault says."""
         number = self._count(tid, kind)
         fault = self.fault
         if fault is None or number < fault.at or (number > fault.at and fault.kind != "enospc"):
@@ -195,7 +195,7 @@ class Tracer:
         kernel.resume(tid)
 
     def _count(self, tid: int, kind: Kind) -> int:
-        """The number of the call among those that the fault counts; 0 if it is none of them."""
+        """Return the call's number among those that the fault counts; 0 if it is not counted."""
         rank, own = self._rank_of(tid), self._process_of(tid) in self._own
         (self.calls if own else self.started_calls).setdefault(rank, []).append(kind.name)
         if self.fault is None or rank != self.fault.rank:
