@@ -1,4 +1,4 @@
-"""`convert`: any format into any other, in bounded memory, with other names, dtypes or file sizes on the way."""
+"""`convert`: any format into any other, in bounded memory, with optional renaming, casts and file sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["convert", "open_content"]
 
 
 def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> Content:  # noqa: A002 - what users call it
-    """What is at `path`, a path or a URI, in whichever format; close it when it is done with.
+    """Open `path`, a path or a URI, as content, whatever its format; the caller closes it.
 
     A checkpoint is read where it is. A file of another format at a URI is copied into a temporary folder until `close`.
 
@@ -67,7 +67,7 @@ def convert(
     options: WriteOptions | None = None,
     started: Callable[[Content], None] = lambda _: None,
 ) -> str:
-    """Write what is at `source` to `destination`, tensor by tensor; an error leaves the destination as it was.
+    """Convert a checkpoint or file to another format, tensor by tensor; an error leaves the destination unchanged.
 
     Args:
         source: File or folder, or a URI; its format is found from its content.
@@ -114,17 +114,17 @@ def convert(
 
 
 def _local_or_uri(place: str | os.PathLike[str]) -> str:
-    """A path, without `file://`, or a URI. Raises InvalidPlaceError."""
+    """Return a path without `file://`, or the URI. Raises InvalidPlaceError."""
     return file_path(place) if scheme_of(place) == "file" else os.fspath(place)
 
 
 def _spelled(place: str) -> str:
-    """A place's one spelling: an absolute path, or a URI without slashes at its end."""
+    """Normalise a place: an absolute path, or a URI without trailing slashes."""
     return os.path.abspath(place) if scheme_of(place) == "file" else place.rstrip("/")
 
 
 def _check_target(uri: str, name: str) -> None:
-    """Refuse what cannot be written to a URI, before anything is read or written."""
+    """Refuse a destination that cannot be written (a URI, for some formats) before anything is read or written."""
     scheme = scheme_of(uri)
     if not takes_uris(converter_for(name)):
         raise UnsupportedFormatError(

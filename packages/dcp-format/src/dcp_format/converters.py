@@ -1,4 +1,4 @@
-"""The formats that can be converted between: a contract, and finding them by name or by content.
+"""The contract of a format's converter, and finding converters by name or by content.
 
 A package adds one with the hook `dcp_register_converters`.
 """
@@ -27,7 +27,7 @@ _logger = library_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What may be chosen about what is written; a format takes what it knows.
+    """Options for writing; each format uses those that apply to it.
 
     Args:
         max_inflight_bytes: Memory for pieces of tensors.
@@ -36,7 +36,7 @@ class WriteOptions:
         objects: `refuse`, `beside` or `skip`, where a format holds tensors only.
         layout: Of a checkpoint's data files.
         compression: Of a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of `FileSystemWriter`.
-        tick: Is told of bytes that were done.
+        tick: Progress callback: called with the number of bytes just converted.
     """
 
     max_inflight_bytes: int = 16 << 20
@@ -49,14 +49,14 @@ class WriteOptions:
 
 
 class Converter(Protocol):
-    """One format.
+    """Converter of one format: detects, reads and writes it.
 
     Paths are those of files and folders of this machine. A converter with a true attribute `takes_uris` gets URIs of
     installed storages, too, to detect, read and write; for others, what is at a URI is copied before it is read.
     """
 
     def detect(self, path: str | os.PathLike[str]) -> bool:
-        """Whether what is at `path` is of this format, judged by content. Never raises for other formats."""
+        """Whether `path` is of this format, judged by content. Never raises for other formats."""
         ...
 
     def suits(self, path: str | os.PathLike[str]) -> bool:
@@ -67,16 +67,16 @@ class Converter(Protocol):
         ...
 
     def read(self, path: str | os.PathLike[str]) -> Content:
-        """What is there; values are read when they are asked for."""
+        """Read a file or folder as lazy content."""
         ...
 
     def write(self, content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
-        """Write it, all or nothing."""
+        """Write content atomically."""
         ...
 
 
 def converter_for(name: str) -> Converter:
-    """The converter of a format by name.
+    """Return the converter of a format by name.
 
     Raises:
         PluginNotFoundError: No installed package offers it; names those that are there.
@@ -87,7 +87,7 @@ def converter_for(name: str) -> Converter:
 
 
 def detect(path: str | os.PathLike[str]) -> str:
-    """The name of the format of what is at `path`, a path or a URI; what is at a URI may be copied to find out.
+    """Return the name of the format of a path or URI; what is at a URI may be downloaded to find out.
 
     Raises:
         CheckpointNotFoundError: There is nothing.
@@ -107,7 +107,7 @@ def detect(path: str | os.PathLike[str]) -> str:
 
 
 def detect_at_uri(uri: str) -> str | None:
-    """The name of the format of what is at a URI, if one that takes URIs knows it; None for others.
+    """Return the format's name of a URI, if a converter that reads URIs recognises it; None otherwise.
 
     Raises:
         StoreNotFoundError, InvalidPlaceError: As `open_store`.
@@ -118,7 +118,7 @@ def detect_at_uri(uri: str) -> str | None:
 
 
 def takes_uris(converter: Converter) -> bool:
-    """Whether a converter reads and writes at URIs by itself."""
+    """Whether a converter reads and writes URIs directly."""
     return bool(getattr(converter, "takes_uris", False))
 
 
@@ -126,7 +126,7 @@ def _detect_file(path: str | os.PathLike[str]) -> str:
     if not Path(path).exists():
         raise CheckpointNotFoundError(f"there is nothing at {os.fspath(path)}: check the path")
     if not Path(path).is_file() and not Path(path).is_dir():
-        # A converter that opened a pipe would wait for whoever writes into it.
+        # A converter that opened a pipe would wait for a writer.
         raise UnsupportedFormatError(f"{os.fspath(path)} is neither a file nor a folder: check the path")
     names = plugins.names("converters")
     failure: Exception | None = None
@@ -144,7 +144,7 @@ def _detect_file(path: str | os.PathLike[str]) -> str:
 
 
 def format_of_name(path: str | os.PathLike[str]) -> str:
-    """The format that the name of a new file or folder asks for. Raises UnsupportedFormatError."""
+    """Return the format that the name of a new file or folder asks for. Raises UnsupportedFormatError."""
     suited = {name: made for name in plugins.names("converters") if (made := converter_for(name)).suits(path)}
     if len(suited) > 1:
         suited = {name: made for name, made in suited.items() if not getattr(made, "fallback", False)}

@@ -1,4 +1,4 @@
-"""Files of other formats at a URI, copied into a temporary folder: their readers need files of this machine.
+"""Downloads of files at a URI into a temporary folder, for formats whose readers need local files.
 
 Checkpoints are read where they are; see `checkpoint`. What is copied is what belongs together: one file, or all
 safetensors files of a folder with their index.
@@ -21,7 +21,7 @@ _INDEX_SUFFIX = ".index.json"
 
 
 class Fetched:
-    """A copy of what a URI names, until `close`.
+    """A downloaded copy of a URI's files, until `close`.
 
     Args:
         uri: Of a file, or of a folder that holds safetensors files.
@@ -42,7 +42,7 @@ class Fetched:
             raise
 
     def close(self) -> None:
-        """Remove the copy."""
+        """Remove the downloaded copy."""
         self._folder.cleanup()
 
     def _fetch(self, uri: str) -> Path:

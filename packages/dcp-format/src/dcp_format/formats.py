@@ -23,7 +23,7 @@ _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
 class CheckpointConverter:
-    """Folders with a `.metadata`."""
+    """Converter of checkpoint folders, which have a `.metadata`."""
 
     fallback = True
     """Its names are those of no other format, which others may bring."""
@@ -35,15 +35,15 @@ class CheckpointConverter:
         return is_checkpoint(path)
 
     def suits(self, path: Place) -> bool:
-        """Names without a suffix of another format."""
+        """Whether the name has no suffix of another format."""
         return Path(path).suffix not in (*_TORCH_SUFFIXES, SUFFIX) and not str(path).endswith((".hf", ".hf/"))
 
     def read(self, path: Place) -> Content:
-        """The newest checkpoint in the folder."""
+        """Read the newest checkpoint in the folder."""
         return open_checkpoint(path)
 
     def write(self, content: Content, path: Place, options: WriteOptions) -> None:
-        """A checkpoint, published in one step."""
+        """Write a checkpoint, published atomically."""
         write_checkpoint(
             content,
             path,
@@ -56,22 +56,22 @@ class CheckpointConverter:
 
 
 class TorchSaveConverter:
-    """Files of `torch.save`."""
+    """Converter of `torch.save` files."""
 
     def detect(self, path: Place) -> bool:
-        """Whether it is a file that begins as an archive."""
+        """Whether the path is a file that begins like a zip archive."""
         return is_torch_save(path)
 
     def suits(self, path: Place) -> bool:
-        """`.pt`, `.pth`, `.bin`, `.ckpt`."""
+        """Whether the suffix is `.pt`, `.pth`, `.bin` or `.ckpt`."""
         return Path(path).suffix in _TORCH_SUFFIXES
 
     def read(self, path: Place) -> Content:
-        """The state dict in the file."""
+        """Read the state dict in the file."""
         return open_torch_save(path)
 
     def write(self, content: Content, path: Place, options: WriteOptions) -> None:
-        """One file, published in one step."""
+        """Write one file, published atomically."""
         write_torch_save(
             content,
             path,
@@ -82,10 +82,10 @@ class TorchSaveConverter:
 
 
 class SafetensorsConverter:
-    """A safetensors file, or a Hugging Face folder."""
+    """Converter of safetensors files and Hugging Face folders."""
 
     def detect(self, path: Place) -> bool:
-        """Whether it is such a file, or a folder with one and without a checkpoint's index."""
+        """Whether the path is a safetensors file, or a folder with one and without a checkpoint's index."""
         place = Path(path)
         if place.is_dir():
             has_files = (place / INDEX_NAME).exists() or any(place.glob(f"*{SUFFIX}"))
@@ -93,16 +93,16 @@ class SafetensorsConverter:
         return place.is_file() and (place.name.endswith((SUFFIX, _INDEX_SUFFIX)) or _begins_as_one(place))
 
     def suits(self, path: Place) -> bool:
-        """`.safetensors` for a file, `.hf` for a folder."""
+        """Whether the suffix is `.safetensors` (a file) or `.hf` (a folder)."""
         return Path(path).suffix in (SUFFIX, ".hf")
 
     def read(self, path: Place) -> Content:
-        """All tensors."""
+        """Read all tensors."""
         folder = open_safetensors(path)
         return stored_content(folder.store, folder.index)
 
     def write(self, content: Content, path: Place, options: WriteOptions) -> None:
-        """A file, or a folder with shards and their index."""
+        """Write a file, or a folder of shards with an index."""
         write_safetensors(
             content,
             path,
@@ -115,7 +115,7 @@ class SafetensorsConverter:
 
 
 def _begins_as_one(path: Path) -> bool:
-    """A length that fits the file, and the beginning of JSON."""
+    """Whether a file begins like safetensors: a header length that fits the file, then JSON."""
     with path.open("rb") as file:
         head = file.read(9)
     return len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size

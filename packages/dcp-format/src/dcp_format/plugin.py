@@ -7,7 +7,7 @@ __all__ = ["dcp_register_converters"]
 
 @hookimpl
 def dcp_register_converters() -> dict[str, str]:
-    """Formats by name."""
+    """Return the converters by the names of their formats."""
     return {
         "checkpoint": "dcp_format.formats:CheckpointConverter",
         "safetensors": "dcp_format.formats:SafetensorsConverter",

@@ -1,1 +1,1 @@
-"""Checkpoint folders as content: values read from stored chunks, verified."""
+"""Reading and writing checkpoint folders for conversions: verified values from stored chunks."""

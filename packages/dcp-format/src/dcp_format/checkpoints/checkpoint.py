@@ -1,4 +1,4 @@
-"""A checkpoint folder (ours, or one that stock wrote) as content, and content as a checkpoint folder.
+"""Conversion of a checkpoint folder (ours or stock's) to content, and of content to a checkpoint folder.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem` (what its folders hold; read by `dcp_manifest`).
 """
@@ -28,7 +28,7 @@ Tick = Callable[[int], None]
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder, or what a URI names, has an index of a checkpoint in it."""
+    """Whether a folder or URI holds the index of a checkpoint."""
     store = open_store(path)
     if isinstance(store, LocalStore) and not os.path.isdir(store.path):
         return False
@@ -36,7 +36,7 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Content:
-    """What the checkpoint in a folder or at a URI holds; raises as `open_store`, `read_index` and `stored_content`."""
+    """Open the checkpoint at a path or URI as content; raises as `open_store`, `read_index` and `stored_content`."""
     store = open_store(path)
     return stored_content(store, StoreBackend(store).read_index())
 
@@ -51,7 +51,7 @@ def write_checkpoint(
     compression: Compression = None,
     tick: Tick = lambda _: None,
 ) -> None:
-    """Write content as a checkpoint; until it is whole, the folder holds what it held.
+    """Write content as a checkpoint; the folder keeps its old checkpoint until the new one is published.
 
     Args:
         content: What to write.
@@ -60,7 +60,7 @@ def write_checkpoint(
         overwrite: Whether a checkpoint that is there may be replaced.
         layout: `torch` (readable by stock) or `raw`.
         compression: What items go through, as for `FileSystemWriter`.
-        tick: Is told of bytes that were read from the source.
+        tick: Progress callback: called with the number of bytes just read from the source.
     """
     backend = StoreBackend(open_store(path), layout=layout, threads=_THREADS, max_inflight_bytes=max_inflight_bytes)
     tensors = [*content.tensors.values()]
@@ -99,7 +99,7 @@ def _object_request(name: str, read: Callable[[], bytes]) -> WriteRequest:
 
 
 class _Ticking:
-    """Data that says how far it is."""
+    """Tensor data that reports progress to a callback."""
 
     def __init__(self, data: PiecewiseData, tick: Tick) -> None:
         self._data = data
@@ -107,7 +107,7 @@ class _Ticking:
         self.nbytes = data.nbytes
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """The pieces as they come."""
+        """Yield the pieces as they come."""
         for piece in self._data.pieces(max_bytes):
             yield piece
             self._tick(len(piece))

@@ -1,4 +1,4 @@
-"""A whole tensor's bytes in row-major order, made from its stored chunks piece by piece.
+"""Streams a whole tensor's bytes in row-major order from its stored chunks, piece by piece.
 
 Chunks that hold whole rows come one after another; of others, boxes of rows are put together in memory.
 """
@@ -25,7 +25,7 @@ Step = tuple[StoredChunk, int, int]
 
 
 class ChunkPieces:
-    """The values of a tensor; satisfies `dcp_io.PiecewiseData`.
+    """The values of a tensor as a stream over its chunks; satisfies `dcp_io.PiecewiseData`.
 
     Args:
         reader: Reads the chunks.
@@ -47,7 +47,7 @@ class ChunkPieces:
         self.nbytes: int = math.prod(shape) * self._item_bytes
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """The bytes in order; a piece stays as it is until the next one is asked for.
+        """Yield the bytes in order; a piece is valid until the next one is requested.
 
         Args:
             max_bytes: Memory for the buffer; one row of a chunk or one CRC block is held at least.
@@ -58,7 +58,7 @@ class ChunkPieces:
         return self._by_chunks(max_bytes) if rows else self._by_boxes(max_bytes)
 
     def rows(self, start: int, stop: int) -> memoryview:
-        """The bytes of rows [start, stop) of the first dimension; no others are read, but for their CRC blocks."""
+        """Return the bytes of rows [start, stop) of the first dimension; reads no others but for their CRC blocks."""
         offsets = (start, *(0,) * (len(self._shape) - 1))
         sizes = (stop - start, *self._shape[1:])
         slab = np.empty((*sizes, self._item_bytes), np.uint8)
@@ -68,7 +68,7 @@ class ChunkPieces:
         return slab.reshape(-1).data
 
     def _by_chunks(self, max_bytes: int) -> Iterator[memoryview]:
-        """One chunk after another; the next piece is read while the caller is busy with this one."""
+        """Yield chunk after chunk; the next piece is read while the caller processes this one."""
         steps = self._steps(max_bytes // 2)
         buffers = [memoryview(bytearray()), memoryview(bytearray())]
 
@@ -97,7 +97,7 @@ class ChunkPieces:
         yield piece
 
     def _steps(self, max_bytes: int) -> Iterator[Step]:
-        """Chunks in order, each in pieces that end at borders of its CRC blocks."""
+        """Yield chunks in order, in pieces that end at borders of their CRC blocks."""
         for chunk in sorted(self.chunks, key=lambda chunk: chunk.offsets):
             encoded = chunk.item.blocks
             block = block_bytes(chunk.nbytes) if encoded is None else encoded.block_bytes
@@ -106,7 +106,7 @@ class ChunkPieces:
                 yield chunk, start, min(size, chunk.nbytes - start)
 
     def _by_boxes(self, max_bytes: int) -> Iterator[memoryview]:
-        """Boxes of the tensor, each put together from its chunks; what cannot be checked in parts is checked before."""
+        """Yield boxes of the tensor, assembled from its chunks; those that must be checked whole are checked first."""
         in_parts = self.nbytes > max_bytes // 2
         for chunk in self.chunks:
             if in_parts and _has_one_crc(self._reader, chunk):
@@ -130,7 +130,7 @@ class ChunkPieces:
     def _fill(
         self, slab: npt.NDArray[np.uint8], offsets: tuple[int, ...], sizes: tuple[int, ...], chunk: StoredChunk
     ) -> None:
-        """Copy what a chunk has of the box that `slab` is."""
+        """Copy the overlap of a chunk with the box that `slab` holds."""
         first = tuple(map(max, offsets, chunk.offsets))
         last = tuple(
             min(offset + size, at + have)
@@ -152,7 +152,7 @@ class ChunkPieces:
 
 
 def boxes_of(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
-    """Boxes of at most `limit` elements that are a row-major array one after another, none of its sizes 0."""
+    """Yield boxes of at most `limit` elements that partition a row-major array in order; no size is 0."""
     for dim in range(len(shape)):
         inner = math.prod(shape[dim + 1 :])
         if inner <= limit or dim == len(shape) - 1:
@@ -167,13 +167,16 @@ def boxes_of(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
 
 
 class _WholeCheck:
-    """Checks chunks that have one CRC for many blocks while they pass by: no part of them could be checked alone."""
+    """Checksum of chunks that have one CRC for many blocks, updated as their bytes stream by."""
 
     def __init__(self) -> None:
         self._value = 0
 
     def update(self, reader: ChunkReader, step: Step, piece: memoryview) -> None:
-        """Take the next bytes of a chunk. Raises CorruptCheckpointError if all of it is there and damaged."""
+        """Update the checksum with the next bytes of a chunk.
+
+        Raises CorruptCheckpointError at the end of a damaged one.
+        """
         chunk, start, size = step
         if not _has_one_crc(reader, chunk):
             return
@@ -189,7 +192,7 @@ class _WholeCheck:
 
 
 def _has_one_crc(reader: ChunkReader, chunk: StoredChunk) -> bool:
-    """Whether a chunk has one CRC for many blocks, as PyTorch writes it: no part of it can be checked alone."""
+    """Whether a chunk has one CRC for many blocks, as PyTorch writes it: it can only be checked whole."""
     item = reader.item(chunk)
     if item is None or item.crc32 is None or item.running_crcs is not None or item.blocks is not None:
         return False

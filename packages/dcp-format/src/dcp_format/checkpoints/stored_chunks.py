@@ -1,4 +1,4 @@
-"""Bytes of single stored chunks, whatever they are stored as: bare, in an archive, through transforms.
+"""Reader of single stored chunks: bare, in an archive, or through transforms.
 
 Small chunks are read many at a time; what must be decoded whole is kept while it is in use.
 """
@@ -40,7 +40,7 @@ _READ_AHEAD_THREADS = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredChunk:
-    """A box of a tensor, and where it lies."""
+    """A stored box of a tensor, with its file and byte range."""
 
     name: str
     dtype: str
@@ -50,12 +50,12 @@ class StoredChunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its bare values."""
+        """Bytes of the decoded values."""
         return math.prod(self.sizes) * ITEM_BYTES[self.dtype]
 
 
 class ChunkReader:
-    """Reads bare values of chunks. For several threads at once.
+    """Reads decoded values of chunks. Thread-safe.
 
     Args:
         store: Where the chunks' files lie.
@@ -74,11 +74,11 @@ class ChunkReader:
         self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="dcp-format")  # starts none yet
 
     def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
-        """Have something read in another thread."""
+        """Run a read in another thread; returns its future."""
         return self._pool.submit(function, *arguments)
 
     def prepare(self, chunks: Sequence[StoredChunk]) -> None:
-        """Take the chunks that will be asked for, in that order: look into archives, and group small ones.
+        """Prepare for reading chunks in that order: reads archive directories, and batches small chunks.
 
         A tensor may need a chunk of every file: groups that followed the files would be read for one chunk each.
         """
@@ -98,7 +98,7 @@ class ChunkReader:
             self._batch_of[chunk] = len(self._batches) - 1
 
     def item(self, chunk: StoredChunk) -> StoredItem | None:
-        """The chunk's values as an item that can be read in parts; None if they must be decoded whole."""
+        """Return the chunk's values as an item that can be read in parts; None if they must be decoded whole."""
         found = self._partial.get(chunk)
         return None if found is None else found.item
 
@@ -119,7 +119,7 @@ class ChunkReader:
             read_items(self._store, [self._request(chunk, start, start + len(into), into)])
 
     def _small(self, chunk: StoredChunk) -> bytes:
-        """All values of a chunk of a batch, which is read whole once: who comes back later reads in another order."""
+        """Return a small chunk from its cached batch; after the batch was evicted, the chunk is read alone."""
         number = self._batch_of[chunk]
         with self._lock:
             batch = self._kept.get(number)
@@ -158,7 +158,7 @@ class ChunkReader:
         return found
 
     def _decode(self, chunk: StoredChunk) -> memoryview:
-        """All values of a chunk that lies in an archive or behind transforms."""
+        """Decode all values of a chunk that is stored in an archive or through transforms."""
         with self._lock:
             data = self._decoded.get(chunk)
             if data is None:

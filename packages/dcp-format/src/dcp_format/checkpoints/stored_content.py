@@ -1,4 +1,4 @@
-"""The content of what an index describes: values are read from stored chunks when they are asked for, verified.
+"""Lazy content over a checkpoint's index: values are read from stored chunks on access, verified.
 
 Which files there are, and what is in them, is found by others: our and stock's checkpoints in `checkpoint`,
 safetensors in `safetensors_index`.
@@ -22,7 +22,7 @@ __all__ = ["stored_content"]
 
 
 def stored_content(store: Store, index: CheckpointIndex) -> Content:
-    """The content of a checkpoint whose index was read.
+    """Return the content of a checkpoint whose index was read.
 
     Args:
         store: The folder that the index's files lie in.
@@ -99,7 +99,7 @@ def _objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
 
 
 def _object(store: Store, name: str, item: StoredItem) -> bytes:
-    """The bytes of an object, verified and decoded."""
+    """Return the bytes of an object, verified and decoded."""
     decoder, found = ItemDecoder(ExtensionRegistry()), list[bytes]()
 
     def done(data: memoryview) -> None:

@@ -1,1 +1,1 @@
-"""What a conversion carries from one format to another, and new files that have their name only when complete."""
+"""Content that a conversion carries between formats, and atomic creation of output files."""

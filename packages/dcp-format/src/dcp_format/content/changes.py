@@ -1,4 +1,4 @@
-"""What a conversion changes on the way: which values, under which names, in which dtype."""
+"""Changes during a conversion: selection, renaming, and casts of values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ V = TypeVar("V")
 
 
 def select_values(content: Content, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Content:
-    """The values whose names match one of `include` (all if there is none) and none of `exclude`, as shell patterns.
+    """Select the values whose names match a pattern of `include` (default: all) and none of `exclude`.
 
     Raises:
         MissingKeyError: A pattern of `include` matches nothing.
@@ -57,7 +57,7 @@ def select_values(content: Content, include: Sequence[str] = (), exclude: Sequen
 def rename_values(
     content: Content, rename: Mapping[str, str] | None = None, patterns: Sequence[tuple[str, str]] = ()
 ) -> Content:
-    """The values under other names, which are flat where they changed.
+    """Rename values; renamed values leave their nested place and become flat.
 
     Args:
         content: What to rename.
@@ -101,7 +101,7 @@ def rename_values(
 
 
 def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
-    """The content with floating-point tensors in another dtype; integers and booleans stay."""
+    """Cast floating-point tensors to another dtype; integers and booleans stay."""
     name = str(dtype).removeprefix("torch.")
     tensors = {}
     for key, entry in content.tensors.items():
@@ -113,7 +113,7 @@ def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
 
 
 class _Cast:
-    """Bytes of elements of one dtype as those of another."""
+    """A tensor's stream of bytes, cast to another dtype."""
 
     def __init__(self, data: PiecewiseData, old: torch.dtype, new: torch.dtype) -> None:
         self._data = data
@@ -122,7 +122,7 @@ class _Cast:
         self.nbytes = data.nbytes // old.itemsize * new.itemsize
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """The converted pieces; those of the source hold whole elements."""
+        """Yield the converted pieces; those of the source hold whole elements."""
         share = max(1, self._new.itemsize // self._old.itemsize)
         for piece in self._data.pieces(max(1, max_bytes // (1 + share))):
             values = torch.frombuffer(piece, dtype=torch.uint8).view(self._old)

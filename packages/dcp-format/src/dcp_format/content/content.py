@@ -1,4 +1,4 @@
-"""What a conversion carries from one format to another: names, tensors as streams of bytes, objects, nesting.
+"""Content of a conversion: names, tensors as streams of bytes, objects, nesting.
 
 Nothing here reads or writes a format. A converter gives a `Content` and takes one; see `converters`.
 """
@@ -20,7 +20,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: its form, and its values as row-major little-endian bytes that are read when asked for.
+    """One tensor: shape, dtype, and its values as row-major little-endian bytes that are read on demand.
 
     `dtype` is the name of torch's dtype without `torch.`; sizes are in elements.
     """
@@ -34,7 +34,7 @@ class TensorEntry:
 
 @dataclass(slots=True)
 class Content:
-    """All that a checkpoint or file holds. Only forms and names are in memory; `close` releases the files.
+    """All values of a checkpoint or file. Only names and shapes are in memory; `close` releases the files.
 
     Args:
         url: Where it is, for messages.
@@ -54,12 +54,12 @@ class Content:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, those with several names once."""
+        """Bytes of all tensors; tied ones count once."""
         return sum(entry.data.nbytes for entry in self.tensors.values())
 
 
 def refuse_objects(names: Iterable[str], where: str) -> None:
-    """Raise if there are values that are no tensors, for a format that cannot hold them.
+    """Raise if there are objects, for a format that holds tensors only.
 
     Raises:
         UnsupportedValueError: Names the keys and what to do.

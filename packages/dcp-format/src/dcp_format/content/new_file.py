@@ -1,4 +1,4 @@
-"""A file that exists under its name only once all of it is there and durable.
+"""Atomic creation of a file: it appears under its name only when complete and durable.
 
 What a killed process was writing is swept when the next file of that name is begun; see `temporary_files`.
 """
@@ -25,7 +25,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class WriteBack(Sink):
-    """A sink that has the storage begin early with making durable what is written.
+    """A sink that starts write-back to the disk early, so that the final sync is short.
 
     Args:
         sink: That writes.
@@ -41,7 +41,7 @@ class WriteBack(Sink):
         return self._sink.name
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return bytes written so far."""
         return self._sink.tell()
 
     def write(self, buffers: Sequence[Buffer]) -> None:
@@ -62,7 +62,7 @@ class WriteBack(Sink):
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]:
-    """A sink whose bytes appear at `path` in one step when the block ends; an error leaves everything as it was.
+    """Open a sink whose bytes appear at `path` atomically when the block ends; an error leaves the path unchanged.
 
     Raises:
         CheckpointExistsError: `path` exists, at the beginning or by then, and `overwrite` is False.
@@ -83,10 +83,10 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]
 
 
 def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
-    """Let a file appear at `place` in one step.
+    """Move a finished file to `place` atomically.
 
     Raises:
-        CheckpointExistsError: Something is there, made by somebody else meanwhile, and `overwrite` is False.
+        CheckpointExistsError: The path exists, made by another process meanwhile, and `overwrite` is False.
     """
     if not overwrite:
         # Unlike a renaming, a new link never takes the place of what is there.
@@ -107,7 +107,7 @@ def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def aborting(sink: Sink) -> Iterator[None]:
-    """Remove what a sink wrote if the block fails."""
+    """Remove the sink's file if the block fails."""
     try:
         yield
     except BaseException:
@@ -116,6 +116,6 @@ def aborting(sink: Sink) -> Iterator[None]:
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:
-    """Raise CheckpointExistsError if there is something at `path` that may not be replaced."""
+    """Raise CheckpointExistsError if `path` exists and may not be replaced."""
     if not overwrite and os.path.lexists(path):
         raise CheckpointExistsError(f"{path} exists already; choose another place, or allow overwriting it")

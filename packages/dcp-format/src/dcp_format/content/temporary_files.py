@@ -1,4 +1,4 @@
-"""Names of files that are being written, which say who writes them, and removing those of processes that were killed.
+"""Names of temporary files, which identify their process, and removal of those that killed processes left.
 
 Of conversions and of saves into safetensors files; saves into checkpoints have markers (see `dcp_io`).
 """
@@ -26,16 +26,16 @@ _MAX_HEADER_BYTES = 100_000_000  # of safetensors, by the format
 
 
 def temporary_name(name: str) -> str:
-    """A new name for the file that will be `name`, of this process."""
+    """Return a new temporary name for the file that will be `name`, with the identity of this process."""
     me = this_process()
     owner = f"w{_where(me)}-{me.pid:x}-{me.start_ticks:x}-{secrets.token_hex(4)}"
     return f".{name}.{owner}{TEMPORARY_SUFFIX}"
 
 
 def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
-    """Remove what killed processes were writing.
+    """Remove the temporary files of killed processes.
 
-    A file goes if its process is certainly gone; if that cannot be known from here, when nobody has written to it for a
+    A file is removed if its process is certainly gone; if that cannot be known, when it was not written to for a
     day. Names that `temporary_name` does not give stay, and files that begin as nothing that is written so.
 
     Args:
@@ -57,7 +57,7 @@ def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
 
 
 def begins_as_written(store: LocalStore, name: str, size: int) -> bool:
-    """Whether a file begins as an archive or as safetensors do, or holds nothing there, as a crash leaves it.
+    """Whether a file begins like an archive or safetensors, or with zeros, as a crash can leave it.
 
     Args:
         store: The folder.
@@ -75,5 +75,5 @@ def begins_as_written(store: LocalStore, name: str, size: int) -> bool:
 
 
 def _where(process: ProcessIdentity) -> str:
-    """Host, boot and pid namespace, short enough for a name."""
+    """Return a short digest of host, boot and pid namespace for a file's name."""
     return f"{zlib.crc32(repr((process.host, process.boot_id, process.pid_namespace)).encode()):08x}"

@@ -1,4 +1,4 @@
-"""Safetensors that ranks wrote in parts → plain files that any library opens, without any part whole in memory.
+"""Consolidation of the ranks' safetensors shards into whole files that any library opens, in bounded memory.
 
 Bytes are copied as they are, so every dtype and 0-dimensional tensors come out as they went in.
 
@@ -33,7 +33,7 @@ _INFLIGHT_BYTES = 16 << 20
 def consolidate_safetensors_files(
     input_dir: str, output_dir: str, fqn_to_index_mapping: dict[str, int], num_threads: int = 1
 ) -> None:
-    """Write the tensors of `input_dir` whole into `output_dir`, with the index that Hugging Face libraries read.
+    """Consolidate the shards of `input_dir` into whole tensors in `output_dir`, with a Hugging Face index.
 
     Args:
         input_dir: A folder of `.safetensors` files, each with boxes of tensors.
@@ -59,7 +59,7 @@ def consolidate_safetensors_files_on_every_rank(
     num_threads: int = 1,
     process_group: Any = None,
 ) -> None:
-    """As `consolidate_safetensors_files`, the files shared among the ranks: file n goes to rank n modulo their number.
+    """Consolidate as `consolidate_safetensors_files`, with file n written by rank n modulo the world size.
 
     Raises:
         CheckpointException: It failed on some rank; raised on every rank.
@@ -95,7 +95,7 @@ def _raise_together(error: Exception | None, group: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Which tensor goes into which file."""
+    """Assignment of tensors to output files."""
 
     folder: Path
     entries: Mapping[str, Sequence[TensorEntry]]
@@ -106,7 +106,7 @@ class _Plan:
 
     @classmethod
     def of(cls, input_dir: str, output_dir: str, mapping: Mapping[str, int]) -> _Plan:
-        """Read the headers, and share the tensors out."""
+        """Read the headers, and assign tensors to files."""
         input_dir, output_dir = file_path(input_dir), file_path(output_dir)
         source = open_safetensors(input_dir, ties=False)
         if Path(input_dir).resolve() == Path(output_dir).resolve():
@@ -131,11 +131,11 @@ class _Plan:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the files, from 1 on."""
+        """Numbers of the files, starting at 1."""
         return [*range(1, len(self.entries) + 1)]
 
     def write(self, numbers: Sequence[int], threads: int) -> None:
-        """Write some of the files, several at a time; the first error of any is raised."""
+        """Write some of the files in parallel; raises the first error."""
         if threads < 1:
             raise ValueError(f"num_threads={threads} must be at least 1")
         names = [*self.entries]
@@ -167,7 +167,7 @@ class _Plan:
             raise errors[0]
 
     def write_index(self) -> None:
-        """Write the folder's index: what is not named in it does not belong to the model."""
+        """Write the folder's index: tensors that it does not name are not part of the model."""
         sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in self.entries.items()}
         store = LocalStore(self.folder)
         store.publish(INDEX_NAME, index_json(sizes))

@@ -1,4 +1,4 @@
-"""Quantised blocks and their scales → floating-point values. Arithmetic only; who reads what is in `quantized_reader`.
+"""Dequantisation: blocks and scales to floating-point values. Arithmetic only; `quantized_reader` reads them.
 
 Source: OCP Microscaling Formats (MX) 1.0, sections 5.3.3 (E2M1 elements) and 5.4.1 (E8M0 scales); torch 2.13
 `torch.distributed.checkpoint.quantized_hf_storage` (order of the two numbers in a byte).
@@ -19,7 +19,7 @@ _SCALE_BIAS = 127
 def dequantize_blocks(
     values: torch.Tensor, scales: torch.Tensor, block_size: int, offsets: Sequence[int]
 ) -> torch.Tensor:
-    """A box of a matrix whose square blocks share a scale.
+    """Dequantise a box of a matrix whose square blocks share a scale.
 
     Args:
         values: The box, any floating-point or integer dtype.
@@ -37,7 +37,7 @@ def dequantize_blocks(
 
 
 def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """4-bit numbers, two in a byte (the low half first), each block with a power of two as its scale.
+    """Dequantise MXFP4: 4-bit numbers, two per byte (low half first), with a power of two as the scale of each block.
 
     Args:
         blocks: uint8, of sizes (…, groups, bytes of a block).

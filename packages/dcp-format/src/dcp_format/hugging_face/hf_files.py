@@ -1,4 +1,4 @@
-"""Files of one rank's part of a save as safetensors: their names, and writing one of them.
+"""Safetensors files of one rank's part of a save: names, and writing.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{hf_storage,_hf_utils}` (names of files, `DCP_SHARDING_INFO`).
 """
@@ -30,7 +30,7 @@ Groups = Sequence[Mapping[int, Collection[object]]]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What the coordinator tells a rank: its files' names by their numbers; travels as `SavePlan.storage_data`."""
+    """File names that the coordinator assigns to a rank, by number; travels as `SavePlan.storage_data`."""
 
     files: Mapping[int, str]
     stamp: Mapping[str, str]
@@ -39,7 +39,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class OneFile:
-    """A file to write: its items, whether they are parts of tensors, which of its tensors are one, and whose it is."""
+    """A file to write: its items, whether they are shards, its tied tensors, and the stamp of the save."""
 
     name: str
     temporary: str
@@ -50,7 +50,7 @@ class OneFile:
 
 
 def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
-    """Names of whole files: those of the mapping, or consecutive ones where ranks share a number."""
+    """Return the names of whole files: those of the mapping, or consecutive ones where ranks share a number."""
     pairs = [(number, rank) for rank, numbers in enumerate(groups) for number in numbers]
     if len({number for number, _ in pairs}) == len(pairs):
         names = {(number, rank): f"model-{number:05d}-of-{highest:05d}{SUFFIX}" for number, rank in pairs}
@@ -62,7 +62,7 @@ def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
 
 
 def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
-    """Names of ranks' own files; ranks are counted from 1 on, without those that write nothing."""
+    """Return the names of per-rank shard files; ranks that write nothing are skipped in the numbering."""
     writing = [rank for rank, numbers in enumerate(groups) if numbers]
     return [
         {n: f"shard-{writing.index(rank) + 1:05d}-model-{n:05d}-of-{highest:05d}{SUFFIX}" for n in numbers}
@@ -73,7 +73,7 @@ def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
 def items_by_file(
     items: Iterable[WriteItem], files: Mapping[int, str], number: Callable[[str], int]
 ) -> dict[str, list[WriteItem]]:
-    """The items of each file of a rank; another box of a tensor goes to another file: a file has one of each name.
+    """Group a rank's items into files; a second box of a tensor goes to another file, since names are unique in a file.
 
     Args:
         items: Of the rank.
@@ -94,7 +94,7 @@ def items_by_file(
 
 
 def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteResult]:
-    """Write one file under its temporary name, durably; tensors are asked for one after another.
+    """Write one file under its temporary name, durably; tensors are resolved one after another.
 
     Raises:
         UnsupportedValueError: The format cannot hold a tensor's dtype.
@@ -132,7 +132,7 @@ def _metadata(job: OneFile) -> dict[str, str]:
 
 
 def _payload(item: WriteItem, data: object) -> Payload:
-    """The bytes of a tensor, which must be what the header says."""
+    """Return the bytes of a tensor, checked against the header."""
     if not isinstance(data, torch.Tensor):
         raise UnsupportedValueError(f"the planner gave bytes for {item.index.fqn!r}; safetensors holds tensors")
     payload = tensor_payload(item.index.fqn, data)

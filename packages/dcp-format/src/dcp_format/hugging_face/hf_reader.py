@@ -1,4 +1,4 @@
-"""`HuggingFaceStorageReader`: loads from safetensors files onto any sharding, reading only the bytes that are wanted.
+"""`HuggingFaceStorageReader`: loads from safetensors files onto any sharding, reading only the needed bytes.
 
 Source: torch 2.13 `torch.distributed.checkpoint.hf_storage` (name, parameters, what it accepts).
 """
@@ -41,7 +41,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
     @property
     def path(self) -> str | os.PathLike[str]:
-        """What is read; setting it counts from the next load."""
+        """The file or folder to read; assigning it takes effect at the next load."""
         return self.checkpoint_id
 
     @path.setter
@@ -50,19 +50,22 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
     @property
     def fs(self) -> None:
-        """None: safetensors files are read from local folders alone. It has no setter, so that none is ignored."""
+        """None: safetensors files are read from local folders only.
+
+        Has no setter, so that a file system is never ignored.
+        """
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> SafetensorsBackend:
         return SafetensorsBackend(checkpoint_id, threads=self.thread_count)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it names a local place."""
+        """Whether the id names a local path."""
         return "://" not in os.fspath(checkpoint_id)
 
 
 class SafetensorsBackend(StoreBackend):
-    """Safetensors files as a backend that can be read, not written."""
+    """Read-only backend over safetensors files."""
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
         place = file_path(path)
@@ -75,11 +78,11 @@ class SafetensorsBackend(StoreBackend):
         )
 
     def read_index(self) -> CheckpointIndex:
-        """What the files hold. Raises like `open_safetensors`."""
+        """Read the files' headers as an index. Raises like `open_safetensors`."""
         # A template takes every name's own bytes: nothing is gained from knowing which of them are the same.
         return open_safetensors(self._place, ties=False).index
 
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
-        """Refuse: `HuggingFaceStorageWriter` writes these files."""
+        """Raise: `HuggingFaceStorageWriter` writes these files."""
         del overwrite, save_id
         raise UnsupportedFormatError(f"{self._place}: write safetensors with HuggingFaceStorageWriter")

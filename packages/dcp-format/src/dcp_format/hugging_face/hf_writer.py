@@ -54,7 +54,9 @@ _PARTS = "sharded"
 
 
 class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
-    """Saves tensors as safetensors. Files take their names, and the index its place, when every rank has written.
+    """Saves tensors as safetensors.
+
+    Files get their final names, and the index is written, after every rank has written.
 
     Values that are no tensors are refused before anything is written. A tensor with several names is written under
     each of them.
@@ -108,7 +110,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def path(self) -> Path:
-        """The folder; setting it counts from the next save. Raises InvalidPlaceError for a URI."""
+        """The folder; assigning it takes effect at the next save. Raises InvalidPlaceError for a URI."""
         return Path(file_path(self.checkpoint_id))
 
     @path.setter
@@ -117,7 +119,10 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def fs(self) -> None:
-        """None: safetensors files are written into local folders alone. It has no setter, so that none is ignored."""
+        """None: safetensors files are written to local folders only.
+
+        Has no setter, so that a file system is never ignored.
+        """
 
     @property
     def metadata_path(self) -> str:
@@ -125,22 +130,22 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return str(self.path / INDEX_NAME)
 
     def _store(self) -> LocalStore:
-        """Where this save's files go."""
+        """Return the store of this save's files."""
         return LocalStore(self.path / _PARTS if self.enable_consolidation else self.path)
 
     def storage_meta(self) -> StorageMeta | None:
-        """The folder and the save id."""
+        """Return the folder and the save id."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take the rank's place. Raises DcpError for a save without a coordinator: nobody could name the files."""
+        """Note this process's rank. Raises DcpError for a save without a coordinator, which assigns the file names."""
         del is_coordinator, args
         self._rank = kwargs.get("rank", 0)
         if not kwargs.get("use_collectives", True):
             raise DcpError("safetensors files are named by a coordinator: save with use_collectives=True")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan, whose tensors are not cut further and whose tied values are written under each of their names.
+        """Return the plan with whole tensors; tied values are written under each of their names.
 
         Raises:
             UnsupportedValueError: It has values that are no tensors, or parts of tensors without `save_distributed`.
@@ -157,7 +162,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return replace(plan, splittable=False, aliases=None)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell each rank its files, once what killed saves were writing there is gone.
+        """Assign file names to each rank, after removing the files of killed saves.
 
         Raises:
             MissingKeyError: `fqn_to_index_mapping` lacks a tensor.
@@ -213,7 +218,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Give the files their names, write the index or the whole files, and remove those of an older save.
+        """Rename the files, write the index or the whole files, and remove those of an older save.
 
         At any moment the folder holds the old set or the new one; see `file_sets`.
         """
@@ -254,5 +259,5 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it names a local folder."""
+        """Whether the id names a local folder."""
         return "://" not in os.fspath(checkpoint_id)

@@ -65,7 +65,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         super().__init__(path, thread_count)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The metadata as a loader sees it: quantised tensors with their logical sizes, and `target_dtype`."""
+        """Return the metadata for loading: quantised tensors with their logical sizes, and `target_dtype`."""
         stored = super().read_metadata(*args, **kwargs)
         self._raw = stored
         self._pairs = _pairs(stored)
@@ -121,7 +121,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return done
 
     def _dequantised(self, item: ReadItem, pair: _Pair) -> torch.Tensor:
-        """The wanted box of a quantised tensor."""
+        """Return the requested box of a quantised tensor, dequantised."""
         offsets, lengths = list(item.storage_offsets), list(item.lengths)
         if not pair.packed:
             side = self.block_size
@@ -147,7 +147,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return entry
 
     def _boxes(self, *wanted: tuple[str, Sequence[int], Sequence[int]]) -> list[torch.Tensor]:
-        """Boxes of stored tensors, as (name, offsets, lengths)."""
+        """Read boxes of stored tensors, given as (name, offsets, lengths)."""
         buffers: dict[str, torch.Tensor] = {}
         items = []
         for name, offsets, lengths in wanted:
@@ -160,21 +160,21 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
 
 
 class _Buffers:
-    """The part of a planner that a reader of tensors asks: gives those of a mapping as destinations."""
+    """Minimal planner for a reader of tensors: the destinations are those of a mapping."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """The tensor of that name."""
+        """Return the destination tensor of that name."""
         return self._tensors[read_item.dest_index.fqn]
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def _pairs(metadata: Metadata) -> dict[str, _Pair]:
-    """Quantised tensors by the names that a template may give them."""
+    """Return the quantised tensors by the names that a template may use."""
     names = metadata.state_dict_metadata.keys()
     pairs: dict[str, _Pair] = {}
     for scales in names:

@@ -1,1 +1,1 @@
-"""Safetensors files and folders of them."""
+"""Safetensors files and folders: headers, index, reading and writing."""

@@ -1,4 +1,4 @@
-"""Which safetensors files of a folder are one save's: how a save marks its files, and which set of files counts.
+"""Sets of safetensors files in a folder: how a save stamps its files, and which set is the current one.
 
 A folder has no index until one is published, and some have none at all. Every file of ours says whose it is, how many
 files that save made, and its generation: of the sets that are complete, the newest counts. So a folder holds the old
@@ -26,9 +26,9 @@ __all__ = [
 
 SUFFIX = ".safetensors"
 SAVE_ID = "DCP_SAVE_ID"
-"""Ours: the same in all files of one save, so that files of two saves are told apart."""
+"""Ours: the same in all files of one save, to distinguish files of two saves."""
 FILES = "DCP_FILE_COUNT"
-"""Ours: how many files the save made, so that a set that is not complete is told from one that is."""
+"""Ours: the number of files of the save, to recognise an incomplete set."""
 GENERATION = "DCP_GENERATION"
 """Ours: higher than that of the set that the save replaces."""
 # What writers of whole models, ours among them, call their files.
@@ -37,17 +37,17 @@ _TAG_LETTERS = 8
 
 
 def is_writers_name(name: str) -> bool:
-    """Whether a file's name is one that writers of whole models give."""
+    """Whether a file's name is one that libraries give to files of whole models."""
     return _WRITTEN.fullmatch(name) is not None
 
 
 def fresh_name(name: str, present: Collection[str], save_id: str) -> str:
-    """The name, or one like it if a file of that name is there: that one stays until the new set counts."""
+    """Return the name, or a variant if a file of that name exists: the old one stays until the new set is complete."""
     return name if name not in present else f"{name.removesuffix(SUFFIX)}-{save_id[:_TAG_LETTERS]}{SUFFIX}"
 
 
 class Stamp:
-    """What a save writes into the metadata of each of its files.
+    """The stamp that a save writes into the metadata of each of its files.
 
     Args:
         save_id: Of the save.
@@ -61,7 +61,7 @@ class Stamp:
 
     @classmethod
     def next(cls, folder: Path, save_id: str, files: int) -> Stamp:
-        """For a save that replaces what a folder holds."""
+        """Return the stamp of a save that replaces the set in a folder."""
         store = LocalStore(folder)
         names = sorted(path.name for path in folder.glob(f"*{SUFFIX}") if is_writers_name(path.name))
         highest = 0
@@ -74,7 +74,7 @@ class Stamp:
 
 
 def save_id_of(folder: Path, name: str) -> str | None:
-    """The id of the save that made a file; None if it does not say, or cannot."""
+    """Return the id of the save that made a file; None if its stamp is missing or damaged."""
     try:
         return headers_of(LocalStore(folder), [name])[name].metadata.get(SAVE_ID)
     except DcpError:
@@ -82,7 +82,7 @@ def save_id_of(folder: Path, name: str) -> str | None:
 
 
 def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
-    """Whether a file's name and contents say that a writer of whole models made it, or a stamp that we did.
+    """Whether a library saved a whole model in a file, by its name and first bytes, or we did, by our stamp.
 
     Args:
         store: The folder.
@@ -95,7 +95,7 @@ def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
 
 
 def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:
-    """The headers of files. Raises like `read_header`, and CheckpointNotFoundError for a missing file."""
+    """Read the headers of files. Raises like `read_header`, and CheckpointNotFoundError for a missing file."""
     found = {}
     for name in names:
         source = store.open(name)
@@ -107,7 +107,7 @@ def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:
 
 
 def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
-    """The files that count in a folder without an index: the newest complete set, and files that are of no set.
+    """Return the current files of a folder without an index: the newest complete set, and files without a set.
 
     Raises:
         CheckpointNotFoundError: There are files of saves, and none is complete.
@@ -132,7 +132,7 @@ def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
 
 
 def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
-    """The id of the save that made the files. Raises CorruptCheckpointError if there are several."""
+    """Return the id of the save that made the files. Raises CorruptCheckpointError if there are several."""
     sets = _sets(headers)
     if len(sets) > 1:
         raise _two_saves([*sets.values()], folder)
@@ -140,7 +140,7 @@ def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
 
 
 def _sets(headers: Mapping[str, Header]) -> dict[str | None, list[str]]:
-    """Files by the save that made them; those of nobody's whole model are in none."""
+    """Group files by save id; files that belong to no whole model are left out."""
     found: dict[str | None, list[str]] = defaultdict(list)
     for file, header in headers.items():
         save_id = header.metadata.get(SAVE_ID)
@@ -150,7 +150,7 @@ def _sets(headers: Mapping[str, Header]) -> dict[str | None, list[str]]:
 
 
 def _is_complete(headers: Mapping[str, Header], names: list[str]) -> bool:
-    """Whether all files are there, as far as they say how many there were."""
+    """Whether all files of a set are present, as far as their stamps give the number."""
     return len(names) >= _number(headers[names[0]], FILES)
 
 

@@ -1,4 +1,4 @@
-"""Folders of the Hugging Face cache, whose files are links into a folder beside them.
+"""Folders of the Hugging Face cache, whose files are symbolic links into `blobs`.
 
 Source: the layout that huggingface_hub documents: `models--ORG--NAME/snapshots/REVISION/FILE` → `../../blobs/HASH`.
 """
@@ -14,7 +14,7 @@ __all__ = ["local_store"]
 
 
 def local_store(folder: str | os.PathLike[str]) -> LocalStore:
-    """The store of a folder; in a snapshot of a cache, links into that cache's own `blobs` are followed, no others."""
+    """Return the store of a folder; in a cache snapshot it follows links into that cache's `blobs`, no others."""
     for place in Path(os.path.realpath(folder)).parents:
         blobs = place.parent / "blobs"
         if place.name == "snapshots" and blobs.is_dir() and not blobs.is_symlink():

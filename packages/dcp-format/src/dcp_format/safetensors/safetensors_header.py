@@ -1,4 +1,4 @@
-"""The header of a safetensors file: read strictly, and built. No data is touched.
+"""The header of a safetensors file: strict reading, and building. No tensor data is read.
 
 Source: the format's description in the README of huggingface/safetensors 0.8 (8 bytes of length, JSON, data).
 """
@@ -56,7 +56,7 @@ _PACKED = "float4_e2m1fn_x2"
 
 @dataclass(frozen=True, slots=True)
 class HeaderEntry:
-    """One tensor of a file; `start` and `stop` count bytes from the beginning of the file."""
+    """One tensor of a file; `start` and `stop` are byte offsets from the beginning of the file."""
 
     name: str
     dtype: str
@@ -67,7 +67,7 @@ class HeaderEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself."""
+    """A parsed header."""
 
     entries: tuple[HeaderEntry, ...]
     """In the order of their data."""
@@ -77,7 +77,7 @@ class Header:
 
 
 def code_of(dtype: str, key: str) -> str:
-    """The format's name of a dtype.
+    """Return the format's name of a dtype.
 
     Raises:
         UnsupportedValueError: It has none; names the key and what to do.
@@ -92,7 +92,7 @@ def code_of(dtype: str, key: str) -> str:
 def build_header(
     tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """The bytes that stand before the tensors' data, which follows without gaps in the same order.
+    """Build the header for tensors whose data follows without gaps in the same order.
 
     Args:
         tensors: Name, torch's dtype and sizes of each; larger elements first keeps all of them aligned.
@@ -120,7 +120,7 @@ def build_header(
 
 
 def read_header(source: Source, *, file: str) -> Header:
-    """The header of a file, proven to describe every byte of it exactly once.
+    """Read the header of a file, and check that it describes every byte exactly once.
 
     Args:
         source: The file.
@@ -193,7 +193,7 @@ def _entry(name: str, record: Any, base: int, file: str) -> HeaderEntry:
 
 
 def _check_tiling(entries: Sequence[HeaderEntry], base: int, size: int, file: str) -> None:
-    """Every byte behind the header belongs to one tensor."""
+    """Check that every byte after the header belongs to exactly one tensor."""
     position = base
     for entry in entries:
         if entry.start != position:

@@ -1,4 +1,4 @@
-"""A safetensors file, or a Hugging Face folder of them, as an index: tensors are chunks that lie bare in the files.
+"""A safetensors file, or a Hugging Face folder of them, as an index: tensors are chunks at offsets of the files.
 
 Also folders that ranks wrote together, each file with its boxes of tensors. Only headers are read here.
 """
@@ -42,7 +42,7 @@ Box = tuple[HeaderEntry, str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A safetensors file or folder that was opened."""
+    """An opened safetensors file or folder."""
 
     store: Store
     index: CheckpointIndex
@@ -52,7 +52,7 @@ class Folder:
 
 
 def earlier_files(folder: Path) -> set[str]:
-    """The files of a folder that an earlier save made: its index names them, or they have names that writers give.
+    """Return the files of an earlier save in a folder: those in its index, and those with names that libraries give.
 
     Others, such as an adapter's, are not a save's to remove.
     """
@@ -65,7 +65,7 @@ def earlier_files(folder: Path) -> set[str]:
 
 
 def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Folder:
-    """What a file, or all files of a folder, hold.
+    """Open a file, or all files of a folder, as an index.
 
     Args:
         path: A `.safetensors` file, an `….index.json`, or a folder, whose index is `model.safetensors.index.json`.
@@ -108,9 +108,9 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
 
 
 def read_weight_map(folder: Path, index: str = INDEX_NAME) -> dict[str, str] | None:
-    """Tensor → file, from an index in a folder; None if it is not there. Raises CorruptCheckpointError."""
+    """Read the weight map (tensor → file) of a folder's index; None without one. Raises CorruptCheckpointError."""
     path = folder / index
-    if path.exists() and not path.is_file():  # reading from a pipe would wait for whoever writes into it
+    if path.exists() and not path.is_file():  # reading from a pipe would wait for a writer
         raise CorruptCheckpointError("the index is no file", file=str(path))
     try:
         weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
@@ -142,7 +142,7 @@ def _names(folder: Path, weight_map: Mapping[str, str] | None, index: str) -> li
 
 
 def _check_numbers(folder: Path, names: Sequence[str]) -> None:
-    """Files that ranks wrote are numbered; a gap is a lost file."""
+    """Check the numbers of per-rank files: a gap is a lost file."""
     ranks = sorted({int(found[1]) for name in names if (found := _SHARD.match(name))})
     if ranks and ranks != list(range(1, len(ranks) + 1)):
         lost = sorted(set(range(1, ranks[-1])) - set(ranks))
@@ -162,7 +162,7 @@ def _table(header: Header, key: str, file: str) -> dict[str, Any]:
 
 
 def _boxes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None, folder: str) -> dict[str, list[Box]]:
-    """Tensor → its boxes with their files and offsets."""
+    """Return tensor → its boxes with their files and offsets."""
     boxes: dict[str, list[Box]] = {}
     for file, header in headers.items():
         sharding = _table(header, SHARDING, file)
@@ -197,7 +197,7 @@ def _check_named(weight_map: Mapping[str, str], boxes: Mapping[str, list[Box]], 
 
 
 def _shapes(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, tuple[int, ...]]:
-    """Sizes of whole tensors: as recorded, or as far as the boxes reach."""
+    """Return the sizes of whole tensors: as recorded, or the extent of their boxes."""
     recorded: dict[str, tuple[int, ...]] = {}
     for file, header in headers.items():
         for name, shape in _table(header, SHAPES, file).items():
@@ -210,7 +210,7 @@ def _shapes(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> di
 
 
 def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
-    """Name → the name of the tensor that it still is.
+    """Return the ties: name → the name of the tensor that is stored for it.
 
     A program that knows nothing of aliases may have changed one of the tensors and kept the metadata.
     """

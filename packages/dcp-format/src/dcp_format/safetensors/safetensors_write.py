@@ -1,4 +1,4 @@
-"""Content → safetensors: one file, or a Hugging Face folder of shards with its index.
+"""Conversion of content to safetensors: one file, or a Hugging Face folder of shards with its index.
 
 Files appear under their names only when all of them are whole; the index comes last.
 """
@@ -66,9 +66,9 @@ def write_safetensors(
         shard_bytes: Size that a file of a folder may have, unless one tensor alone is larger.
         max_inflight_bytes: Memory for pieces of tensors.
         overwrite: Whether files that are there may be replaced.
-        objects: What becomes of values that are no tensors: `refuse`, `skip`, or `beside`: as `NAME.objects.pt` beside
+        objects: The policy for values that are not tensors: `refuse`, `skip`, or `beside`: as `NAME.objects.pt` beside
             `NAME.safetensors`, or `objects.pt` in a folder.
-        tick: Is told of bytes that were written.
+        tick: Progress callback: called with the number of bytes just written.
 
     Raises:
         UnsupportedValueError: There are objects and they are refused, or a dtype that the format cannot hold.
@@ -97,7 +97,7 @@ def write_safetensors(
 
 @contextlib.contextmanager
 def _beside(content: Content | None, place: Path, *, overwrite: bool) -> Iterator[None]:
-    """Write the objects, and give them their name when the block has given the tensors theirs."""
+    """Write the objects to a file next to the tensors', and publish it after theirs."""
     if content is None or not content.objects:
         yield
         return
@@ -119,7 +119,7 @@ def _entries(content: Content) -> list[TensorEntry]:
 
 
 def split_by_size(entries: Iterable[TensorEntry], shard_bytes: int) -> list[list[TensorEntry]]:
-    """Groups in the order of the entries, each of at most `shard_bytes` unless it is a single tensor."""
+    """Split entries in order into groups of at most `shard_bytes`; a larger tensor has a group of its own."""
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes={shard_bytes} must be at least 1")
     groups: list[list[TensorEntry]] = [[]]
@@ -134,14 +134,14 @@ def split_by_size(entries: Iterable[TensorEntry], shard_bytes: int) -> list[list
 
 
 def shard_names(count: int) -> list[str]:
-    """The names that Hugging Face libraries look for."""
+    """Return the file names that Hugging Face libraries look for."""
     if count == 1:
         return [f"model{SUFFIX}"]
     return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
 
 
 def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
-    """The folder's index, from each file's tensors and their bytes."""
+    """Return the folder's index as JSON, from each file's tensors and their bytes."""
     weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
     total = sum(size for tensors in files.values() for _, size in tensors)
     table = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -156,7 +156,7 @@ def write_tensor_file(
     max_inflight_bytes: int,
     tick: Tick = lambda _: None,
 ) -> None:
-    """Write one file: header, then each tensor's bytes; larger elements first, so that all are aligned."""
+    """Write one file: header, then each tensor's bytes; larger dtypes first, so that all are aligned."""
     ordered = sorted(entries, key=lambda entry: -ITEM_BYTES[entry.dtype])
     sink.write([build_header([(entry.name, entry.dtype, entry.shape) for entry in ordered], metadata)])
     for entry in ordered:
@@ -174,7 +174,7 @@ def _write_folder(
     *,
     overwrite: bool,
 ) -> None:
-    """Write all files of a folder, give them their names, and then publish the index; those of an older set go last.
+    """Write all files of a folder, rename them, publish the index, and then remove those of an older set.
 
     At any moment the folder holds the old set or the new one: a name that is taken is not given again before.
     """
@@ -213,7 +213,7 @@ def _write_folder(
 
 
 def remove_earlier(store: LocalStore, names: Iterable[str]) -> None:
-    """Remove files of a set that does not count any more; those that no save made stay, whatever an index says."""
+    """Remove the files of superseded sets; files that no save made stay, even if an index names them."""
     sizes = {entry.name: entry.bytes for entry in store.list()}
     for name in sorted({*names} & sizes.keys()):
         if is_writers_file(store, name, sizes[name]):
@@ -224,7 +224,7 @@ def remove_earlier(store: LocalStore, names: Iterable[str]) -> None:
 
 
 def _check_folder(folder: Path, files: Mapping[str, Sequence[TensorEntry]], *, overwrite: bool) -> None:
-    """Before anything is written: what is there may be replaced, and the format can hold the tensors."""
+    """Check before writing that the folder may be replaced and that the format can hold the tensors."""
     for old in (*folder.glob(f"*{SUFFIX}"), folder / INDEX_NAME):
         refuse_existing(old, overwrite=overwrite)
     for entries in files.values():

@@ -1,4 +1,4 @@
-"""The records of a mapped `torch.save` file, and checking them against their CRCs: each once, when it is needed.
+"""Records of a mapped `torch.save` file, each checked against its CRC once, on first use.
 
 What is read as a whole record later is checked then, by the engine that reads it; here is the rest.
 """
@@ -20,7 +20,7 @@ _VALUES = "/data/"
 
 
 class ArchiveRecords:
-    """Where the records of an archive lie, and whether they are what was written.
+    """The byte ranges of an archive's records, and which of them have been checked.
 
     Args:
         mapped: The whole file.
@@ -58,18 +58,18 @@ class ArchiveRecords:
         """Start and length of each record that lies there as it is → its CRC."""
 
     def check_small(self) -> None:
-        """Check everything but the values of tensors. Raises CorruptCheckpointError."""
+        """Check all records but tensor storages. Raises CorruptCheckpointError."""
         self._check(record for record in self._unchecked if _VALUES not in record.name)
 
     def check_range(self, start: int, nbytes: int) -> None:
-        """Check the records that have bytes in a range of the file. Raises CorruptCheckpointError."""
+        """Check the records that overlap a range of the file. Raises CorruptCheckpointError."""
         stop = start + nbytes
         self._check(
             record for record in self._unchecked if record.start < stop and start < record.start + record.stored_bytes
         )
 
     def check_all(self) -> None:
-        """Check every record that has not been checked. Raises CorruptCheckpointError."""
+        """Check every unchecked record. Raises CorruptCheckpointError."""
         self._check(self._unchecked)
 
     def _check(self, records: Iterable[ZipRecord]) -> None:

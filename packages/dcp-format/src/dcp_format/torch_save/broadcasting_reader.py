@@ -1,4 +1,4 @@
-"""`BroadcastingTorchSaveReader`: one rank reads a `torch.save` file, the others receive their parts from it.
+"""`BroadcastingTorchSaveReader`: one rank reads a `torch.save` file and broadcasts it to the others.
 
 Source: torch 2.13 `torch.distributed.checkpoint.format_utils.BroadcastingTorchSaveReader` (name, call sequence).
 """
@@ -27,7 +27,7 @@ Targets = dict[str, list[tuple[ReadItem, torch.Tensor]]]
 
 
 class BroadcastingTorchSaveReader(StorageReader):
-    """Loads tensors from a file that only the coordinator needs to see; use it with `DynamicMetaLoadPlanner`.
+    """Loads tensors from a file that only the coordinator can read; use it with `DynamicMetaLoadPlanner`.
 
     The file is mapped, and sent in pieces: no rank holds more of it than a piece and its own tensors.
 
@@ -49,11 +49,11 @@ class BroadcastingTorchSaveReader(StorageReader):
             self.checkpoint_id = checkpoint_id
 
     def read_metadata(self) -> Metadata:
-        """No entries: the planner takes them from the template."""
+        """Return empty metadata: the planner takes it from the template."""
         return Metadata({}, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """Take the rank's part.
+        """Note whether this rank is the coordinator.
 
         Raises:
             DcpError: There is no file to read.
@@ -64,15 +64,15 @@ class BroadcastingTorchSaveReader(StorageReader):
             raise DcpError("no file was named: pass checkpoint_id to the reader or to load")
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return global_plan
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Receive every tensor of the template, one after another.
+        """Receive every tensor of the template in turn.
 
         Raises:
             CheckpointException: A rank cannot take part, or a tensor has another shape in the file than in a template;
@@ -101,7 +101,7 @@ class BroadcastingTorchSaveReader(StorageReader):
         return done
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the file, over a mapping of it, checked."""
+        """Return the tensors of the file, over a memory map of it, checked."""
         state, records = map_torch_save(self.checkpoint_id or "")
         records.check_all()
         if not isinstance(state, Mapping):
@@ -112,7 +112,7 @@ class BroadcastingTorchSaveReader(StorageReader):
     def _agree(
         self, wanted: dict[str, tuple[int, ...]], forms: Forms, error: BaseException | None
     ) -> tuple[list[str], Forms]:
-        """Names to send, in one order for all; raises on every rank what is wrong on any."""
+        """Agree on the names to send, in one order for all; raises any rank's error on every rank."""
         mine: dict[str, Any] = {"wanted": wanted, "forms": forms, "error": None if error is None else repr(error)}
         told = _gathered(mine)
         failed = {
@@ -144,7 +144,7 @@ class BroadcastingTorchSaveReader(StorageReader):
         targets: list[tuple[ReadItem, torch.Tensor]],
         planner: LoadPlanner,
     ) -> None:
-        """Pass a tensor on, rows at a time; every rank copies what it wants."""
+        """Broadcast a tensor in pieces of rows; every rank copies its part."""
         rows = shape[0] if shape else 1
         row_bytes = max(1, torch.Size(shape[1:]).numel() * dtype.itemsize)
         step = max(1, _BROADCAST_BYTES // row_bytes)
@@ -162,12 +162,12 @@ class BroadcastingTorchSaveReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a file."""
+        """Whether the id is a file."""
         return os.path.isfile(checkpoint_id)
 
 
 def _wanted(items: Mapping[str, list[ReadItem]], planner: LoadPlanner) -> dict[str, tuple[int, ...]]:
-    """The names that a rank reads, with the shapes that its template has; as far as its parts reach if none is said."""
+    """Return the names that a rank reads with the template's shapes; without one, the extent of its parts."""
     metadata = getattr(planner, "metadata", None)
     said = {} if metadata is None else metadata.state_dict_metadata
     found: dict[str, tuple[int, ...]] = {}
@@ -179,7 +179,7 @@ def _wanted(items: Mapping[str, list[ReadItem]], planner: LoadPlanner) -> dict[s
 
 
 def _copy(piece: torch.Tensor, start: int, item: ReadItem, target: torch.Tensor) -> None:
-    """Copy what an item wants of the rows from `start` on."""
+    """Copy an item's part of the rows from `start` on."""
     if not piece.dim():
         copy_elements(target, piece)
         return

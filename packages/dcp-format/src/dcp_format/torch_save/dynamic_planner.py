@@ -1,4 +1,4 @@
-"""`DynamicMetaLoadPlanner`: takes the metadata from the template, for sources that have none of their own.
+"""`DynamicMetaLoadPlanner`: takes the metadata from the template, for sources without metadata.
 
 Source: torch 2.13 `torch.distributed.checkpoint.format_utils.DynamicMetaLoadPlanner`.
 """
@@ -17,12 +17,12 @@ __all__ = ["DynamicMetaLoadPlanner"]
 
 
 class DynamicMetaLoadPlanner(DefaultLoadPlanner):
-    """Loads every tensor of the template whole, on the word of the template about dtypes and sizes."""
+    """Loads every tensor of the template whole, with the template's dtypes and sizes."""
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Take the template; `metadata` is not looked at.
+        """Make metadata from the template; `metadata` is ignored.
 
         Raises:
             UnsupportedValueError: The template holds something else than tensors.
@@ -40,7 +40,7 @@ class DynamicMetaLoadPlanner(DefaultLoadPlanner):
 
 
 def _entry(tensor: torch.Tensor) -> TensorStorageMetadata:
-    """One chunk that is all of the tensor; a DTensor's sizes are those of the whole."""
+    """Return metadata with one chunk for the whole tensor; global sizes for a DTensor."""
     size = tensor.size()
     chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
     return TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), size, [chunk])

@@ -1,4 +1,4 @@
-"""Stock's command line `format_utils`: `torch_to_dcp` and `dcp_to_torch`. `dcp convert` can more.
+"""Stock's command line `format_utils`: `torch_to_dcp` and `dcp_to_torch`. `dcp convert` does more.
 
 Source: torch 2.13 `torch.distributed.checkpoint.format_utils` run as a script (arguments, what it prints).
 """
@@ -21,7 +21,7 @@ _MODES: dict[str, tuple[Callable[[str], bool], Callable[[str, str], None]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert as the command line says.
+    """Run the command line.
 
     Args:
         arguments: Mode, source and destination; None takes those of the process.

@@ -25,7 +25,7 @@ def dcp_to_torch_save(
     max_inflight_bytes: int = _INFLIGHT_BYTES,
     allow_globals: Sequence[Any] = (),
 ) -> None:
-    """Write a checkpoint as one `torch.save` file, which appears when all of it is there.
+    """Convert a checkpoint to one `torch.save` file, which appears only when complete.
 
     `torch.load` opens it with `weights_only=True` (as far as its objects allow that) and `mmap=True`.
 
@@ -51,7 +51,7 @@ def torch_save_to_dcp(
     max_inflight_bytes: int = _INFLIGHT_BYTES,
     allow_globals: Sequence[Any] = (),
 ) -> None:
-    """Write a `torch.save` file as a checkpoint; nothing that the file says is run.
+    """Convert a `torch.save` file to a checkpoint; runs no code from the file.
 
     Args:
         torch_save_path: A file that holds a mapping.

@@ -1,6 +1,6 @@
-"""A `torch.save` file as content: its pickle is read with an allow-list, its tensors are only located.
+"""`torch.save` files as content: the pickle is read with an allow-list, tensors are located and read later.
 
-The file is mapped so that torch can tell where each tensor's values lie; they are read with plain reads when they are
+The file is mapped so that torch can locate each tensor's values; they are read with plain reads when they are
 asked for, so no more of the file is in memory than a piece of one tensor.
 
 Source: torch 2.13 `torch.serialization._load` (what `overall_storage` does).
@@ -48,9 +48,9 @@ _NO_TENSORS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def is_torch_save(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as an archive does; what is in it shows when it is opened."""
+    """Whether a file begins like a zip archive; opening it shows whether it is a `torch.save` file."""
     with contextlib.suppress(OSError):
-        # Opening a pipe in another way would wait for whoever writes into it.
+        # Opening a pipe in another way would wait for a writer.
         descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             return stat.S_ISREG(os.fstat(descriptor).st_mode) and is_zip(os.pread(descriptor, 4, 0))
@@ -60,7 +60,7 @@ def is_torch_save(path: str | os.PathLike[str]) -> bool:
 
 
 def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> Content:
-    """What a `torch.save` file holds: nested mappings flattened as `save` does it, tied tensors once.
+    """Open a `torch.save` file as content: nested mappings flattened as by `save`, tied tensors once.
 
     Args:
         path: The file.
@@ -107,7 +107,7 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
 
 
 def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, ArchiveRecords]:
-    """What was saved, its tensors over a mapping of the file; raises as `open_torch_save`.
+    """Return the saved value with tensors over a memory map of the file; raises as `open_torch_save`.
 
     What is no tensor has been checked against its CRC; values of tensors are to be checked before they are used.
     """
@@ -143,7 +143,7 @@ def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any]
 
 
 def _refuse_other_byte_order(records: ArchiveRecords, place: str) -> None:
-    """Refuse: values are read from the file as they are."""
+    """Raise for a file of the other byte order: values are read without conversion."""
     if ObjectArchive(records.view).swapped():
         raise UnsupportedFormatError(
             f"{place} was written with the other byte order; load it with torch.load and save it again"
@@ -161,7 +161,7 @@ def _is_plain_tensor(value: object) -> bool:
 
 
 class _Located:
-    """Where tensors lie in a mapped file."""
+    """Byte ranges of tensors in a mapped file."""
 
     def __init__(self, path: Path, records: ArchiveRecords) -> None:
         self._store = LocalStore(path.parent)
@@ -178,7 +178,7 @@ class _Located:
         self._records = None
 
     def data(self, name: str, tensor: torch.Tensor) -> PiecewiseData:
-        """The values: read from the file where they are one run of it, by way of the mapping otherwise."""
+        """Return the values: read from the file where they are contiguous, through the mapping otherwise."""
         start = tensor.data_ptr() - self._base
         inside = start >= 0 and start + tensor.nbytes <= self._bytes
         if tensor.numel() and not (inside and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())):
@@ -196,11 +196,11 @@ class _Located:
         return ChunkPieces(self._reader, dtype, shape, [chunk])
 
     def _check_storage(self, tensor: torch.Tensor) -> None:
-        """Check now what is not read as a whole record later."""
+        """Check a storage's records now, if they will not be read whole later."""
         storage = tensor.untyped_storage()
         if self._records is not None:
             self._records.check_range(storage.data_ptr() - self._base, storage.nbytes())
 
     def prepare(self) -> None:
-        """Take all tensors that were located."""
+        """Prepare the reader for all located tensors."""
         self._reader.prepare(self._chunks)

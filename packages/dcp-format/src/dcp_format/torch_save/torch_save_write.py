@@ -1,4 +1,4 @@
-"""Content → a `torch.save` file, written front to back: the pickle first, then each tensor as it is read.
+"""Conversion of content to a `torch.save` file, written in one pass: the pickle first, then each tensor's bytes.
 
 Source: torch 2.13 `torch.serialization._save` (records and their order), `torch._utils._rebuild_tensor_v2`/`_v3`.
 """
@@ -34,7 +34,7 @@ Tick = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Stands for a tensor in the state dict that is pickled."""
+    """Placeholder of a tensor in the pickled state dict."""
 
     record: str
     entry: TensorEntry
@@ -42,7 +42,7 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """Stands for the storage of a tensor."""
+    """Placeholder of a tensor's storage."""
 
     record: str
     kind: type
@@ -58,7 +58,7 @@ def write_torch_save(
     allow_globals: Sequence[Any] = (),
     tick: Tick = lambda _: None,
 ) -> None:
-    """Write the file; `torch.load` opens it with `weights_only=True` and `mmap=True`. Nothing of it exists before all.
+    """Write the file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
 
     Args:
         content: What to write; objects are taken into memory.
@@ -66,7 +66,7 @@ def write_torch_save(
         max_inflight_bytes: Memory for pieces of tensors.
         overwrite: Whether a file that is there may be replaced.
         allow_globals: What objects may use beside the default allow-list.
-        tick: Is told of bytes that were written.
+        tick: Progress callback: called with the number of bytes just written.
 
     Raises:
         CheckpointExistsError: The file exists and `overwrite` is False.
@@ -90,7 +90,7 @@ def write_torch_save(
 
 
 def _ordered(values: dict[str, Any], paths: dict[str, Any]) -> Iterator[str]:
-    """Names in the order of the nested state dict, those without a place last."""
+    """Yield names in the order of the nested state dict, those without a place last."""
     yield from (name for name in paths if name in values)
     yield from (name for name in values if name not in paths)
 
@@ -121,7 +121,7 @@ def _write(
 
 
 def _number_of(pickled: bytes, crcs: Sequence[int]) -> int:
-    """A number of at most 40 digits that tells contents apart."""
+    """Return a digest of the contents as a number of at most 40 digits."""
     return int(hashlib.sha256(pickled + repr(crcs).encode()).hexdigest(), 16) % 10**40
 
 
@@ -132,7 +132,7 @@ def _ticking(pieces: Iterator[memoryview], tick: Tick) -> Iterator[memoryview]:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles a state dict with stand-ins for tensors; tensors inside objects keep their values beside."""
+    """Pickles a state dict with placeholders for tensors; tensors inside objects get records of their own."""
 
     def __init__(self, file: io.BytesIO, *, first_record: int) -> None:
         super().__init__(file, _PICKLE_PROTOCOL)
@@ -142,7 +142,7 @@ class _Pickler(pickle.Pickler):
         """Record → storage of a tensor inside an object."""
 
     def reducer_override(self, value: Any) -> Any:
-        """How a stand-in is rebuilt: as torch rebuilds the tensor that it stands for."""
+        """Reduce a placeholder to torch's call that rebuilds the tensor."""
         if not isinstance(value, _Tensor):
             return reduce_exactly(value)
         entry = value.entry
@@ -162,7 +162,7 @@ class _Pickler(pickle.Pickler):
         return torch._utils._rebuild_tensor_v3, arguments  # noqa: SLF001
 
     def persistent_id(self, value: Any) -> Any:
-        """What names a record of the archive."""
+        """Return the persistent id of a storage: its record in the archive."""
         if isinstance(value, _Storage):
             return "storage", value.kind, value.record, "cpu", value.elements
         if isinstance(value, torch.storage.TypedStorage):
@@ -174,7 +174,7 @@ class _Pickler(pickle.Pickler):
         return None
 
     def _beside(self, storage: torch.UntypedStorage) -> str:
-        """The record of a storage that an object holds."""
+        """Return the record of a storage that an object holds."""
         known = self._records.get(storage._cdata)  # noqa: SLF001
         if known is None:
             known = self._records[storage._cdata] = str(self._next)  # noqa: SLF001
