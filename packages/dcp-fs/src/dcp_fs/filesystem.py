@@ -28,21 +28,21 @@ class FileSystemBase(ABC):
     @contextmanager
     @abstractmethod
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """A stream on `path`, closed at the end of the block."""
+        """Open a stream on `path`, closed at the end of the block."""
         raise NotImplementedError
         yield
 
     @abstractmethod
     def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
-        """`suffix` below `path`."""
+        """Return `suffix` below `path`."""
 
     @abstractmethod
     def rename(self, path: AnyPath, new_path: AnyPath) -> None:
-        """Give a file another name, replacing what has it."""
+        """Rename a file, replacing an existing one of that name."""
 
     @abstractmethod
     def init_path(self, path: AnyPath) -> AnyPath:
-        """`path` in this file system's own type."""
+        """Return `path` in this file system's own type."""
 
     @abstractmethod
     def mkdir(self, path: AnyPath) -> None:
@@ -67,20 +67,20 @@ class FileSystem(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """An unadorned binary stream on a file."""
+        """Open a plain binary stream on a file, closed at the end of the block."""
         with Path(path).open(mode) as stream:
             yield cast(io.IOBase, stream)
 
     def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
-        """`path / suffix`."""
+        """Return `path / suffix`."""
         return Path(path) / suffix
 
     def rename(self, path: AnyPath, new_path: AnyPath) -> None:
-        """Atomic within one file system."""
+        """Rename a file; atomic within one file system."""
         os.replace(path, new_path)
 
     def init_path(self, path: AnyPath) -> AnyPath:
-        """A `Path`."""
+        """Return the path as a `Path`."""
         return Path(path)
 
     def mkdir(self, path: AnyPath) -> None:
@@ -101,5 +101,5 @@ class FileSystem(FileSystemBase):
         Path(path).unlink()
 
     def ls(self, path: AnyPath) -> list[str]:
-        """Paths of what a folder holds, sorted."""
+        """Return the sorted paths of a folder's entries."""
         return [str(entry) for entry in sorted(Path(path).iterdir())]

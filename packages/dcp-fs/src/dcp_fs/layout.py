@@ -1,4 +1,4 @@
-"""What the writer takes beside `dcp_io`'s choices: stock's names of item formats, and how many threads by default."""
+"""Options of the writer beside `dcp_io`'s: stock's names of item formats, and the default number of threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SerializationFormat(Enum):
 
 
 def check_format(serialization_format: Enum) -> None:
-    """Refuse item formats but `TORCH_SAVE`; by value, as stock's enum means the same. Raises ValueError."""
+    """Refuse item formats but `TORCH_SAVE`; compares by value, since stock's enum means the same. Raises ValueError."""
     if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
         raise ValueError(
             f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
@@ -27,5 +27,5 @@ def check_format(serialization_format: Enum) -> None:
 
 
 def default_thread_count() -> int:
-    """Threads to use when the caller names no number: the cores that this process may run on, at most 8."""
+    """Return the default number of threads: the cores that this process may run on, at most 8."""
     return max(1, min(_MAX_DEFAULT_THREADS, len(os.sched_getaffinity(0))))

@@ -1,4 +1,4 @@
-"""Which checkpoint ids mean a local folder, and what opens the files in it."""
+"""Checkpoint ids that name a local folder, and the store that opens the files in it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ __all__ = ["is_local_id", "local_path", "store_of"]
 
 
 def local_path(checkpoint_id: str | os.PathLike[str]) -> Path:
-    """The folder that an id names, `file://` and `local://` URIs included. Raises InvalidPlaceError: `file_path`."""
+    """Return the folder that an id names, `file://` and `local://` URIs included.
+
+    Raises InvalidPlaceError: `file_path`.
+    """
     return Path(file_path(checkpoint_id))
 
 
 def store_of(foreign_fs: Any, folder: Any) -> Store:
-    """What opens the files in a folder: a file system that is not ours, if there is one."""
+    """Return the store of a folder: over a custom file system if there is one, else over the local one."""
     return LocalStore(folder) if foreign_fs is None else StreamStore(foreign_fs, folder)
 
 
 def is_local_id(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether an id names a folder that could be written here: a path, under an existing writable folder.
+    """Whether an id names a local folder that can be written: a path, under an existing writable folder.
 
     Source: torch 2.13 `FileSystem.validate_checkpoint_id` (same answer, plus URIs).
     """

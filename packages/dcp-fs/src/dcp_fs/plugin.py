@@ -7,7 +7,7 @@ __all__ = ["dcp_register_storage"]
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """The storage of local and mounted folders."""
+    """Return the storage of local and mounted folders."""
     return [
         StorageBackendSpec(
             scheme=scheme,
