@@ -31,7 +31,7 @@ class FileSystem:
 
     @contextmanager
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """A stream on `path`; a file that opening it has made (modes `w`, `x`) is removed if the block raises."""
+        """Open a stream on `path`; a file that opening it created (modes `w`, `x`) is removed if the block raises."""
         path = os.fspath(path)
         opened = self._chosen().open(path, mode)  # outside: if this fails, what is there is not ours
         try:
@@ -44,16 +44,16 @@ class FileSystem:
             raise
 
     def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
-        """`suffix` below `path`."""
+        """Return `suffix` below `path`."""
         return f"{os.fspath(path).rstrip('/')}/{suffix}"
 
     def init_path(self, path: AnyPath, **kwargs: Any) -> AnyPath:
-        """Choose the file system of `path`, with its options; the path as it is."""
+        """Choose the file system of `path`, with its options; returns the path unchanged."""
         self.fs, _ = url_to_fs(os.fspath(path), **kwargs)
         return path
 
     def rename(self, path: AnyPath, new_path: AnyPath) -> None:
-        """Give a file another name; atomic only where the file system is."""
+        """Rename a file; atomic only where the file system is."""
         self._chosen().rename(os.fspath(path), os.fspath(new_path))
 
     def mkdir(self, path: AnyPath) -> None:
@@ -74,7 +74,7 @@ class FileSystem:
         self._chosen().rm(os.fspath(path))
 
     def ls(self, path: AnyPath) -> list[str]:
-        """Paths of what a folder holds."""
+        """Return the paths of a folder's entries."""
         return [str(each) for each in self._chosen().ls(os.fspath(path), detail=False)]
 
     def _chosen(self) -> Any:
@@ -84,12 +84,12 @@ class FileSystem:
 
 
 def made_file_system(path: AnyPath, options: Mapping[str, Any]) -> FileSystem:
-    """The file system of a path, with its options."""
+    """Return the file system of a path, with its options."""
     made = FileSystem()
     made.init_path(path, **options)
     return made
 
 
 def init_path(fs: Any, path: AnyPath, options: Mapping[str, Any]) -> Any:
-    """Have a file system choose what is behind a path: one of fsspec with the options, another in its own way."""
+    """Choose the file system of a path: one of fsspec with the options, or a custom one in its own way."""
     return fs.init_path(path, **options) if isinstance(fs, FileSystem) else fs.init_path(path)

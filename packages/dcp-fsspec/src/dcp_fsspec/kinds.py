@@ -1,4 +1,4 @@
-"""What file systems of fsspec can be trusted with, by their protocol; fsspec itself does not say."""
+"""Capabilities of fsspec's file systems (exclusive create, conditional put, atomic rename), by protocol."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _protocols(fs: Any) -> frozenset[str]:
 
 
 def kind_of(fs: Any) -> Kind:
-    """The kind of a file system."""
+    """Return the kind of a file system."""
     names = _protocols(fs)
     return "process" if "memory" in names else "objects" if names & _OBJECTS else "files"
 
@@ -41,7 +41,7 @@ def takes_exclusive_mode(fs: Any) -> bool:
 
 
 def supports_conditions(fs: Any) -> bool:
-    """Whether `pipe_file` hands a condition (`IfMatch`) on to the service."""
+    """Whether `pipe_file` passes a condition (`IfMatch`) to the service."""
     return bool(_protocols(fs) & _S3)
 
 
@@ -51,10 +51,10 @@ def is_local(fs: Any) -> bool:
 
 
 def renames_by_options(fs: Any) -> bool:
-    """Whether a rename replaces a file only with an option that the file system's own `mv` cannot give (WebHDFS)."""
+    """Whether a rename replaces a file only with an option that `mv` cannot pass (WebHDFS)."""
     return "webhdfs" in _protocols(fs) and hasattr(fs, "_call")
 
 
 def takes_listings_option(protocol: str) -> bool:
-    """Whether the constructor takes `use_listings_cache`. SSH clients get every option, and refuse an unknown one."""
+    """Whether the constructor takes `use_listings_cache`. SSH clients get every option, and refuse unknown ones."""
     return protocol not in _SSH

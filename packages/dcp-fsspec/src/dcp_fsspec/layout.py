@@ -1,4 +1,4 @@
-"""Stock's names of what can be chosen about data files."""
+"""Stock's names of item formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SerializationFormat(Enum):
 
 
 def check_format(serialization_format: Enum) -> None:
-    """Refuse item formats but `TORCH_SAVE`; by value, as the enums of stock and of other storages mean the same."""
+    """Refuse item formats but `TORCH_SAVE`; compares by value, since the enums of other packages mean the same."""
     if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
         raise ValueError(
             f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "

@@ -1,4 +1,4 @@
-"""`open_store`: the store of a URI. What the entry points of `dcp.stores.fallback` name; imports no torch."""
+"""`open_store`: the store of a URI, the entry point in `dcp.stores.fallback`; imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["is_fsspec_id", "open_store"]
 def open_store(
     uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, block_bytes: int = BLOCK_BYTES
 ) -> FsspecStore:
-    """The folder that a URI names, through the fsspec file system of its scheme.
+    """Open the folder that a URI names, through the fsspec file system of its scheme.
 
     Args:
         uri: `scheme://…`; chained URIs work as far as their file system can write.
@@ -49,7 +49,7 @@ def open_store(
 
 
 def is_fsspec_id(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether an id is a text for which fsspec has a file system.
+    """Whether an id is a URI for which fsspec has a file system.
 
     Source: torch 2.13 `_fsspec_filesystem.FileSystem.validate_checkpoint_id` (same answer).
     """

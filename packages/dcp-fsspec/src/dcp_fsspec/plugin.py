@@ -1,4 +1,7 @@
-"""Registers the storage of fsspec's schemes, for what no specialised package handles. Imports nothing heavy."""
+"""Registers the storage of fsspec's schemes, as a fallback for schemes without a specialised package.
+
+Imports nothing heavy.
+"""
 
 from dcp_core.hookspecs import ANY_SCHEME, StorageBackendSpec, hookimpl
 
@@ -28,7 +31,7 @@ _SCHEMES = (
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """File systems of fsspec: those that are named, and whatever else fsspec knows when it is asked."""
+    """Return the storage of fsspec's file systems: the listed schemes, and any other that fsspec knows."""
     return [
         StorageBackendSpec(
             scheme=scheme,

@@ -1,4 +1,4 @@
-"""Replacing a file by a finished one under a temporary name, and looking whether that has happened.
+"""Replacing a file by a rename, and checking that the rename has happened.
 
 Renaming means something else in every file system: one answers that it did nothing, and its package drops the answer.
 """
@@ -15,7 +15,7 @@ __all__ = ["replace_file"]
 
 
 def replace_file(fs: Any, temporary: str, path: str, content: bytes, place: str) -> None:
-    """Give a file the name of another, which it replaces; when it returns, it has.
+    """Rename a file over another one; the replacement is complete on return.
 
     Args:
         fs: A file system in which a file under construction can be seen.

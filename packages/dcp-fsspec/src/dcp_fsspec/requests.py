@@ -1,4 +1,4 @@
-"""Calls to a file system of fsspec: bounded retries, and errors that say what was asked for."""
+"""Requests to a file system of fsspec: bounded retries, and errors that name the request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError
 
 
 def repeated(what: str, function: Callable[[], T], *, attempts: int = _ATTEMPTS) -> T:
-    """The result of a request, tried again when it fails for reasons that may pass.
+    """Return the result of a request, retried after transient errors.
 
     Args:
         what: The request and its path, for messages.

@@ -1,4 +1,4 @@
-"""`FsspecSink`: one file while it is written, by whatever its file system does for that."""
+"""`FsspecSink`: upload of one file through its file system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FsspecSink"]
 
 
 class FsspecSink(UploadSink):
-    """A new file.
+    """Upload of a new file.
 
     Args:
         fs: The file system.
@@ -31,11 +31,11 @@ class FsspecSink(UploadSink):
         self._file: Any = self._once("open", lambda: fs.open(path, mode, block_size=block_bytes))
 
     def send(self, view: memoryview) -> None:
-        """Hand the bytes to the file, which copies them."""
+        """Write the bytes to the file, which copies them."""
         self._once("write", lambda: self._file.write(view))
 
     def complete(self) -> None:
-        """Close the file: that is what uploads its end, and makes it visible."""
+        """Close the file, which uploads its end and makes it visible."""
         try:
             self._once("close", self._file.close)
         except BaseException as error:
@@ -46,7 +46,7 @@ class FsspecSink(UploadSink):
             self.may_exist = True
 
     def _is_there(self) -> bool:
-        """Whether the file that was in the way holds just these bytes.
+        """Whether the existing file of that name holds exactly these bytes.
 
         Then a first attempt made it, whose answer was lost, and the client's own second attempt was refused.
         """
@@ -60,7 +60,7 @@ class FsspecSink(UploadSink):
             return False
 
     def give_up(self) -> None:
-        """End the upload without completing it, as far as the file system can.
+        """Abort the upload, as far as the file system can.
 
         The object must not complete it later by itself, when it is collected.
         """

@@ -57,18 +57,18 @@ class FsspecStore(Store):
         return self._url
 
     def make(self) -> None:
-        """Make the folder, where there are such things."""
+        """Make the folder, where the file system has folders."""
         if self._kind != "objects":
             with self._changing():
                 repeated(f"mkdir {self.url}", lambda: self._fs.makedirs(self._path, exist_ok=True))
 
     def child(self, name: str) -> FsspecStore:
-        """The folder of that name."""
+        """Return the store of a subfolder."""
         path, url = self._inside(name), f"{self._url}/{name}"
         return FsspecStore(self._fs, path, url, block_bytes=self._block_bytes)
 
     def create(self, name: str) -> Sink:
-        """Begin a new file (folders within the name are made)."""
+        """Begin a new file (folders within its name are made)."""
         path = self._inside(name)
         with self._changing():
             if self.exists(name):
@@ -78,7 +78,7 @@ class FsspecStore(Store):
             return FsspecSink(self._fs, name, path, exclusive=exclusive, block_bytes=self._block_bytes)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file: by one PUT, or where contents can be seen while they are written, by a rename."""
+        """Replace the file: by one PUT, or by a rename where a file can be seen while it is written."""
         del sync
         path, content = self._inside(name), bytes(data)
         with self._changing():
@@ -97,7 +97,7 @@ class FsspecStore(Store):
                 raise
 
     def touch(self, name: str) -> None:
-        """Renew the file's time: by the file system if it can, else by writing the same bytes again."""
+        """Renew the file's modification time: by the file system if it can, else by writing the same bytes again."""
         path = self._inside(name)
         with self._changing():
             if is_local(self._fs):
@@ -116,10 +116,10 @@ class FsspecStore(Store):
                     raise self._missing(name) from error
                 if not conditions:
                     raise
-                # Whoever changed it meanwhile has renewed its time.
+                # A process that changed it meanwhile has renewed its time.
 
     def read(self, name: str) -> bytes:
-        """All bytes of the file."""
+        """Read the whole file."""
         path = self._inside(name)
         with self._finding(name):
             self._refresh(path)
@@ -155,11 +155,11 @@ class FsspecStore(Store):
             )
 
     def size(self, name: str) -> int:
-        """Bytes of the file."""
+        """Return the file's size in bytes."""
         return int(self._info(name)["size"])
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Whether the file exists."""
         try:
             self._info(name)
         except CheckpointNotFoundError:
@@ -167,9 +167,9 @@ class FsspecStore(Store):
         return True
 
     def list(self) -> list[Entry]:
-        """The files directly in the folder."""
+        """List the files directly in the folder."""
         found = ((self._name(info), info) for info in self._ls() if info["type"] != "directory")
-        # Of a time that nobody knows, only that it is past: a file without one must not look like a dead save's.
+        # The time is unknown, only that it is past: a file without one must not look like a dead save's.
         now = time.time()
         return [
             Entry(name, int(info["size"] or 0), modified_seconds(info, self._fs, otherwise=now))
@@ -178,7 +178,7 @@ class FsspecStore(Store):
         ]
 
     def folders(self) -> tuple[str, ...]:
-        """The folders directly in the folder."""
+        """List the folders directly in the folder."""
         found = (self._name(info) for info in self._ls() if info["type"] == "directory")
         return tuple(sorted(name for name in found if name))
 
@@ -189,14 +189,14 @@ class FsspecStore(Store):
             repeated(f"DELETE {self.url}/{name}", lambda: self._fs.rm_file(path))
 
     def remove_folder(self) -> None:
-        """Remove the folder if it is empty, where there are such things."""
+        """Remove the folder if it is empty, where the file system has folders."""
         if self._kind == "objects" or self._ls():
             return
         with self._changing(), contextlib.suppress(OSError):
             self._fs.rmdir(self._path)
 
     def sync_folder(self) -> None:
-        """Do nothing: what the file system has acknowledged is as durable as it can make it."""
+        """Do nothing: what the file system has acknowledged is as durable as it gets."""
 
     def _inside(self, name: str) -> str:
         return f"{self._path}/{check_name(name)}"
@@ -226,7 +226,7 @@ class FsspecStore(Store):
         return str(info["name"]).rstrip("/").rpartition("/")[2]
 
     def _refresh(self, path: str) -> None:
-        """Forget what the file system remembers: other ranks change the same folder."""
+        """Drop the file system's listing cache: other ranks change the same folder."""
         self._fs.invalidate_cache(path)
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""When a file was last written: each file system of fsspec has a name and a form of its own for it."""
+"""Modification times of files: every file system of fsspec has its own name and form for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FTP = re.compile(r"(\d{14})(\.\d+)?")
 
 
 def modified_seconds(info: Mapping[str, Any], fs: Any, *, otherwise: float) -> float:
-    """Seconds since the epoch at which a file was last written.
+    """Return a file's modification time in seconds since the epoch.
 
     Args:
         info: What the file system says of the file.
