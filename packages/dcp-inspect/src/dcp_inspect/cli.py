@@ -1,4 +1,4 @@
-"""The command line: finds the command, and turns errors into one line and an exit code. No command's work is here.
+"""The command line: dispatches to the commands, and turns errors into one line and an exit code.
 
 Modules of commands are imported when they are run: listing and showing start without what converting needs.
 """
@@ -38,15 +38,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 class _Lazy(click.Group):
-    """A group whose commands are imported when they are asked for."""
+    """A click group that imports its commands lazily."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All of them, in the order of the table."""
+        """Return all commands in the order of the table."""
         del ctx
         return [*COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of them; None if there is none of that name."""
+        """Return a command; None for an unknown name."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
@@ -55,7 +55,7 @@ class _Lazy(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of the help page, without importing any."""
+        """Write the list of the help page, without importing any command."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -64,7 +64,7 @@ class _Lazy(click.Group):
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(None, "-V", "--version", prog_name="dcp", package_name="dcp-inspect")
 def dcp() -> None:
-    """Look at distributed checkpoints, and change what they are.
+    """Inspect, verify, convert and remove distributed checkpoints.
 
     Exit codes: 0 done, 1 something differs or is damaged, 2 wrong use, 3 not found, 4 cannot be read, 5 needs another
     package or version, 6 unsafe, 7 already there.
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; its exit code."""
+    """Run the command line; returns its exit code."""
     try:
         result = dcp.main(args=None if arguments is None else [*arguments], prog_name="dcp", standalone_mode=False)
     except click.ClickException as error:
@@ -103,12 +103,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an error as one line."""
+    """Return the message of an error as one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _print_wrong_use(error: click.ClickException) -> None:
-    """What click shows: the usage of the command, and the message, whose arguments may hold line breaks."""
+    """Print wrong usage as click does: usage line and message, whose arguments may hold line breaks."""
     error.message = " ".join(error.message.split())  # type: ignore[misc]  # the same, on one line
     said = io.StringIO()
     error.show(said)
@@ -116,7 +116,7 @@ def _print_wrong_use(error: click.ClickException) -> None:
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A fault of the program: all of it is wanted, and a name in its message must not reach the terminal as it is."""
+    """Print the traceback of a bug, with control characters escaped for the terminal."""
     _say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as rows of its index: names, forms, sizes. Needs neither torch nor values."""
+"""Contents of a checkpoint as rows of its index: names, shapes, sizes. Needs neither torch nor values."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Row:
     """Of an alias: the tensor that it is another name of."""
 
     def as_json(self) -> dict[str, object]:
-        """The row for programs."""
+        """Return the row as JSON data."""
         shape = None if self.shape is None else list(self.shape)
         facts = {name: getattr(self, name) for name in ("name", "kind", "dtype", "chunks", "bytes", "stored_bytes")}
         return {**facts, "shape": shape, "rank": self.rank, "target": self.target}
 
 
 def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
-    """The index of the checkpoint in a folder, or at a URI.
+    """Read the index of the checkpoint in a folder or at a URI.
 
     Raises:
         CheckpointNotFoundError: There is nothing, or no checkpoint in the folder; says what was found instead.
@@ -93,7 +93,7 @@ def _index_at(uri: str) -> CheckpointIndex:
 
 
 def rows_of(index: CheckpointIndex) -> Iterator[Row]:
-    """A row per value, tensors first, in the order of the index."""
+    """Return a row per value, tensors first, in the order of the index."""
     chunk_starts, shape_starts = index.chunk_starts().tolist(), index.shape_starts().tolist()
     lengths = [] if index.chunk_items is None else index.chunk_items.length.tolist()
     for number, name in enumerate(index.tensor_names):
@@ -121,7 +121,7 @@ def rows_of(index: CheckpointIndex) -> Iterator[Row]:
 
 
 def select(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
-    """The rows whose names match one of some shell patterns; all if there is none."""
+    """Select the rows whose names match any of some shell patterns; all without patterns."""
     if not patterns:
         return [*rows]
     return [row for row in rows if any(fnmatch.fnmatchcase(row.name, pattern) for pattern in patterns)]

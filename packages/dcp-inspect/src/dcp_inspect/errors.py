@@ -1,4 +1,4 @@
-"""Errors of the command beside those of the packages below it."""
+"""Errors of the command, in addition to those of the packages below it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["CheckpointInUseError", "MissingValueError", "OtherFormatError"]
 
 
 class CheckpointInUseError(DcpError, RuntimeError):
-    """Somebody reads the checkpoint that should be removed, or it is not the one that was looked at."""
+    """The checkpoint to remove is being read, or has been replaced since it was inspected."""
 
 
 class MissingValueError(DcpError, LookupError):
-    """A name that was asked for is not in the checkpoint."""
+    """The checkpoint has no value of that name."""
 
 
 class OtherFormatError(UnsupportedFormatError):
-    """What is there is no checkpoint, but files that a converter may read."""
+    """The path holds no checkpoint, but files of another format that a converter may read."""

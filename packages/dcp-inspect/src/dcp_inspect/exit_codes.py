@@ -1,4 +1,4 @@
-"""Exit codes of the command, and which error gives which."""
+"""Exit codes of the command, by error class."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ INTERRUPTED = 130
 
 
 def exit_code(error: BaseException) -> int | None:
-    """The exit code for an error that a user can do something about; None for a fault of the program."""
+    """Return the exit code for an error that a user can act on; None for a bug."""
     return next((code for kind, code in _codes() if isinstance(error, kind)), None)
 
 
 def _codes() -> Iterator[tuple[type[BaseException], int]]:
-    """The first kind that an error is of counts."""
+    """Return the table of error classes and exit codes; the first match counts."""
     # Imported when something has gone wrong: `dcp plugins` and `dcp --help` need no numpy.
     from dcp_inspect import errors as own  # noqa: PLC0415
     from dcp_io import StoreNotFoundError  # noqa: PLC0415

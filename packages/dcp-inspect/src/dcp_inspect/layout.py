@@ -1,4 +1,4 @@
-"""What each rank of a job would read and write: arithmetic over a checkpoint's index, no data is touched.
+"""Bytes that each rank of a job would read and write: arithmetic over a checkpoint's index, no data is read.
 
 Every tensor is taken to be sharded along its first dimension, as FSDP does it: rank r of n holds the r-th of n equal
 parts (the last ones may be short or empty); what has no dimension is read by every rank.
@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(slots=True)
 class RankLoad:
-    """What one rank has to do."""
+    """Totals of one rank's reads and writes."""
 
     rank: int
     needed_bytes: int = 0
@@ -58,13 +58,13 @@ class RankLoad:
 
 
 def row_range(rows: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The rows of a rank: equal parts, rounded up, as torch's `chunk` and DTensor cut."""
+    """Return the rows of a rank: equal parts, rounded up, as torch's `chunk` and DTensor divide."""
     step = -(-rows // world_size)
     return min(rows, rank * step), min(rows, (rank + 1) * step)
 
 
 def chunks_of(index: CheckpointIndex) -> Iterator[Chunk]:
-    """All stored chunks with elements."""
+    """Yield all stored chunks with elements."""
     items = index.chunk_items
     if items is None:
         return
@@ -85,7 +85,7 @@ def chunks_of(index: CheckpointIndex) -> Iterator[Chunk]:
 def plan_reads(
     index: CheckpointIndex, world_size: int, *, want_segments: bool = True
 ) -> tuple[list[RankLoad], list[Segment]]:
-    """What each of `world_size` ranks reads, and which parts of which files that is.
+    """Compute which parts of which files each of `world_size` ranks reads.
 
     Args:
         index: Of the checkpoint.
@@ -112,7 +112,7 @@ def plan_reads(
 
 
 def _readers(chunk: Chunk, world_size: int) -> tuple[int, int]:
-    """The ranks [first, last) whose rows are among a chunk's; all for a scalar."""
+    """Return the ranks [first, last) whose rows overlap a chunk; all for a scalar."""
     if not chunk.sizes:
         return 0, world_size
     step = max(1, -(-chunk.shape[0] // world_size))
@@ -140,7 +140,7 @@ def _segment(chunk: Chunk, load: RankLoad, world_size: int) -> Segment | None:
 
 
 def plan_writes(index: CheckpointIndex, ranks: list[RankLoad]) -> None:
-    """What each rank would write: its rows of every tensor; scalars go to the rank with the least."""
+    """Compute what each rank would write: its rows of every tensor; scalars go to the rank with the least."""
     shape_starts, world_size = index.shape_starts(), len(ranks)
     scalars = []
     for row in range(len(index.tensor_names)):

@@ -1,4 +1,4 @@
-"""What can be said of each checkpoint below a place without reading its data: for `dcp ls` and `dcp prune`."""
+"""Summaries of the checkpoints under a folder without reading their data: for `dcp ls` and `dcp prune`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Listed", "find", "look_at"]
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One line of the list."""
+    """Summary of one checkpoint."""
 
     path: str
     step: int | None
@@ -52,7 +52,7 @@ def find(path: str) -> list[FoundCheckpoint[Any]]:
 
 
 def look_at(found: FoundCheckpoint[Any]) -> Listed:
-    """What can be said of a checkpoint without reading its data."""
+    """Summarise a checkpoint without reading its data."""
     store = found.store
     path, step, modified = store.url.rstrip("/") or "/", found.step, found.modified_seconds
     try:
@@ -79,7 +79,7 @@ def look_at(found: FoundCheckpoint[Any]) -> Listed:
 
 
 def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -> str | None:
-    """What is wrong with the data files, if anything."""
+    """Return the first problem of the data files; None if there is none."""
     for name, wanted in needed.items():
         size = sizes[name]
         if size is None:
@@ -90,6 +90,6 @@ def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -
 
 
 def _world_size(index: CheckpointIndex) -> int | None:
-    """Of what stock wrote: as many ranks as its file names tell."""
+    """Return the world size of a checkpoint by stock, from its file names."""
     ranks = {int(found[1]) for name in index.files if (found := re.match(r"__(\d+)_", name))}
     return max(ranks) + 1 if ranks else None

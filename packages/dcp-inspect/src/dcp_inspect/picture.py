@@ -1,4 +1,4 @@
-"""A picture of a layout as SVG: each data file a bar, each part of it in the colour of the rank that reads it."""
+"""SVG picture of a layout: a bar per data file, each part in the colour of the rank that reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_FILES = 48
 
 
 def draw(title: str, files: Mapping[str, int], segments: Sequence[Segment], ranks: Sequence[RankLoad]) -> str:
-    """The picture.
+    """Draw a layout as SVG.
 
     Args:
         title: Stands above.
@@ -55,7 +55,7 @@ def draw(title: str, files: Mapping[str, int], segments: Sequence[Segment], rank
 
 
 def page(title: str, picture: str) -> str:
-    """The picture as an HTML page."""
+    """Return the picture as an HTML page."""
     return f'<!doctype html>\n<meta charset="utf-8">\n<title>{_escape(title)}</title>\n{picture}'
 
 
@@ -80,10 +80,10 @@ def _bar(name: str, size: int, segments: Sequence[Segment], y: int, scale: float
 
 
 def _colour(rank: int, world_size: int) -> str:
-    """Hues around the circle, neighbours in alternating lightness."""
+    """Return a rank's colour: hues around the circle, neighbours in alternating lightness."""
     return f"hsl({round(360 * rank / max(world_size, 1))},65%,{45 if rank % 2 else 60}%)"
 
 
 def _escape(text: str) -> str:
-    """Text that a page shows and does not obey; a picture with a control character in it is no XML."""
+    """Escape text for XML; control characters, which XML forbids, are made printable."""
     return escape_markup(printable(text))

@@ -1,4 +1,4 @@
-"""Arguments that name a place: a path, `file://…`, or a URI that an installed storage opens. Nothing is asked of it.
+"""Command-line arguments that name a path, `file://…`, or a URI of an installed storage. Sends no request.
 
 What names no place, such as an empty argument or `s3:/bucket`, is wrong use, before any command does anything.
 """
@@ -19,10 +19,10 @@ __all__ = ["LOCAL_FILE", "PLACE", "existing_folder", "is_uri", "open_folder"]
 
 
 class _Place(click.Path):
-    """A path, without `file://`, or a URI as it is."""
+    """Parameter type of a path (without `file://`) or a URI."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The text of the place."""
+        """Convert an argument to the text of the path or URI."""
         if scheme_of(value) != "file":
             return value
         try:
@@ -32,10 +32,10 @@ class _Place(click.Path):
 
 
 class _LocalFile(click.Path):
-    """A path of this machine."""
+    """Parameter type of a path on this machine."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path."""
+        """Convert an argument to a path."""
         try:
             return super().convert(file_path(value), param, ctx)
         except InvalidPlaceError as error:
@@ -47,12 +47,12 @@ LOCAL_FILE = _LocalFile(dir_okay=False)
 
 
 def is_uri(place: str | os.PathLike[str]) -> bool:
-    """Whether a place is named by a URI that a storage package opens, rather than by a path."""
+    """Whether an argument is a URI that a storage package opens, rather than a path."""
     return scheme_of(place) != "file"
 
 
 def existing_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder of the file system.
+    """Return the path of an existing folder.
 
     Raises:
         CheckpointNotFoundError: There is none; says what there is.
@@ -66,7 +66,7 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def open_folder(place: str) -> Store:
-    """The store of a folder that exists, or of a URI.
+    """Open the store of a folder that exists, or of a URI.
 
     Raises:
         CheckpointNotFoundError: There is no such folder in the file system.

@@ -1,4 +1,4 @@
-"""Which checkpoints `dcp prune` removes: the choice alone, from what `dcp ls` knows. Nothing is removed here."""
+"""Selection of the checkpoints that `dcp prune` removes, from the summaries of `dcp ls`. Removes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Parts = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What becomes of the checkpoints below a folder; each is in one of the lists."""
+    """Result of the selection; each checkpoint below a folder is in one of the lists."""
 
     removed: list[Listed] = field(default_factory=list)
     kept: list[Listed] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Pruning:
 
 @dataclass(slots=True)
 class _Step:
-    """The checkpoints in one folder that has a step: the folder's own, or the parts in folders below it."""
+    """The checkpoints of one step's folder: the folder's own, or the parts in folders below it."""
 
     step: int
     members: list[tuple[FoundCheckpoint[Any], Listed]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class _Step:
 
     @property
     def parts(self) -> frozenset[Parts]:
-        """Where its checkpoints are in the folder; of a folder that is one itself, what is below is no part of it."""
+        """Paths of its checkpoints; if the folder is a checkpoint itself, those below it are no part of it."""
         found = frozenset(found.place.parts[len(found.place.folder) :] for found, _ in self.members)
         return frozenset({()}) if () in found else found
 
@@ -59,7 +59,7 @@ def choose(
     force: bool,
     noted_step: Callable[[FoundCheckpoint[Any]], int | None],
 ) -> Pruning:
-    """Choose what to remove: of each run what is below its newest valid steps.
+    """Select the checkpoints to remove: those of each run below its newest valid steps.
 
     A run is what has one name but for the numbers of steps: `step-500` and `step-600` in a folder, not `ema-step-500`.
 
@@ -103,7 +103,7 @@ def _choose_of_run(
 
 
 def _doubt(step: _Step, kept: Sequence[_Step], noted_step: Callable[[FoundCheckpoint[Any]], int | None]) -> str | None:
-    """Why a step may be newer than one that is kept, although its number is lower; None if nothing says so."""
+    """Return why a step may be newer than a kept one, although its number is lower; None without a reason."""
     for other in kept:
         if 0 < other.created_ns < step.created_ns:
             return f"it was saved after step {other.step}, which stays: training may have gone back"

@@ -1,4 +1,4 @@
-"""What `rm` and `prune` remove, and whether they may; `dcp_io` removes: first the index, then the files."""
+"""Removal of checkpoints by `rm` and `prune`, with safety checks; `dcp_io` removes the index, then the files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Removal", "plan_removal", "remove"]
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What of a folder belongs to its checkpoint."""
+    """The files of a folder that belong to its checkpoint."""
 
     path: str
     """The folder, as the user names it."""
@@ -39,16 +39,16 @@ class Removal:
     others: tuple[str, ...]
     """Files that stay, because no save has made them."""
     force: bool
-    """Whether nobody who uses it is in the way."""
+    """Whether no live save or reader forbids it."""
 
 
 def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
-    """What would be removed.
+    """Return what would be removed.
 
     Args:
         path: The folder, for messages.
         store: Of the folder.
-        force: Also where the index cannot be read, or somebody seems to save or read there.
+        force: Also where the index cannot be read, or a process seems to save or read there.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
@@ -79,7 +79,7 @@ def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
 
 
 def remove(removal: Removal) -> None:
-    """Remove it, and the folder if nothing else is in it; looks again whether it may, since asking takes time.
+    """Remove the files, and the folder if it is then empty; repeats the safety checks, since a prompt takes time.
 
     Raises:
         SaveInProgressError, CheckpointInUseError: Somebody began to use it since it was planned, or it is another one.

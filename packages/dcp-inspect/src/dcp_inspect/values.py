@@ -1,4 +1,4 @@
-"""Values of checkpoints and files of every format, by way of the converters of installed packages.
+"""Values of checkpoints and files of every format, through the converters of dcp-format.
 
 This is the one place that needs torch and `dcp-format`; both are looked for when a command needs them.
 """
@@ -15,7 +15,7 @@ __all__ = ["formats", "open_values", "tensor_of", "tensor_rows"]
 
 
 def formats() -> Any:
-    """The package that reads and writes formats.
+    """Import dcp-format.
 
     Raises:
         UnsupportedFormatError: It, or torch, is not installed; names what to install.
@@ -30,17 +30,17 @@ def formats() -> Any:
 
 
 def open_values(path: str | os.PathLike[str]) -> Any:
-    """The content of a checkpoint or file; see `dcp_format.Content`."""
+    """Open a checkpoint or file as content; see `dcp_format.Content`."""
     return formats().open_content(path)
 
 
 def tensor_of(entry: Any) -> Any:
-    """A whole tensor in memory."""
+    """Read a whole tensor into memory."""
     return _tensor(entry, bytearray().join(entry.data.pieces(64 << 20)), entry.shape)
 
 
 def tensor_rows(entry: Any, start: int, stop: int) -> Any:
-    """Rows [start, stop) of a tensor with at least one dimension, reading no others where the format allows it."""
+    """Read rows [start, stop) of a tensor with at least one dimension; no other rows where the format allows it."""
     rows = getattr(entry.data, "rows", None)
     if rows is None:
         return tensor_of(entry)[start:stop]

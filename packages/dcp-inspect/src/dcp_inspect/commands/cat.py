@@ -1,4 +1,4 @@
-"""`dcp cat`: the values of one tensor, or a slice of it, or an object. Only the rows that are asked for are read."""
+"""`dcp cat`: print one tensor, a slice of it, or an object. Reads only the requested rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def command(path: str, key: str, as_json: bool) -> int:
 
 
 def parse_key(key: str, names: set[str]) -> tuple[str, Slices]:
-    """The name and the slices of a key; a name may end in brackets itself.
+    """Split a key into the name and the slices; a name may end in brackets itself.
 
     Raises:
         UsageError: What is in the brackets is no slice.
@@ -87,7 +87,7 @@ def _object(content: Any, name: str) -> Any:
 
 
 def _rows(entry: Any, slices: Slices) -> Any:
-    """A part whose first index or slice says which rows to read."""
+    """Return the requested part if its first index or slice selects rows."""
     first: Any = slices[0]
     rest = slices[1:]
     rows = range(entry.shape[0])
@@ -104,7 +104,7 @@ def _rows(entry: Any, slices: Slices) -> Any:
 
 
 def _part(entry: Any, slices: Slices) -> Any:
-    """The wanted part of a tensor: of the first dimension, no more is read than is needed."""
+    """Return the requested part of a tensor; reads no more rows than needed."""
     shape = entry.shape
     try:
         if slices and slices[0] is not ... and shape:

@@ -1,4 +1,4 @@
-"""`dcp completion`: a script that lets a shell complete commands and options."""
+"""`dcp completion`: shell script for completion of commands and options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["command"]
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
-    """Print the script; for bash: `eval "$(dcp completion bash)"` in ~/.bashrc."""
+    """Print the completion script; for bash: `eval "$(dcp completion bash)"` in ~/.bashrc."""
     from dcp_inspect.cli import dcp  # noqa: PLC0415 - it knows this module
 
     kind = get_completion_class(shell)

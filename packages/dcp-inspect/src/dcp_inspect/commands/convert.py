@@ -1,4 +1,4 @@
-"""`dcp convert`: any format into any other, tensor by tensor."""
+"""`dcp convert`: convert any format into any other, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as `5GB` (powers of 1000) or `512MiB` (powers of 1024).
+    """Parse a size such as `5GB` (powers of 1000) or `512MiB` (powers of 1024) to bytes.
 
     Raises:
         BadParameter: It is no size.
@@ -34,7 +34,7 @@ def parse_size(text: str) -> int:
 @click.command("convert")
 @click.argument("source", type=PLACE)
 @click.argument("destination", type=PLACE)
-@click.option("--to", "to", help="Format to write: checkpoint, torch, safetensors; else the destination's name tells.")
+@click.option("--to", "to", help="Format to write: checkpoint, torch, safetensors; default: by the destination's name.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Names to take (repeatable); all without it.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Names to leave out (repeatable).")
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Another name for a value or a path (repeatable).")
@@ -42,16 +42,16 @@ def parse_size(text: str) -> int:
 @click.option("--dtype", help="Of floating-point tensors in the result, e.g. bfloat16.")
 @click.option("--shard-size", default="5GB", show_default=True, help="Size of a file of a safetensors folder.")
 @click.option("--objects", type=click.Choice(["refuse", "beside", "skip"]), default="refuse", show_default=True,
-              help="What becomes of values that are no tensors, where a format holds tensors only.")  # fmt: skip
+              help="Policy for values that are not tensors, where a format holds tensors only.")  # fmt: skip
 @click.option("--layout", type=click.Choice(["torch", "raw"]), default="torch", show_default=True,
               help="Of a checkpoint's data files.")  # fmt: skip
 @click.option("--compression", help="Of a checkpoint's data: auto, planes, zstd, or the name of a transform.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at the destination.")
 @json_option
 def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
-    """Write what is at SOURCE to DESTINATION. The source's format is found from its content.
+    """Convert SOURCE to DESTINATION. The source's format is detected from its content.
 
-    The destination's name tells the format: `.pt`, `.pth`, `.bin` a torch.save file, `.safetensors` a file, `.hf` a
+    The destination's name selects the format: `.pt`, `.pth`, `.bin` a torch.save file, `.safetensors` a file, `.hf` a
     Hugging Face folder, anything else a checkpoint's folder; --to says otherwise. Both may be URIs, such as
     s3://bucket/run/step-100; only checkpoints are written to a URI.
     """
@@ -104,7 +104,7 @@ def _dtype(name: str | None) -> Any:
 
 
 class _Written:
-    """What is written, and a bar that shows how far it is."""
+    """The content being written, with a progress bar."""
 
     def __init__(self) -> None:
         self.tensors = self.objects = self.bytes = 0
@@ -119,14 +119,14 @@ class _Written:
             self._bar.__exit__(*error)
 
     def watching(self, options: Any) -> Any:
-        """The options, with what tells of bytes that are done."""
+        """Return the options with a progress callback."""
         return replace(options, tick=self._done)
 
     def _done(self, count: int) -> None:
         self._tick(count)
 
     def start(self, content: Any) -> None:
-        """Take what will be written."""
+        """Note the content that will be written."""
         self.tensors = len(content.tensors) + len(content.aliases)
         self.objects, self.bytes = len(content.objects), content.nbytes
         self._bar = progress("converting", content.nbytes)

@@ -1,4 +1,4 @@
-"""`dcp diff`: names, forms and values of two checkpoints or files, of whichever formats."""
+"""`dcp diff`: compare names, shapes and values of two checkpoints or files of any formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PIECE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What is not equal about one name."""
+    """One difference: a name and the property that differs."""
 
     name: str
     what: str
@@ -91,7 +91,7 @@ def _entry(content: Any, name: str) -> Any:
 
 
 def _objects(name: str, a: bytes, b: bytes) -> Iterator[Difference]:
-    """The difference of two objects, by type and by bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN is itself."""
+    """Compare two objects by type and bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN equals itself."""
     if a == b:
         return
     load = importlib.import_module("dcp_core.objects.objects").load_object
@@ -121,7 +121,7 @@ def _tensors(
 
 
 def _aligned(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
-    """The elements of two tensors of one shape, as pieces of equal numbers."""
+    """Yield the elements of two tensors of one shape, in pieces of equal length."""
     streams = [_elements(entry) for entry in (a, b)]
     held: list[Any] = [None, None]
     while True:
@@ -143,7 +143,7 @@ def _elements(entry: Any) -> Iterator[Any]:
 
 
 class _Measured:
-    """The differences of what has been compared so far."""
+    """Running totals of the differences between two tensors."""
 
     def __init__(self, atol: float, rtol: float) -> None:
         self._atol, self._rtol = atol, rtol

@@ -1,4 +1,4 @@
-"""`dcp ls`: the checkpoints under a folder, newest first, from their indexes and the sizes of their files."""
+"""`dcp ls`: list the checkpoints under a folder, newest first, from their indexes and file sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["command"]
 @click.argument("path", type=PLACE, default=".")
 @json_option
 def command(path: str, as_json: bool) -> int:
-    """List the checkpoints in PATH and the folders below it, newest first: by step, then by when they were made.
+    """List the checkpoints in PATH and the folders below it, newest first: by step, then by creation time.
 
     Several runs follow one another, the one that saved last first. Times of files do not matter where steps are known.
 
@@ -58,7 +58,7 @@ def _row(one: Listed, root: str, now: float) -> tuple[Cell, ...]:
 
 
 def _below(path: str, root: str) -> str:
-    """The path as seen from the folder that was asked for."""
+    """Return the path relative to the folder that was asked for."""
     if is_uri(root):
         return path.removeprefix(root.rstrip("/")).strip("/") or "."
     return os.path.relpath(path, root)

@@ -1,4 +1,4 @@
-"""`dcp plan`: what each rank of a job would read of a checkpoint, and write when it saves; as a table and a picture."""
+"""`dcp plan`: show what each rank of a job would read from a checkpoint, and write; as a table and a picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN_RANKS = 32
 @click.option("--html", type=LOCAL_FILE, help="Write the picture as a page.")
 @json_option
 def command(path: str, world: int, svg: str | None, html: str | None, as_json: bool) -> int:
-    """Show what WORLD ranks would read, every tensor sharded along its first dimension (as FSDP does), and write."""
+    """Show what WORLD ranks would read and write, every tensor sharded along its first dimension, as FSDP does."""
     index = open_index(path)
     ranks, segments = plan_reads(index, world, want_segments=bool(svg or html))
     plan_writes(index, ranks)

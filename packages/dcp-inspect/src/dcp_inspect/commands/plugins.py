@@ -1,4 +1,4 @@
-"""`dcp plugins`: what installed packages add. Their modules are read as text, so torch need not be there."""
+"""`dcp plugins`: list the plugins of installed packages. Parses their modules as text, so torch is not needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOOK = "dcp_"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One plugin."""
+    """One listed plugin."""
 
     name: str
     distribution: str
@@ -67,7 +67,7 @@ def _look_at(point: EntryPoint, *, load: bool) -> Listed:
 
 
 def _source(module: str) -> Path:
-    """The file of a module, found without importing the package that it is in."""
+    """Return the source file of a module, found without importing its package."""
     top, *below = module.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None:
@@ -89,7 +89,7 @@ def _hooks(tree: ast.Module) -> Iterator[str]:
 
 
 def _offers(tree: ast.Module) -> Iterator[str]:
-    """Keys of the dicts that hooks return, and schemes of storages."""
+    """Return the keys of the dicts that hooks return, and the schemes of storages."""
     for hook in ast.walk(tree):
         if not (isinstance(hook, ast.FunctionDef) and hook.name.startswith(_HOOK)):
             continue
@@ -107,7 +107,7 @@ def _offers(tree: ast.Module) -> Iterator[str]:
 
 
 def _schemes(point: EntryPoint, hooks: tuple[str, ...]) -> Iterator[str]:
-    """Schemes of the stores that a storage's distribution brings: their entry points say them, whatever the code."""
+    """Return the URI schemes of a distribution's stores, from their entry points."""
     if point.dist is not None and f"{_HOOK}register_storage" in hooks:
         yield from (f"{each.name}://" for each in point.dist.entry_points if each.group in _STORES)
 

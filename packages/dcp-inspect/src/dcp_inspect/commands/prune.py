@@ -1,4 +1,4 @@
-"""`dcp prune`: all but the newest checkpoints of each run under a folder."""
+"""`dcp prune`: remove all but the newest checkpoints of each run under a folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, force: bool, as_json
     One that was saved after one that stays, or whose note names a higher step, stays unless --force is given.
     """
     found = find(path)
-    if not found and is_uri(path):  # nothing tells a folder without checkpoints from one that is misspelt
+    if not found and is_uri(path):  # an empty prefix and a misspelt one look the same
         raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below: check the address")
     pruning = choose([(one, look_at(one)) for one in found], keep, force=force, noted_step=noted_step_of)
     removals = [plan_removal(one.path, open_folder(one.path)) for one in pruning.removed]

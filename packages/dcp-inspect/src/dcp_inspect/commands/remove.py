@@ -1,4 +1,4 @@
-"""`dcp rm`: one checkpoint, its index first."""
+"""`dcp rm`: remove one checkpoint, its index first."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["command"]
 @click.argument("path", type=PLACE)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@click.option("--force", is_flag=True, help="Also if it is damaged, or somebody seems to save or read it.")
+@click.option("--force", is_flag=True, help="Also if it is damaged, or a process seems to save or read it.")
 @json_option
 def command(path: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> int:
     """Remove the checkpoint in PATH, a folder or a URI: its index, then all files of saves. Other files stay.
 
-    It is refused while a save writes there or somebody reads it.
+    It is refused while a process saves or reads it.
     """
     removal = plan_removal(path, open_folder(path), force=force)
     what = f"{path}: {_files(len(removal.indexes) + len(removal.files))}, {count_bytes(removal.bytes)}"

@@ -1,4 +1,4 @@
-"""`dcp show`: what a checkpoint holds, as a tree of names, from its index alone unless statistics are asked for."""
+"""`dcp show`: print the names in a checkpoint as a tree, from its index alone unless statistics are requested."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["command"]
 @click.option("--stats", is_flag=True, help="Read the values: smallest, largest, mean, deviation, not finite.")
 @json_option
 def command(path: str, patterns: tuple[str, ...], flat: bool, depth: int | None, stats: bool, as_json: bool) -> int:
-    """Show the names, dtypes, shapes and sizes in a checkpoint; PATTERNS (like 'model.*') choose among them."""
+    """Show the names, dtypes, shapes and sizes in a checkpoint; PATTERNS (like 'model.*') select among them."""
     index, rows = _rows(path)
     chosen = select(rows, patterns)
     if patterns and not chosen:
@@ -50,7 +50,7 @@ def command(path: str, patterns: tuple[str, ...], flat: bool, depth: int | None,
 
 
 def _rows(path: str) -> tuple[CheckpointIndex | None, list[Row]]:
-    """The rows of a checkpoint, or of a file of another format if the package for that is there."""
+    """Return the rows of a checkpoint, or of a file of another format if dcp-format is installed."""
     try:
         index = open_index(path)
     except UnsupportedFormatError:
@@ -99,7 +99,7 @@ def _title(path: str, index: CheckpointIndex | None, rows: list[Row]) -> str:
 
 
 def _form(row: Row) -> str:
-    """Dtype, shape, chunks and size in a few words."""
+    """Format dtype, shape, chunks and size as short text."""
     if row.kind == "alias":
         return f"= {row.target}"
     if row.kind == "object":
@@ -124,7 +124,7 @@ def _cells(row: Row, stats: dict[str, float], measures: Sequence[str]) -> tuple[
 
 
 def statistics(path: str, rows: list[Row]) -> dict[str, dict[str, float]]:
-    """Of each tensor, read piece by piece: smallest, largest, mean, standard deviation, how many are not finite."""
+    """Compute statistics of each tensor in pieces: minimum, maximum, mean, standard deviation, non-finite values."""
     from dcp_inspect.values import open_values  # noqa: PLC0415 - takes torch
 
     content = open_values(path)

@@ -1,4 +1,4 @@
-"""`dcp verify`: every byte of a checkpoint against what its index says."""
+"""`dcp verify`: check every byte of a checkpoint against its index."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(path: str, threads: int | None, as_json: bool) -> int:
 
 
 def _raise_if_missing(path: str) -> None:
-    """Raise if there is no checkpoint, or something else in its place; a damaged one is reported."""
+    """Raise if there is no checkpoint, or another format in its place; a damaged one is reported."""
     try:
         open_index(path)
     except (CheckpointNotFoundError, OtherFormatError):

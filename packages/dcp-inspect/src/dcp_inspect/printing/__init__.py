@@ -1,1 +1,1 @@
-"""What people and scripts see: lines, tables, trees, progress, and suggestions of names."""
+"""Output for people and scripts: lines, tables, trees, progress bars, and suggestions of names."""

@@ -1,4 +1,4 @@
-"""What commands print: lines, tables and trees for people, JSON for programs, progress on long work.
+"""Output of commands: lines, tables and trees for people, JSON for programs, progress bars.
 
 Whatever is printed comes through here, and what is not a character that can be read is escaped: names, paths, values
 and messages may come from others. Colours and bars appear on terminals only; bars go to stderr, so that output
@@ -37,14 +37,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def console() -> Any:
-    """A rich console on stdout: as wide as the terminal, or wide enough for files and pipes."""
+    """Return a rich console on stdout: as wide as the terminal, or wide enough for files and pipes."""
     from rich.console import Console  # noqa: PLC0415 - not needed for JSON
 
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=_WIDTH)
 
 
 def say(text: str, *, err: bool = False, lines: bool = False) -> None:
-    """Print a line without style; with `lines`, a text whose line breaks are meant."""
+    """Print a line without style; with `lines`, a text with intended line breaks."""
     click.echo(printable(text, keep="\n" if lines else ""), err=err)
 
 
@@ -59,7 +59,7 @@ def print_line(*cells: Cell) -> None:
 
 
 def print_lines(lines: Iterable[Sequence[Cell]]) -> None:
-    """Print lines of styled parts, any number of any length; a terminal wraps them, files and pipes get them whole."""
+    """Print lines of styled parts; a terminal wraps long ones, files and pipes get them whole."""
     out = console()
     rest = iter(lines)
     while some := [*islice(rest, _LINES_AT_ONCE)]:
@@ -116,7 +116,7 @@ def _aligned(rows: Sequence[Sequence[Cell]], right: Sequence[bool]) -> Iterator[
 
 
 def print_json(value: object) -> None:
-    """One JSON document, in ASCII; what no number of JSON can be is a string: `"NaN"`, `"Infinity"`, `"-Infinity"`."""
+    """Print one JSON document, in ASCII; non-finite numbers become strings: `"NaN"`, `"Infinity"`, `"-Infinity"`."""
     try:
         text = json.dumps(value, indent=2, allow_nan=False)
     except ValueError:
@@ -135,7 +135,7 @@ def _finite(value: Any) -> Any:
 
 
 def count_bytes(count: int) -> str:
-    """A size with three digits, e.g. `1.46 GiB`."""
+    """Format a number of bytes with three digits, e.g. `1.46 GiB`."""
     size, unit = float(count), 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -145,7 +145,7 @@ def count_bytes(count: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago, in the largest fitting unit."""
+    """Format a time span in the largest fitting unit."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
@@ -153,7 +153,7 @@ def age(seconds: float) -> str:
 
 
 class Bar:
-    """A progress bar of bytes, or nothing where none is shown.
+    """A progress bar of bytes; does nothing where none is shown.
 
     Args:
         update: Changes the bar's `total`, or moves it on by `advance`; None shows nothing.
@@ -168,14 +168,14 @@ class Bar:
             self._update(advance=count)
 
     def expect(self, total_bytes: int) -> None:
-        """Set the bytes at which the bar is full."""
+        """Set the total bytes of the bar."""
         if self._update is not None:
             self._update(total=total_bytes)
 
 
 @contextlib.contextmanager
 def progress(what: str, total_bytes: int) -> Iterator[Bar]:
-    """A progress bar on stderr if that is a terminal."""
+    """Show a progress bar on stderr if it is a terminal; yields a callback that advances the bar by n bytes."""
     if not sys.stderr.isatty():
         yield Bar()
         return

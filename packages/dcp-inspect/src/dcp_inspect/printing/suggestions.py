@@ -1,4 +1,4 @@
-"""Suggestions of names near one that is missing, quickly also among 200,000 of them."""
+"""Suggestions for a misspelled name, fast even among 200,000 names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COMPARED_LETTERS = 300
 
 
 def near(name: str, candidates: Iterable[str]) -> list[str]:
-    """Up to three names that are spelled like one; those of very different lengths are not compared."""
+    """Return up to three names spelled like one; names of very different length are not compared."""
     if len(name) > _COMPARED_LETTERS:
         return []
     alike = (each for each in candidates if abs(len(each) - len(name)) <= max(3, len(name) // 2))

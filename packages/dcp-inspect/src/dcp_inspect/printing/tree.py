@@ -1,4 +1,4 @@
-"""Lines of a tree of names that are cut at their dots, made without recursion: a name may have any number of parts.
+"""Tree of dotted names as lines of text, built without recursion: a name may have any number of parts.
 
 Not here: what stands behind a name, and printing the lines.
 """
@@ -18,7 +18,7 @@ _MAX_LEVELS = 16
 
 @dataclass(slots=True, eq=False)
 class _Level:
-    """All names that begin alike, and what follows: further levels, and the forms of values."""
+    """A level of the tree: names with a common prefix, as sublevels and values."""
 
     count: int = 0
     bytes: int = 0
@@ -27,7 +27,7 @@ class _Level:
     """Those of `below`; a value may have the same name as a level."""
 
     def child(self, name: str) -> _Level:
-        """The level of that name, which is made if missing."""
+        """Return the sublevel of that name, made if missing."""
         found = self.levels.get(name)
         if found is None:
             found = self.levels[name] = _Level()
@@ -36,7 +36,7 @@ class _Level:
 
 
 def tree_lines(values: Iterable[tuple[str, int, str]], depth: int | None = None) -> Iterator[list[Cell]]:
-    """The lines of a tree; a level that holds a single name or level is joined with it.
+    """Yield the lines of a tree; a level with a single entry is joined with it.
 
     Args:
         values: Name, bytes, and what is shown behind the name.
@@ -73,7 +73,7 @@ def _grown(values: Iterable[tuple[str, int, str]]) -> _Level:
 
 
 def _entries(level: _Level, guides: str, above: int) -> Iterator[tuple[str, _Level | str, str, str]]:
-    """What is directly in a level: its name, itself, and the guides before it and before what is in it."""
+    """Yield the entries of a level: name, entry, and the guides before it and before its children."""
     found = _flat(level) if above >= _MAX_LEVELS else (_joined(*each) for each in level.below)
     following = next(found, None)
     while following is not None:
@@ -91,7 +91,7 @@ def _joined(name: str, value: _Level | str) -> tuple[str, _Level | str]:
 
 
 def _flat(level: _Level) -> Iterator[tuple[str, str]]:
-    """All values below a level under the rest of their names."""
+    """Yield all values below a level under the rest of their names."""
     waiting: list[tuple[tuple[str, ...], Iterator[tuple[str, _Level | str]]]] = [((), iter(level.below))]
     while waiting:
         names, entries = waiting[-1]
