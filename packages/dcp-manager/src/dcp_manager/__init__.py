@@ -1,4 +1,4 @@
-"""Which checkpoints to make, keep, find and resume from: `CheckpointManager` and its policies.
+"""`CheckpointManager` and its policies: when to save, which checkpoints to keep, and from which to resume.
 
 Saving and loading are `dcp_core`'s, storages are found by URI, background saves are a passed-in saver's.
 """

@@ -1,4 +1,4 @@
-"""Saves that a saver carries out in the background: which are under way, and what went wrong with those that ended."""
+"""Bookkeeping of saves in the background: the futures still running, and the errors of those that ended."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LEFT_OUT = ("SaveSkippedError", "SaveSupersededError")
 
 
 _Failures = dict[int, tuple[BaseException | None, str]]
-# What a rank tells of a save that has ended: its step, and what failed on which ranks; None if it was left out.
+# A rank's report of a save that has ended: its step, and what failed on which ranks; None if it was left out.
 _End = tuple[int, dict[int, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a save ended, the same on all ranks."""
+    """Outcome of a save, the same on all ranks."""
 
     step: int
     error: BaseException | None
@@ -44,7 +44,7 @@ class _Save:
     settled: threading.Event
 
     def failures(self, rank: int) -> _Failures | None:
-        """Of one that has ended, as far as this rank's future tells; None if it was left out."""
+        """Return the failures of a save that has ended, from this rank's future; None if it was skipped."""
         error = None if self.future.cancelled() else self.future.exception()
         if self.future.cancelled() or type(error).__name__ in _LEFT_OUT:
             return None
@@ -61,17 +61,17 @@ class BackgroundSaves:
 
     @property
     def steps(self) -> frozenset[int]:
-        """Those that have not ended, or whose end nobody has looked at."""
+        """Steps of the saves that are running, or whose outcome was not read yet."""
         with self._lock:
             return frozenset(save.step for save in self._saves if not save.settled.is_set())
 
     def begin(self) -> int:
-        """The number of a save that all ranks are about to begin, the same on all: some may not come to add it."""
+        """Draw the number of a save, the same on all ranks; a rank may fail before it adds the save."""
         self._begun += 1
         return self._begun
 
     def add(self, number: int, step: int, future: Future[Any], settle: Callable[[bool], None]) -> None:
-        """Watch a save; `settle` is told whether it succeeded, in the thread where it ended."""
+        """Watch a save; the callback `settle` gets its success, in the thread where it ended."""
         settled = threading.Event()
         with self._lock:
             self._saves.append(_Save(number, step, future, settled))
@@ -85,7 +85,7 @@ class BackgroundSaves:
         future.add_done_callback(ended)
 
     def overdue(self, seconds: float, setting: str, where: str) -> UnfinishedSaveError | None:
-        """Wait until all have ended and been settled, or for so many seconds: what to raise about those that have not.
+        """Wait up to `seconds` until all saves have ended and been settled; returns the error for those that have not.
 
         Args:
             seconds: How long to wait.
@@ -106,7 +106,7 @@ class BackgroundSaves:
         )
 
     def outcomes(self, ranks: Ranks, late: BaseException | None = None) -> tuple[list[Outcome], BaseException | None]:
-        """How saves ended that have ended on all ranks, each once, in the order in which they began.
+        """Return the outcomes of saves that have ended on all ranks, each once, in the order in which they began.
 
         Args:
             ranks: Who saves.
@@ -146,7 +146,7 @@ def _texts(failures: _Failures | None) -> dict[int, str] | None:
 def _error(
     ranks: Ranks, what: str, texts: dict[int, str], known: Mapping[int, tuple[Any, str]], own: BaseException | None
 ) -> BaseException | None:
-    """What to raise on this rank about what ranks tell; None if they tell nothing."""
+    """Return the error to raise on this rank for the failures that ranks report; None without failures."""
     if not texts:
         return None
     if own is not None and ranks.alone:
@@ -157,7 +157,7 @@ def _error(
 
 
 def _failures_of(error: BaseException, rank: int) -> _Failures:
-    """What failed on which rank, as far as one rank's future tells."""
+    """Return the failures by rank, from one rank's future."""
     if isinstance(error, CheckpointException) and error.failures:
         return error.failures
     return {rank: (error, f"{type(error).__name__}: {error}")}
@@ -166,10 +166,12 @@ def _failures_of(error: BaseException, rank: int) -> _Failures:
 def _joined(
     told: list[tuple[dict[int, _End], frozenset[int], dict[int, str]]],
 ) -> tuple[dict[int, _End], dict[int, str]]:
-    """The ends of saves that run nowhere any more, and who is late. What several ranks tell of one the first says.
+    """Merge the ranks' reports: outcomes of saves that have ended everywhere, and late ranks.
+
+    The lowest rank's report wins.
 
     One that still runs somewhere is not looked at: only when it has ended everywhere is it known of each rank what its
-    failure was. If somebody does not wait for it any longer, what others failed with is told together with that.
+    failure was. If a rank stops waiting for it, the failures of others are reported with its timeout.
     """
     running = frozenset[int]().union(*(numbers for _, numbers, _ in told))
     decided: dict[int, _End] = {}

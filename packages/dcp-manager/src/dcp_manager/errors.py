@@ -1,4 +1,4 @@
-"""What can go wrong with keeping checkpoints, beside what goes wrong with saving and loading them."""
+"""Errors of the manager, in addition to those of saving and loading."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["StepWentBackError", "UnfinishedSaveError"]
 
 
 class UnfinishedSaveError(DcpError, TimeoutError):
-    """A save in the background takes longer than it was waited for; it goes on."""
+    """A save in the background exceeded the time that the manager waits; it still runs."""
 
 
 class StepWentBackError(DcpError, ValueError):
-    """A step is to be saved that is lower than one with a good checkpoint; nothing was written."""
+    """The step to save is lower than one with a good checkpoint; nothing was written."""

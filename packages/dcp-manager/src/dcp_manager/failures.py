@@ -1,4 +1,4 @@
-"""Which failures of a save may pass by themselves, and how many in a row may: one decision for all ranks."""
+"""Tolerance of failed saves: which failures may be transient, and how many in a row; one decision for all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = library_logger(__name__)
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Whether the storage is why a save failed: it may work again. Ranks that are gone do not come back."""
+    """Whether the storage caused a failed save, and may work again. The loss of a rank is permanent."""
     if isinstance(error, CheckpointException):
         causes = [cause for cause, _ in error.failures.values()]
         return bool(causes) and all(cause is not None and is_storage_failure(cause) for cause in causes)
@@ -24,7 +24,7 @@ def is_storage_failure(error: BaseException) -> bool:
 
 
 class Tolerance:
-    """Counts failures in a row, and keeps those of saves in the background that must be raised.
+    """Counts failures in a row, and keeps the errors of background saves that must be raised.
 
     Args:
         ranks: Who saves.
@@ -39,11 +39,11 @@ class Tolerance:
         self._owed: list[BaseException] = []
 
     def succeeded(self) -> None:
-        """A save went well."""
+        """Reset the count after a successful save."""
         self.count = 0
 
     def look_back(self, outcomes: Iterable[Outcome], *, tolerates: bool) -> None:
-        """Count how saves in the background ended, in that order; those that may not pass are kept for `raise_owed`.
+        """Count the outcomes of background saves in order; errors beyond the tolerance are kept for `raise_owed`.
 
         Ranks: every rank, with the same outcomes.
         """
@@ -61,16 +61,16 @@ class Tolerance:
                 self._owed.append(outcome.error)
 
     def raise_owed(self) -> None:
-        """Raise the first of the failures that were kept, each once."""
+        """Raise the first of the kept errors, each once."""
         if self._owed:
             raise self._owed.pop(0)
 
     def tell_passed(self, step: int, error: BaseException) -> None:
-        """Log a failure after which training goes on."""
+        """Log a tolerated failure."""
         _log.warning("saving step %d failed, training goes on (failure %d): %s", step, self.count, error)
 
     def passes(self, error: BaseException) -> bool:
-        """Whether training goes on after one more failure; the same on all ranks.
+        """Whether one more failure is tolerated; the same on all ranks.
 
         A rank often has of another one's failure its text alone, so each says of which causes it knows what they are,
         and the coordinator decides.

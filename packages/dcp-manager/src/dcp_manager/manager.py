@@ -1,4 +1,4 @@
-"""`CheckpointManager`: which checkpoints to make, keep, find and resume from.
+"""`CheckpointManager`: decides when to save, which checkpoints to keep, and from which to resume.
 
 How a checkpoint is written and read is `dcp_core`'s and the storage's; the root's contents are `catalogue`'s.
 """
@@ -44,7 +44,7 @@ State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 class CheckpointManager:
-    """Keeps the checkpoints of one training run under one root; a context manager that waits for all saves at its end.
+    """Manages the checkpoints of one training run under one root; as a context manager, waits for saves at the end.
 
     Every rank makes one, and calls the same methods in the same order.
 
@@ -74,7 +74,7 @@ class CheckpointManager:
             policy spares the higher steps unless `restore(step=…)` chose to go back; `raise` refuses; `allow` saves.
 
     Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
-    has been published, never the good one that was made last, and never while somebody reads them; what a killed
+    has been published, never the good one that was made last, and never while a process reads them; what a killed
     process leaves is removed by the next one.
     """
 
@@ -126,22 +126,22 @@ class CheckpointManager:
 
     @property
     def preempted(self) -> bool:
-        """Whether a signal has asked for the end of the training; the same on all ranks after each `maybe_save`."""
+        """Whether a signal has asked to end the training; the same on all ranks after each `maybe_save`."""
         return self._preempted
 
     def checkpoint_id(self, step: int) -> str:
-        """The id of a step's checkpoint, for `dcp_core.load` and tools."""
+        """Return the id of a step's checkpoint, for `dcp_core.load` and tools."""
         return f"{self._root}/{self._catalogue.folder_name(step)}"
 
     def checkpoints(self) -> list[CheckpointRecord]:
-        """The checkpoints there are, by ascending step, those put aside as damaged included.
+        """Return the checkpoints under the root, by ascending step, quarantined ones included.
 
         Ranks: one; not collective.
         """
         return self._catalogue.records()
 
     def latest(self) -> int | None:
-        """The newest step with a checkpoint that is not known to be damaged; None if there is none.
+        """Return the newest step with a checkpoint that is not known to be damaged; None if there is none.
 
         It is the highest step, not the one made last: see `restore`.
 
@@ -151,7 +151,7 @@ class CheckpointManager:
         return None if highest is None else highest.step
 
     def request_save(self) -> None:
-        """Have the next `maybe_save` save, if the policy has `OnRequest`. Any rank, any thread."""
+        """Request a save at the next `maybe_save`, if the policy has `OnRequest`. Any rank, any thread."""
         self._requested = True
 
     def maybe_save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> bool:
@@ -236,9 +236,9 @@ class CheckpointManager:
         return future
 
     def _look_back(self, *, tolerates: bool) -> None:
-        """Before a save, learn how those in the background ended; raise what may not pass, unless this is the last one.
+        """Check background saves before a new one: raise errors beyond the tolerance, unless this is the last save.
 
-        That one begins first, and `raise_owed` comes after it: nobody would save its step again.
+        That one begins first, and `raise_owed` comes after it: its step would not be saved again.
         """
         if self._saver is None:
             return
@@ -278,7 +278,7 @@ class CheckpointManager:
         return None
 
     def _prepare(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """The state; on the coordinator, have its folder made ready. What fails on one rank is raised on all."""
+        """Return the state; on the coordinator, prepare the folder, too. An error of one rank is raised on all."""
         values: dict[str, Any] = {}
 
         def own() -> None:
@@ -302,7 +302,7 @@ class CheckpointManager:
     def restore(
         self, state: dict[str, Any], *, step: int | None = None, planner: LoadPlanner | None = None
     ) -> Restored | None:
-        """Load the newest checkpoint that can be loaded, or one step, on whatever world size.
+        """Load the newest checkpoint that can be loaded, or one step, on any world size.
 
         It takes the highest step (not the one made last); damaged ones are put aside, and the one before is taken.
         Before training on from an earlier step, remove the later ones: see `lower_steps`.
@@ -341,7 +341,7 @@ class CheckpointManager:
         return restore_newest(self._catalogue, self._ranks, load_step)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Return when all saves in the background have ended. Raises on all ranks what any of them failed with.
+        """Wait for all saves in the background. Raises an error of any of them on all ranks.
 
         Of several failures the first is raised, and the others by the next calls.
 
@@ -361,7 +361,7 @@ class CheckpointManager:
             self._tolerance.raise_owed()
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves as `wait` does, and stop listening to signals. Raises what a save failed with.
+        """Wait for all saves as `wait` does, and restore the signal handlers. Raises errors of saves.
 
         Of several failures the first is raised, the others are logged.
         """
@@ -371,7 +371,7 @@ class CheckpointManager:
             self._watch.stop()
 
     def _overdue(self, seconds: float | None = None) -> UnfinishedSaveError | None:
-        """Wait for this rank's saves in the background; what is to be said of those that take too long."""
+        """Wait for this rank's background saves; returns the error for those that exceed the limit."""
         left = self._watch.seconds_left(self._preemption_seconds)
         setting = "close_seconds" if left is None else "preemption_seconds"
         if seconds is None:

@@ -1,4 +1,4 @@
-"""Finding a checkpoint that loads: the newest first, damaged ones put aside, the same one on all ranks.
+"""Restoring: finds the newest checkpoint that loads, quarantines damaged ones, and agrees on it among all ranks.
 
 What is damaged the coordinator decides: a file that another rank alone does not find is no damage.
 """
@@ -28,7 +28,7 @@ Load = Callable[[int], LoadReport]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was loaded."""
+    """Result of a restore."""
 
     step: int
     report: LoadReport
@@ -39,7 +39,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What made a load fail."""
+    """The damage that made a load fail."""
 
     reason: str
     is_missing: bool
@@ -55,7 +55,7 @@ class _Verdict(Enum):
 
 
 def restore_step(catalogue: Catalogue, ranks: Ranks, load: Load, step: int) -> Restored:
-    """Load one step, or raise why it cannot be loaded; nothing is put aside.
+    """Load one step, or raise why it cannot be loaded; quarantines nothing.
 
     Ranks: every rank; collective.
     """
@@ -67,8 +67,8 @@ def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored |
     """Load the newest checkpoint that can be loaded; None if there is none at all.
 
     Raises:
-        CheckpointNotFoundError: There are checkpoints and none can be loaded: training must not begin anew unasked. Or
-            a rank does not find files that are there for the coordinator.
+        CheckpointNotFoundError: There are checkpoints and none can be loaded (training must not silently start from
+            scratch), or a rank does not find files that the coordinator finds.
 
     Ranks: every rank; collective.
     """
@@ -106,7 +106,7 @@ def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored |
 
 
 def damage_of(error: BaseException) -> Damage | None:
-    """What an error says of a checkpoint's damage; None if it is not damage that made the load fail."""
+    """Return the damage that an error reports; None if the load failed for another reason."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     for kind in _DAMAGE:
         is_missing = kind is CheckpointNotFoundError
@@ -130,7 +130,7 @@ def _worst(told: list[Damage | None]) -> Damage | None:
 
 
 def _choose(catalogue: Catalogue, without: Collection[int]) -> tuple[int | None, dict[int, str]]:
-    """The newest step that looks whole, and what is wrong with newer ones. Coordinator."""
+    """Choose the newest step that looks undamaged; returns it, and the problems of newer ones. Coordinator."""
     told: dict[int, str] = {}
     for record in reversed(catalogue.records()):
         if record.step in without:
@@ -150,7 +150,7 @@ def _choose(catalogue: Catalogue, without: Collection[int]) -> tuple[int | None,
 
 
 def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, str]:
-    """What to think of a checkpoint that did not load, and why; a damaged one is put aside. Coordinator."""
+    """Judge a checkpoint that did not load, with the reason; a damaged one is quarantined. Coordinator."""
     reason = damage.reason
     if damage.is_missing and catalogue.has_checkpoint(step):
         try:
@@ -167,14 +167,14 @@ def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
     if not catalogue.has_checkpoint(step):
         return False
     _log.warning("step %d is damaged and put aside: %s", step, reason)
-    with contextlib.suppress(OSError):  # a full disk must not keep anybody from the checkpoint before
+    with contextlib.suppress(OSError):  # a full disk must not prevent the use of an earlier checkpoint
         catalogue.quarantine(step, reason)
     return True
 
 
 @contextlib.contextmanager
 def _held(catalogue: Catalogue, ranks: Ranks, step: int) -> Iterator[None]:
-    """Keep a checkpoint from being removed while all ranks read it."""
+    """Hold a reader's sign on a checkpoint while all ranks read it, so that it is not removed."""
     held: list[AbstractContextManager[None]] = []
 
     def take() -> None:

@@ -1,4 +1,4 @@
-"""What a manager expects of a saver that saves in the background. Savers themselves are other packages'."""
+"""Protocol of background savers for the manager. The savers themselves are in other packages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Saver"]
 
 
 class Saver(Protocol):
-    """What saves in the background: `dcp_async.AsyncSaver`, or anything of that shape."""
+    """A saver in the background: `dcp_async.AsyncSaver`, or any object of that shape."""
 
     def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Any:
-        """Copy the state and save the copy; a future of the metadata, or what has one as `upload_completion`.
+        """Save a copy of the state; returns a future of the metadata, or an object with `upload_completion`.
 
         `place` is a `checkpoint_id` or a `storage_writer`.
         """

@@ -1,4 +1,4 @@
-"""Signals are only noted here; what follows from them is decided between two steps of the training."""
+"""Signal handlers that only note signals; decisions follow between two steps of the training."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["SignalWatch"]
 
 
 class SignalWatch:
-    """Notes signals of this process from `start` to `stop`, in place of the handlers that were there.
+    """Notes signals of this process from `start` to `stop`, in place of the previous handlers.
 
-    A second signal of a kind that ends the training goes to the handler that was there before: whoever sends it again
+    A second signal of a kind that ends the training goes to the handler that was there before: a sender that repeats it
     does not want to wait. Only those that this process has received count: a scheduler sends one to each rank, and the
     other ranks' may be heard of first.
 
@@ -34,7 +34,7 @@ class SignalWatch:
         """When the first signal that ends the training came, here or (at the latest) elsewhere; monotonic clock."""
 
     def start(self) -> None:
-        """Begin to listen. Raises ValueError outside of the main thread, where Python does not allow it."""
+        """Install the handlers. Raises ValueError outside of the main thread, where Python does not allow it."""
         if self._numbers and threading.current_thread() is not threading.main_thread():
             raise ValueError(
                 "signals can only be listened to from the main thread: make the manager there, or leave OnSignal out"
@@ -43,7 +43,7 @@ class SignalWatch:
             self._before[number] = signal.signal(number, self._note)
 
     def stop(self) -> None:
-        """Put back the handlers that were there. May be repeated."""
+        """Restore the previous handlers. May be repeated."""
         for number, handler in self._before.items():
             with contextlib.suppress(ValueError, TypeError):  # not the main thread; a handler that C code has set
                 signal.signal(number, handler)
@@ -51,20 +51,20 @@ class SignalWatch:
 
     @property
     def noted(self) -> frozenset[int]:
-        """Signals that came since the last `clear`."""
+        """Signals received since the last `clear`."""
         return frozenset(self._noted)
 
     def clear(self, numbers: Iterable[int]) -> None:
-        """Forget signals that have been dealt with."""
+        """Forget signals that have been handled."""
         self._noted.difference_update(numbers)
 
     def heard_of_stop(self) -> None:
-        """Some rank, this one or another, has received a signal that ends the training; the first time counts."""
+        """Note that some rank has received a signal to end the training; the first time counts."""
         if self.stopped_at is None:
             self.stopped_at = time.monotonic()
 
     def seconds_left(self, seconds: float | None) -> float | None:
-        """Of so many from a signal on that ends the training, at least one; None without such a signal or end."""
+        """Return the rest of `seconds` since the signal to end, at least one; None without a signal or limit."""
         if self.stopped_at is None or seconds is None:
             return None
         return max(1.0, seconds - (time.monotonic() - self.stopped_at))

@@ -1,4 +1,4 @@
-"""Decisions that all ranks make together, each in a phase of its own with a deadline."""
+"""Decisions of all ranks, each in a phase with a deadline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Ranks:
-    """The ranks that keep checkpoints together.
+    """The ranks that manage checkpoints together.
 
     Args:
         process_group: None takes all.
@@ -40,14 +40,14 @@ class Ranks:
         self.peers = peers
 
     def coordinator(self) -> Coordinator:
-        """A coordinator for one decision. Every rank of the group, in the same order."""
+        """Return a coordinator for one decision. Every rank of the group, in the same order."""
         return make_coordinator(
             self.process_group, no_dist=self.no_dist, timeout_seconds=self.timeout_seconds, peers=self.peers
         )
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this rank decides, and looks after the storage."""
+        """Whether this rank is the coordinator, which decides and maintains the storage."""
         return self.rank == 0
 
     @property
@@ -63,11 +63,11 @@ class Ranks:
         return dist.get_world_size(self.process_group) == 1
 
     def decide(self, what: str, function: Callable[[], T]) -> T:
-        """Give all ranks what `function` gives on the coordinator, or its error."""
+        """Broadcast the result of `function` on the coordinator, or its error, to all ranks."""
         with self.coordinator() as them:
             return them.broadcast(what, function)
 
     def combine(self, what: str, own: Callable[[], T], function: Callable[[list[T]], R]) -> R:
-        """Give all ranks what the coordinator makes of every rank's own value."""
+        """Combine every rank's value on the coordinator, and return the result on all ranks."""
         with self.coordinator() as them:
             return them.all_reduce(what, own, function)

@@ -1,4 +1,4 @@
-"""What a save means for the root: made ready before it, named and tidied when it has ended, in any thread."""
+"""Maintenance of the root around saves: prepare before, publish `latest` and apply retention after, in any thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = library_logger(__name__)
 
 
 class Upkeep:
-    """Looks after a root before and after saves.
+    """Maintains a root before and after saves.
 
     Args:
         root: Its name.
@@ -51,28 +51,28 @@ class Upkeep:
         self._preparing: set[int] = set()
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Make the folder of a step ready. Raises StepWentBackError, as the guard says. Coordinator."""
+        """Prepare the folder of a step. Raises StepWentBackError, as the guard decides. Coordinator."""
         with self._lock:
             highest = self._catalogue.highest()
             self._guard.check(step, None if highest is None else highest.step, self._background.steps)
-            # Until the saver has it, an earlier save may end and look for what nobody is saving.
+            # Until the saver has it, an earlier save may end and look for leftovers.
             self._preparing.add(step)
             self._retention.sweep({*self._background.steps, step})
             self._catalogue.prepare(step, metrics, after=highest)
 
     def begun(self, number: int, step: int, future: Future[Any]) -> None:
-        """A saver has a save: look after the root when it ends."""
+        """Register a save that a saver has begun: maintain the root when it ends."""
         with self._lock:
             self._preparing.discard(step)
             self._background.add(number, step, future, lambda saved: self._settle(step, saved=saved))
 
     def ended(self, step: int, *, saved: bool) -> None:
-        """A save has ended in the foreground, or did not begin."""
+        """Register the end of a save in the foreground, or of one that did not begin."""
         self._preparing.discard(step)
         self._settle(step, saved=saved)
 
     def _settle(self, step: int, *, saved: bool) -> None:
-        """After a save, on the coordinator: name it, and remove what need not stay; never raises."""
+        """Publish `latest` and apply retention after a save, on the coordinator; never raises."""
         if not self._ranks.is_coordinator:
             return
         with self._lock:

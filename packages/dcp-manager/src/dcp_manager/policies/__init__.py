@@ -1,1 +1,1 @@
-"""When to save, what to keep, and whether training may go back."""
+"""Policies: when to save, which checkpoints to keep, and whether steps may go back."""

@@ -1,4 +1,4 @@
-"""Which checkpoints to keep: small policies that combine with `|`. They look at records and remove nothing.
+"""Policies for keeping checkpoints, combined with `|`. They read records and remove nothing.
 
 Whatever they say, a manager keeps the good checkpoint that was made last, and what is being read.
 """
@@ -17,11 +17,11 @@ __all__ = ["KeepAll", "KeepAny", "KeepBest", "KeepEvery", "KeepFor", "KeepLast",
 
 
 class KeepPolicy(ABC):
-    """Says which of the checkpoints there are shall stay."""
+    """Policy that selects which checkpoints to keep."""
 
     @abstractmethod
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """The steps to keep.
+        """Return the steps to keep.
 
         Args:
             records: Of all good checkpoints, in the order in which they were made: not always that of their steps,
@@ -39,7 +39,7 @@ def _parts(policy: KeepPolicy) -> tuple[KeepPolicy, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KeepAny(KeepPolicy):
-    """Keeps what any of several policies keeps."""
+    """Keeps a checkpoint if any of several policies keeps it."""
 
     policies: tuple[KeepPolicy, ...]
 
@@ -59,13 +59,13 @@ class KeepAll(KeepPolicy):
 
 
 def keeps_all(policy: KeepPolicy) -> bool:
-    """Whether a policy keeps everything whatever there is, so that nobody need look."""
+    """Whether a policy keeps every checkpoint in any case, so that listing them is unnecessary."""
     return any(isinstance(part, KeepAll) for part in _parts(policy))
 
 
 @dataclass(frozen=True, slots=True)
 class KeepLast(KeepPolicy):
-    """Keeps the `count` that were made last, whatever their steps."""
+    """Keeps the `count` newest checkpoints by creation time, whatever their steps."""
 
     count: int
 
@@ -80,7 +80,9 @@ class KeepLast(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(KeepPolicy):
-    """Keeps the best `count` by a metric; of equals the one made later. One without the metric or with NaN is none.
+    """Keeps the best `count` checkpoints by a metric; the newer wins a tie.
+
+    Without the metric or with NaN, one is not kept.
 
     Args:
         count: How many.
@@ -125,7 +127,7 @@ class KeepEvery(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepFor(KeepPolicy):
-    """Keeps each checkpoint for so many seconds."""
+    """Keeps each checkpoint for `seconds` after its creation."""
 
     seconds: float
 

@@ -1,4 +1,4 @@
-"""Saves of lower steps than the root holds: training that began again, or went back. Warned of, refused or allowed."""
+"""Saves of lower steps than the newest checkpoint's, after a restart or rollback: warned of, refused or allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LowerSteps = Literal["warn", "raise", "allow"]
 
 
 class StepGuard:
-    """Compares each step that is about to be saved with the highest one of the root.
+    """Compares each step to save with the highest one under the root.
 
     Args:
         root: Its name.
@@ -38,7 +38,7 @@ class StepGuard:
         self._restored: int | None = None
 
     def restored(self, step: int) -> None:
-        """Remember the step that the caller chose to go on from: higher ones are left behind on purpose."""
+        """Note the step that the caller resumed from: higher ones are abandoned on purpose."""
         self._restored = step
 
     def check(self, step: int, highest: int | None, running: Collection[int] = ()) -> None:
@@ -75,6 +75,6 @@ class StepGuard:
         )
 
     def spares_higher(self, step: int) -> bool:
-        """Whether retention leaves good checkpoints of higher steps alone after this one was published."""
+        """Whether retention must spare good checkpoints of higher steps after this one was published."""
         on_purpose = self._restored is not None and self._restored <= step
         return self._policy != "allow" and not on_purpose

@@ -1,4 +1,4 @@
-"""Removing what need not stay, as the keeping policy says; after a publish, never before."""
+"""Retention: removes checkpoints that the keeping policy does not select; after a publish, never before."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Retention:
         self._swept = False
 
     def sweep(self, running: Collection[int], *, always: bool = False) -> None:
-        """Remove what killed processes have left: once, or always if asked.
+        """Remove leftovers of killed processes: once, or on each call with `always`.
 
         Args:
             running: Steps that this process is saving.
@@ -44,13 +44,13 @@ class Retention:
             self._swept = True
 
     def apply(self, running: Collection[int], *, published: int, spares_higher: bool = False) -> list[int]:
-        """Remove the checkpoints that need not stay; their steps.
+        """Apply the policy: remove checkpoints, and return their steps.
 
         Args:
             running: Steps that this process is saving.
             published: The step that was just published. It stays, whatever clocks and numbers of steps say: training
                 that went back to an earlier step makes checkpoints below those of the time before.
-            spares_higher: Whether good ones of higher steps stay as well: nobody has said that they are left behind.
+            spares_higher: Whether good ones of higher steps stay as well: the caller has not abandoned them.
         """
         if keeps_all(self._policy):
             return []
@@ -61,7 +61,7 @@ class Retention:
         keep = {*self._policy.keep(good, now), *running, published}
         keep |= {record.step for record in good[-1:]}
         keep |= {record.step for record in good if spares_higher and record.step > published}
-        # A damaged one stays as long as a good one of its step would, for whoever wants to look at it.
+        # A damaged one stays as long as a good one of its step would, for inspection.
         damaged = {record.step for record in records if record.quarantined is not None}
         keep |= damaged & self._policy.keep(records, now)
         removed = [record.step for record in records if record.step not in keep and self._remove(record.step)]
@@ -78,7 +78,7 @@ class Retention:
 
 
 def tell_removed(root: str, steps: Sequence[int]) -> None:
-    """Let observers know which checkpoints are gone."""
+    """Notify observers of removed checkpoints."""
     for step in steps:
         place = f"{root}/{Catalogue.folder_name(step)}"
         plugins.emit(CheckpointEvent("manage", "remove", "finished", 0, place))

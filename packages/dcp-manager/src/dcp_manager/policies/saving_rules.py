@@ -1,4 +1,4 @@
-"""When to save: small policies that combine with `|`. They look at one moment of the training and save nothing."""
+"""Policies for saving, combined with `|`. They judge one moment of the training and save nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["EverySeconds", "EverySteps", "Moment", "OnRequest", "OnSignal", "Sav
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The training after one step, as one rank sees it."""
+    """State of the training after one step, as one rank sees it."""
 
     step: int
     seconds_since_save: float
@@ -23,7 +23,7 @@ class Moment:
 
 
 class SavePolicy(ABC):
-    """Says whether a save is due."""
+    """Policy that decides whether a save is due."""
 
     same_everywhere = False
     """Whether the answer follows from the step alone, so that ranks need not ask each other."""
@@ -34,7 +34,7 @@ class SavePolicy(ABC):
 
     @abstractmethod
     def due(self, moment: Moment) -> bool:
-        """Whether to save now, as far as this rank can tell; what any rank's signals say counts for all."""
+        """Whether a save is due, as far as this rank knows; a signal on any rank counts for all."""
 
     def __or__(self, other: SavePolicy) -> SaveAny:
         return SaveAny((*_parts(self), *_parts(other)))
@@ -46,7 +46,7 @@ def _parts(policy: SavePolicy) -> tuple[SavePolicy, ...]:
 
 @dataclass(frozen=True)
 class SaveAny(SavePolicy):
-    """Due when any of several policies is."""
+    """Due when any of several policies is due."""
 
     policies: tuple[SavePolicy, ...]
 
@@ -62,7 +62,7 @@ class SaveAny(SavePolicy):
 
 @dataclass(frozen=True)
 class EverySteps(SavePolicy):
-    """Due at each step that is a multiple of `steps`; `first` is the first of them."""
+    """Due at each step that is a multiple of `steps`, from step `first` on."""
 
     steps: int
     first: int = 1
@@ -79,7 +79,7 @@ class EverySteps(SavePolicy):
 
 @dataclass(frozen=True)
 class EverySeconds(SavePolicy):
-    """Due when so many seconds have passed since the last save, on the coordinator's clock."""
+    """Due when `seconds` have passed since the last save, on the coordinator's clock."""
 
     seconds: float
 

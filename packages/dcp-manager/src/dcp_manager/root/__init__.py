@@ -1,1 +1,1 @@
-"""The checkpoints under one root: what is there, what is known of each, and where each lies."""
+"""The checkpoints under one root: catalogue, notes beside them, and storages."""

@@ -1,9 +1,9 @@
-"""The checkpoints under one root, over any store: which there are, which can be loaded, and how they are removed.
+"""Catalogue of the checkpoints under one root, over any store: listing, checking, quarantine and removal.
 
 Each checkpoint is a folder `step-<n>`. Beside what makes it a checkpoint there may be
 `.dcp-note.json` (metrics, and who is saving), `.dcp-note-next.json` (likewise of a save that is to replace the
 checkpoint, until it has), `.dcp-quarantined.json` (it turned out to be damaged),
-`.dcp-reading-<id>` (somebody reads it) and `.dcp-removing` (it is about to go).
+`.dcp-reading-<id>` (a process reads it) and `.dcp-removing` (it is about to go).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SAVING = ".dcp-save-"
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """One folder of the root, as it was listed."""
+    """Listing of one folder under the root."""
 
     step: int
     store: Store
@@ -64,23 +64,23 @@ class Folder:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all objects in it."""
+        """Names of all objects in the folder."""
         return frozenset(entry.name for entry in self.entries)
 
     @property
     def is_good(self) -> bool:
-        """Whether it is a checkpoint that is not known to be damaged."""
+        """Whether the folder holds a checkpoint that is not known to be damaged."""
         return self.is_checkpoint and put_aside_reason(self.names) is None
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether it has an index and is not about to go."""
+        """Whether the folder has an index and is not marked for removal."""
         names = self.names
         return REMOVING not in names and any(map(is_index_name, names))
 
 
 class Catalogue:
-    """See the module.
+    """Catalogue of the checkpoints under a root.
 
     Args:
         root: The folder above all checkpoints.
@@ -97,15 +97,15 @@ class Catalogue:
 
     @staticmethod
     def folder_name(step: int) -> str:
-        """The name of a checkpoint's folder in the root."""
+        """Return the name of a checkpoint's folder in the root."""
         return f"step-{step}"
 
     def folders(self) -> list[Folder]:
-        """The folders of checkpoints, by ascending step, whatever state they are in."""
+        """Return the checkpoint folders by ascending step, in any state."""
         return [self._folder(step) for step in self._steps()]
 
     def _steps(self) -> list[int]:
-        """The steps that have a folder, ascending. Other names, such as `step-02`, are not this manager's."""
+        """Return the steps that have a folder, ascending. Other names, such as `step-02`, are ignored."""
         found = ((name, step_of(name)) for name in self._root.folders())
         return sorted(step for name, step in found if step is not None and name == self.folder_name(step))
 
@@ -114,16 +114,16 @@ class Catalogue:
         return Folder(step, store, tuple(store.list()))
 
     def highest(self) -> CheckpointRecord | None:
-        """The checkpoint of the highest step that is not known to be damaged: the one that `restore` tries first."""
+        """Return the checkpoint of the highest step that is not known to be damaged; `restore` tries it first."""
         folders = map(self._folder, reversed(self._steps()))
         return next((self._record(folder) for folder in folders if folder.is_good), None)
 
     def has_checkpoint(self, step: int) -> bool:
-        """Whether there is one of a step, damaged or not, that is not about to go."""
+        """Whether a step has a checkpoint, damaged or not, that is not marked for removal."""
         return self._folder(step).is_checkpoint
 
     def records(self, folders: Collection[Folder] | None = None) -> list[CheckpointRecord]:
-        """The checkpoints by ascending step, quarantined ones included; their indexes are not read."""
+        """Return the records by ascending step, quarantined ones included; reads no index."""
         listed = self.folders() if folders is None else folders
         steps = {folder.step for folder in listed}
         for step in set(self._notes) - steps:  # whole steps: a save in the background may end meanwhile
@@ -141,7 +141,7 @@ class Catalogue:
         return CheckpointRecord(folder.step, note.created_seconds, note.metrics, reason)
 
     def _note(self, folder: Folder) -> Note | None:
-        """Beside what is in a folder; read once as long as it is listed alike."""
+        """Return the note in a folder; cached until its listing changes."""
         entry = next((entry for entry in folder.entries if entry.name == NOTE), None)
         if entry is None:
             return None
@@ -151,7 +151,7 @@ class Catalogue:
         return known[1]
 
     def check(self, step: int) -> None:
-        """Make sure that a checkpoint can be loaded as far as its index and the lengths of its files tell.
+        """Check that a checkpoint is loadable, as far as its index and file sizes show.
 
         Raises:
             CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: It cannot.
@@ -161,7 +161,9 @@ class Catalogue:
         check_checkpoint(folder.store, entries=folder.entries)
 
     def prepare(self, step: int, metrics: Mapping[str, float], *, after: CheckpointRecord | None = None) -> None:
-        """Note that this process is about to save a step. A damaged checkpoint of that step goes first.
+        """Write the note of the save that this process is about to begin.
+
+        A damaged checkpoint of that step is removed first.
 
         A good one keeps its note until `published` says that it has been replaced.
 
@@ -184,12 +186,12 @@ class Catalogue:
         folder.store.publish(name, data, sync=False)
 
     def published(self, step: int) -> None:
-        """Let `latest` name a step, which must be durable, and let it have the note of its last save."""
+        """Point `latest` to a step, which must be durable, and make the note of its last save current."""
         self._root.publish(LATEST, f"{self.folder_name(step)}\n".encode())
         self._promote(self._folder(step))
 
     def failed(self, step: int) -> None:
-        """Forget what was noted of a save that failed to replace a checkpoint."""
+        """Remove the note of a save that failed to replace a checkpoint."""
         self._root.child(self.folder_name(step)).delete(NEXT_NOTE)
 
     def _promote(self, folder: Folder) -> None:
@@ -199,13 +201,13 @@ class Catalogue:
             folder.store.delete(NEXT_NOTE)
 
     def quarantine(self, step: int, reason: str) -> None:
-        """Have a damaged checkpoint left alone from now on."""
+        """Mark a damaged checkpoint as quarantined."""
         data = json.dumps({"reason": reason, "found": time.time()}, indent=1).encode()
         self._root.child(self.folder_name(step)).publish(QUARANTINE, data)
 
     @contextlib.contextmanager
     def reading(self, step: int) -> Iterator[None]:
-        """Keep a checkpoint from being removed inside.
+        """Hold a reader's sign in the block, so that the checkpoint is not removed.
 
         Raises:
             CheckpointNotFoundError: It is not there, or about to go.
@@ -214,7 +216,7 @@ class Catalogue:
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(ReadingSign(store, stale_after_seconds=self._stale_after_seconds))
-            except OSError as error:  # a full disk, or a root that may only be read, must not keep anybody from reading
+            except OSError as error:  # a full disk, or a root that may only be read, must not prevent reading
                 _log.warning("%s is read without a sign that keeps it from being removed: %s", store.url, error)
             else:
                 if store.exists(REMOVING):
@@ -222,7 +224,7 @@ class Catalogue:
             yield
 
     def remove(self, step: int) -> bool:
-        """Remove a checkpoint unless somebody reads it or saves to it; whether it is gone."""
+        """Remove a checkpoint unless a process reads it or saves to it; returns whether it is gone."""
         folder = self._folder(step)
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return False
@@ -233,7 +235,7 @@ class Catalogue:
         return self._remove(self._folder(step))
 
     def sweep(self, folders: Collection[Folder] | None = None, *, running: Collection[int] = ()) -> list[int]:
-        """Remove what killed saves and interrupted removals have left; the steps of the folders that are gone.
+        """Remove leftovers of killed saves and interrupted removals; returns the steps of removed folders.
 
         Args:
             folders: As they were listed; None lists them.
@@ -253,7 +255,7 @@ class Catalogue:
         return not folder.is_checkpoint and not self._is_being_saved(folder) and self._remove(folder)
 
     def _tidy(self, folder: Folder) -> None:
-        """Remove what killed saves and readers have left beside a checkpoint."""
+        """Remove leftovers of killed saves and readers beside a checkpoint."""
         if any(name.startswith(_SAVING) for name in folder.names):
             clear_dead_saves(folder.store, stale_after_seconds=self._stale_after_seconds)
         for entry in folder.entries:
@@ -266,7 +268,7 @@ class Catalogue:
         self._remove_temporaries(folder.store, folder.entries, (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX))
 
     def _settle_next_note(self, folder: Folder) -> None:
-        """Deal with the note of a save that was killed: its checkpoint's, if that has been published."""
+        """Settle the note of a killed save: it becomes current if its checkpoint was published."""
         if NEXT_NOTE not in folder.names or self._is_being_saved(folder):
             return
         note = _read_note(folder.store, NEXT_NOTE)
@@ -276,7 +278,7 @@ class Catalogue:
             folder.store.delete(NEXT_NOTE)
 
     def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
-        """Remove what a store made on the way to publishing objects of ours, if whoever did so must be dead."""
+        """Remove a store's temporary files for our objects, if their writer must be dead."""
         for entry in entries:
             becomes = temporary_of(entry.name)
             is_ours = becomes is not None and becomes[0].startswith(names)
@@ -284,7 +286,7 @@ class Catalogue:
                 store.delete(entry.name)
 
     def _is_being_saved(self, folder: Folder) -> bool:
-        """Whether a save may be running or about to begin in a folder: one that nobody has ended."""
+        """Whether a save may be running or about to begin in a folder: one without a recorded end."""
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return True
         note = _read_note(folder.store, NEXT_NOTE if NEXT_NOTE in folder.names else NOTE)
@@ -293,7 +295,7 @@ class Catalogue:
         return abs(time.time() - note.created_seconds) < self._stale_after_seconds
 
     def _has_readers(self, store: Store) -> bool:
-        """Whether a sign of a reader lies there that is not known to be a dead one's."""
+        """Whether a folder has a sign of a reader that is not known to be dead."""
         return bool(live_readers(store, stale_after_seconds=self._stale_after_seconds))
 
     def _remove(self, folder: Folder) -> bool:
@@ -304,7 +306,7 @@ class Catalogue:
 
 
 def _index_digest(folder: Folder) -> str:
-    """What tells the indexes in a folder from those of any other save; empty if there are none."""
+    """Return a digest of all index files in the folder, which identifies the save that wrote them; `""` if none."""
     digest = hashlib.blake2b(digest_size=16)
     for name in (names := sorted(filter(is_index_name, folder.names))):
         digest.update(f"{name}\n".encode() + (_read(folder.store, name) or b""))

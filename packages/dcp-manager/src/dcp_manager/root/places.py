@@ -1,4 +1,4 @@
-"""Where and by what a checkpoint is written and read: the storage of its id, with the caller's options."""
+"""Storages of checkpoint ids: the writer and reader for one, with the caller's options."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Places:
         self._reader = reader or (partial(_made, "load_reader", storage_options) if storage_options else None)
 
     def to_write(self, checkpoint_id: str) -> dict[str, Any]:
-        """Where to save, as arguments of `dcp_core.save`."""
+        """Return the storage to save to, as arguments of `dcp_core.save`."""
         if self._writer is None:
             return {"checkpoint_id": checkpoint_id}
         return {"storage_writer": self._writer(checkpoint_id)}
 
     def to_read(self, checkpoint_id: str) -> dict[str, Any]:
-        """Where to load from, as arguments of `dcp_core.load`."""
+        """Return the storage to load from, as arguments of `dcp_core.load`."""
         if self._reader is None:
             return {"checkpoint_id": checkpoint_id}
         return {"storage_reader": self._reader(checkpoint_id)}

@@ -1,4 +1,4 @@
-"""What the manager knows of one checkpoint, and how that is kept beside it. No storage here."""
+"""Record of one checkpoint, and its serialised note. No storage here."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ class CheckpointRecord:
 
     step: int
     created_seconds: float
-    """Since the epoch, on the clock of whoever saved it (of the storage, if that is not known)."""
+    """Since the epoch, on the clock of the saving process (of the storage, if that is not known)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     quarantined: str | None = None
     """Why it is not loaded any more; None for a good one."""
 
 
 def by_creation(records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
-    """The records in the order in which the checkpoints were made: of equals the lower step first."""
+    """Sort records by creation time; ties by step."""
     return sorted(records, key=lambda record: (record.created_seconds, record.step))
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is written beside a checkpoint before it is saved: what its index cannot say, and who is saving."""
+    """Note beside a checkpoint, written before the save: metrics and the saving process, which the index lacks."""
 
     step: int
     created_seconds: float
     metrics: Mapping[str, float]
     process: ProcessIdentity | None
     replaces: str = ""
-    """What tells the index that the save is to replace from any other; empty if there is none."""
+    """Digest of the index that the save is to replace; empty if there is none."""
 
     @classmethod
     def now(cls, step: int, seconds: float, metrics: Mapping[str, float], replaces: str) -> Note:
-        """Of a save that this process is about to begin."""
+        """Make the note of a save that this process is about to begin."""
         return cls(step, seconds, dict(metrics), this_process(), replaces)
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """Serialise as JSON."""
         process = None if self.process is None else self.process.to_dict()
         values = {
             "step": self.step,
@@ -60,7 +60,7 @@ class Note:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Note | None:
-        """From what `to_bytes` gave; None for anything else: a checkpoint without its note is still one."""
+        """Parse the bytes of `to_bytes`; None for anything else: a checkpoint without its note is still valid."""
         try:
             values: dict[str, Any] = json.loads(data)
             process = values["process"]
