@@ -1,4 +1,4 @@
-"""What `s3://bucket/folder` and the like mean: which container, and which folder in it. Asks nobody."""
+"""Parsing of `s3://bucket/folder` and the like into a container and a folder in it. Sends no request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]+)(?:/(.*?))?/*", re.IGNORECASE 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A folder of objects in a container."""
+    """Address of a folder in a container of an object store."""
 
     root: str
     """URI of what the client is opened for: all keys are relative to it."""
@@ -29,25 +29,25 @@ class Address:
 
     @property
     def url(self) -> str:
-        """As users write it."""
+        """The address as a URI, as users write it."""
         return f"{self.root}/{self.folder}" if self.folder else self.root
 
     def key(self, name: str) -> str:
-        """The key of an object in the folder."""
+        """Return the key of an object in the folder."""
         return f"{self.folder}/{name}" if self.folder else name
 
     def child(self, name: str) -> Address:
-        """A folder within the folder."""
+        """Return the address of a subfolder."""
         return replace(self, folder=self.key(check_name(name)))
 
 
 def is_address(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether an id has a scheme of object stores."""
+    """Whether an id has a scheme of an object store."""
     return os.fspath(checkpoint_id).partition("://")[0].lower() in SCHEMES
 
 
 def parse_address(checkpoint_id: str | os.PathLike[str]) -> Address:
-    """The parts of an id.
+    """Parse an id into its container and folder.
 
     Raises:
         InvalidPlaceError: It is not of the form `scheme://container/folder`, or holds credentials or parameters,

@@ -1,4 +1,4 @@
-"""Requests to a container: retried within a deadline, with errors that say what was asked for and hold no secrets.
+"""Client of one container: requests are retried within a deadline; errors name the request and hold no secrets.
 
 The client library retries what it can repeat by itself (5xx answers, connections that fail) with backoff. What it
 cannot know is judged here: answers that are shorter than they should be, and writes whose answer was lost.
@@ -37,7 +37,7 @@ _clients_lock = threading.Lock()
 
 
 class Client:
-    """One container. May be used by several threads.
+    """Client of one container. Thread-safe.
 
     Args:
         native: A store of obstore; keys are relative to it.
@@ -66,7 +66,7 @@ class Client:
         on_doubt: Callable[[], T | None] | None = None,
         attempts: int = _ATTEMPTS,
     ) -> T:
-        """The result of a request.
+        """Return the result of a request, retried after transient errors.
 
         Args:
             what: The request, for messages.
@@ -97,7 +97,7 @@ class Client:
                 return found
 
     def once(self, what: str, key: str, function: Callable[[], T]) -> T:
-        """The result of a step that the client library itself repeats where it can. Raises StorageError."""
+        """Return the result of a step that obstore itself retries where it can. Raises StorageError."""
         made = Attempts(f"{what} {self.root}/{key}", 1)
         try:
             return function()
@@ -110,7 +110,7 @@ class Client:
         return ChangedError(f"{what} {self.root}/{key}: {redacted(error)}")
 
     def put(self, key: str, data: bytes, mode: Any) -> None:
-        """One PUT, with a condition unless `mode` is `overwrite`; never repeated.
+        """Put an object by one request, with a condition unless `mode` is `overwrite`; never retried.
 
         Raises:
             FileNotFoundError: The object that should be replaced is gone.
@@ -126,7 +126,7 @@ class Client:
             ) from None
 
     def get(self, key: str) -> tuple[bytes, Any]:
-        """All bytes of an object, and what is known of it. Raises TruncatedError."""
+        """Get an object's bytes and metadata. Raises TruncatedError."""
         answer = obstore.get(self.native, key)
         meta = answer.meta
         data = bytes(answer.bytes())
@@ -135,11 +135,11 @@ class Client:
         return data, meta
 
     def get_range(self, key: str, start: int, stop: int) -> Any:
-        """A range of an object as a buffer, shorter if the object ends before."""
+        """Get a range of an object as a buffer, shorter if the object ends before."""
         return obstore.get_range(self.native, key, start=start, end=stop)
 
     def head(self, key: str) -> Any:
-        """What is known of an object: its `size`, `last_modified`, `e_tag` and the like."""
+        """Get the metadata of an object: its `size`, `last_modified`, `e_tag` and the like."""
         return obstore.head(self.native, key)
 
     def delete(self, key: str) -> None:
@@ -147,16 +147,16 @@ class Client:
         obstore.delete(self.native, key)
 
     def listing(self, prefix: str) -> Any:
-        """`objects` directly in a folder and `common_prefixes`: the folders in it."""
+        """List `objects` directly in a folder and `common_prefixes`: the folders in it."""
         return obstore.list_with_delimiter(self.native, prefix or None)
 
     def writer(self, key: str, *, part_bytes: int, uploads: int) -> Any:
-        """A file that is uploaded in parts, several at a time."""
+        """Open a multipart upload that sends several parts at a time."""
         return obstore.open_writer(self.native, key, buffer_size=part_bytes, max_concurrency=uploads)
 
 
 def connect(root: str, options: Options) -> Client:
-    """The client of a container; one that was made before with the same options and environment, if there is one.
+    """Return the client of a container; cached by options and environment.
 
     Raises:
         ValueError: The options are not the service's, or it lacks some.
@@ -179,7 +179,7 @@ def connect(root: str, options: Options) -> Client:
 
 
 def _wait(made: Attempts, error: BaseException) -> None:
-    """Wait before the next attempt; raises if there shall be none.
+    """Wait before the next retry; raises if none is left.
 
     `from None`: the client's own error may hold what must not be logged.
     """

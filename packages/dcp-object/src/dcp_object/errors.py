@@ -1,4 +1,4 @@
-"""Errors of the client as errors of this project, without the credentials that their texts may hold."""
+"""Conversion of the client's errors to errors of this project, without the credentials that their texts may hold."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _REFUSED_STATUS = re.compile(r"\b40[13] [A-Z]|status: 40[13]\b")
 
 
 class ChangedError(StorageError):
-    """An object is not any more what it was when it was looked at: somebody else has changed it."""
+    """An object has changed since it was opened: another process has replaced it."""
 
 
 def redacted(error: BaseException) -> str:
-    """What an error of the client says, without parameters and users of URLs, and without its dump."""
+    """Return the text of a client's error without URL parameters, user names and the debug dump."""
     text = " ".join(str(error).partition(_DUMP)[0].split())
     return _USER.sub("://…@", _QUERY.sub("?…", text))
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether repeating the request is in vain."""
+    """Whether retrying the request is useless."""
     return isinstance(error, _PERMANENT) or _CLIENT_STATUS.search(redacted(error)) is not None
 
 
 def remedy(error: BaseException) -> str:
-    """What a user can do about an error that stays."""
+    """Return what a user can do about a permanent error."""
     refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
     if refused or _REFUSED_STATUS.search(redacted(error)) is not None:
         return "check the credentials and what they may do with this container"

@@ -1,4 +1,4 @@
-"""`open_store`: the store of a URI. What the entry points of the group `dcp.stores` name; imports no torch."""
+"""`open_store`: the store of a URI, the entry point in the group `dcp.stores`; imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_store(
     uploads: int = UPLOADS,
     spread: int = 0,
 ) -> ObjectStore:
-    """The folder of objects that a URI names; nothing is asked of the service.
+    """Open the folder of objects that a URI names; sends no request.
 
     Args:
         uri: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`; `https://host/folder`, which can only be read.

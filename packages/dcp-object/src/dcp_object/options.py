@@ -1,4 +1,4 @@
-"""`storage_options` of object stores: what of them is the client's, and what it is told if they say nothing."""
+"""`storage_options`: split into obstore's option groups, and the defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRIES = 6
 
 @dataclass(frozen=True, repr=False)
 class Options:
-    """What the client is configured with. Never shown: it may hold credentials.
+    """The client's configuration. Never printed: it may hold credentials.
 
     Args:
         config: Of the service, by obstore's names: `endpoint`, `region`, `access_key_id`, …
@@ -34,7 +34,7 @@ class Options:
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None, *, plain_http: bool = False) -> Options:
-        """From what a user passes: the client's three groups by name, everything else is the service's config.
+        """Split a user's options: obstore's three groups by name, everything else is the service's config.
 
         Args:
             storage_options: As given.
@@ -71,12 +71,12 @@ class Options:
 
     @property
     def deadline_seconds(self) -> float:
-        """After so long an operation is not tried again."""
+        """Seconds after which an operation is not retried."""
         timeout = self.retry_config["retry_timeout"]
         return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
 
     def identity(self) -> str:
-        """Equal for options that mean the same. Holds what must not be shown."""
+        """Return a key that is equal for equal options. Holds credentials, which must not be printed."""
         parts = (self.config, self.client_options, self.retry_config, id(self.credential_provider))
         return repr([sorted(part.items()) if isinstance(part, dict) else part for part in parts])
 
@@ -85,7 +85,7 @@ class Options:
 
 
 def _names_plain_http(config: Mapping[str, Any]) -> bool:
-    """Whether an endpoint without TLS was asked for.
+    """Whether the endpoint is plain HTTP, without TLS.
 
     The client looks for that in the environment only where it is given no options of its own.
     """

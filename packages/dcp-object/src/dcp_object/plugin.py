@@ -11,7 +11,7 @@ _ALL = ("atomic publish", "durable", *_READING, "parallel uploads")
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """Object stores, and web servers to read from, through obstore."""
+    """Return the storage of object stores, and of web servers (read only), through obstore."""
     guarantees = {**dict.fromkeys(OBJECT_STORE_SCHEMES, _ALL), **dict.fromkeys(WEB_SCHEMES, _READING)}
     return [
         StorageBackendSpec(

@@ -1,4 +1,4 @@
-"""`ObjectSink`: one object while it is uploaded. Small ones in one conditional PUT, large ones in parallel parts."""
+"""`ObjectSink`: upload of one object. Small ones in one conditional PUT, large ones in parallel parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEP_BYTES = 1 << 20
 
 
 class ObjectSink(UploadSink):
-    """An upload that never replaces an object that is there.
+    """Upload that never replaces an existing object.
 
     An object of more than `part_bytes` is uploaded in parts, which services do not do conditionally: its name is taken
     first, by a conditional PUT of its first bytes, and replaced by the whole object when all parts have arrived.
@@ -42,11 +42,11 @@ class ObjectSink(UploadSink):
         self._writer: Any = None
 
     def send(self, view: memoryview) -> None:
-        """Copy the bytes; full parts are uploaded meanwhile, and waited for if too many are under way."""
+        """Copy the bytes; full parts are uploaded in the background, at most so many at a time."""
         self._take(view, stable=isinstance(view.obj, bytes))
 
     def send_stable(self, view: memoryview) -> None:
-        """The same without a copy, unless the object is small."""
+        """Send bytes that do not change, without a copy unless the object is small."""
         self._take(view, stable=True)
 
     def _take(self, view: memoryview, *, stable: bool) -> None:
@@ -78,10 +78,10 @@ class ObjectSink(UploadSink):
             self._client.once("PUT (a part)", self._key, lambda: writer.write(data))
 
     def _create(self, data: bytes) -> None:
-        """Make the object, if nobody else has made it."""
+        """Create the object, unless it exists."""
 
         def mine() -> bool | None:
-            """Whether an earlier attempt, whose answer was lost, has made it after all."""
+            """Whether an earlier attempt whose response was lost has created the object."""
             try:
                 found, _ = self._client.call("GET", self._key, lambda: self._client.get(self._key))
             except FileNotFoundError:
@@ -100,7 +100,7 @@ class ObjectSink(UploadSink):
             raise
 
     def complete(self) -> None:
-        """Complete the upload: once it is acknowledged the object is durable and seen by all."""
+        """Complete the upload: once acknowledged, the object is durable and visible to all."""
         if self._writer is None:
             self._create(bytes(self._small))
             self._small = bytearray()
@@ -108,7 +108,7 @@ class ObjectSink(UploadSink):
             self._client.once("PUT (complete)", self._key, self._writer.close)
 
     def give_up(self) -> None:
-        """End an upload in parts by completing it: there is no other way here."""
+        """End a multipart upload by completing it: obstore has no other way; `remove` follows."""
         self._small = bytearray()
         if self._writer is not None:
             self._writer.close()

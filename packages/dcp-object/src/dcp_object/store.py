@@ -1,4 +1,4 @@
-"""`ObjectStore`: a folder of objects in a container as a `dcp_io.Store`. Planning and checkpoints are unknown here."""
+"""`ObjectStore`: a folder of objects in a container as a `dcp_io.Store`. Knows nothing of plans and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPLACE_TRIES = 100
 
 
 class ObjectStore(Store):
-    """Objects whose keys begin with the folder's.
+    """A folder of objects: those whose keys begin with the folder's.
 
     Guarantees: as `Store`. What the service has acknowledged is durable, and seen by everybody at once (as S3, GCS and
     Azure promise); an object appears when all of it has arrived. `publish` is one PUT, on condition that the object is
@@ -63,17 +63,17 @@ class ObjectStore(Store):
         return self._address.url
 
     def make(self) -> None:
-        """Do nothing: folders are beginnings of keys here."""
+        """Do nothing: folders are prefixes of keys here."""
 
     def child(self, name: str) -> ObjectStore:
-        """The folder of that name; shares the client."""
+        """Return the store of a subfolder, with the same client."""
         address = self._address.child(name)
         return type(self)(
             self._client, address, part_bytes=self._part_bytes, uploads=self._uploads, spread=self._spread
         )
 
     def create(self, name: str) -> Sink:
-        """Begin an upload; with `spread` the sink's name says under which prefix."""
+        """Begin an upload; with `spread` the sink's name includes the prefix."""
         check_name(name)
         if self._spread and "/" not in name:
             name = f"~{zlib.crc32(name.encode()) % min(self._spread, 256):02x}/{name}"
@@ -88,7 +88,7 @@ class ObjectStore(Store):
         key, content = self._key(name), bytes(data)
 
         def mine() -> bool | None:
-            """Whether an earlier attempt, whose answer was lost, was carried out."""
+            """Whether an earlier attempt whose response was lost was carried out."""
             found = self._get(key)
             return True if found is not None and found[0] == content else None
 
@@ -105,14 +105,14 @@ class ObjectStore(Store):
             try:
                 self._client.call("PUT", key, put, on_doubt=mine, attempts=self._client.attempts)
             except (ChangedError, FileExistsError, FileNotFoundError):
-                if len(attempts) > 1:  # whether ours was there for a while cannot be told any more
+                if len(attempts) > 1:  # unknown whether ours was published in between
                     raise ChangedError(f"PUT {self.url}/{name}: others have replaced it meanwhile") from None
-                continue  # somebody else published, or removed it, since we looked
+                continue  # another process published or removed it since we looked
             return
         raise ChangedError(f"PUT {self.url}/{name}: others have replaced it {_REPLACE_TRIES} times meanwhile")
 
     def touch(self, name: str) -> None:
-        """Put the same bytes again, if they are still there."""
+        """Renew the object's time by writing the same bytes again, if it still holds them."""
         key = self._key(name)
         found = self._get(key)
         if found is None:
@@ -122,12 +122,12 @@ class ObjectStore(Store):
             put = partial(self._client.put, key, data, _version(meta))
             self._client.call("PUT", key, put, attempts=self._client.attempts)
         except (ChangedError, FileExistsError, FileNotFoundError):
-            # Whoever changed it has renewed its time; whoever removed it must find it removed.
+            # A process that changed it has renewed its time; one that removed it must find it removed.
             if not self.exists(name):
                 raise self._missing(name) from None
 
     def read(self, name: str) -> bytes:
-        """All bytes of the object."""
+        """Read the whole object."""
         found = self._get(self._key(name))
         if found is None:
             raise self._missing(name)
@@ -145,7 +145,7 @@ class ObjectStore(Store):
             position += len(buffer)
 
     def fetch(self, name: str, offset: int, wanted: int) -> memoryview:
-        """The bytes of one GET of a range, in the memory in which they came; errors as in `read_into`."""
+        """Return the bytes of one GET of a range, without a copy; errors as in `read_into`."""
         key = self._key(name)
         if not wanted:
             self.size(name)
@@ -172,27 +172,27 @@ class ObjectStore(Store):
             raise self._missing(name) from None
 
     def open(self, name: str) -> Source:
-        """The object; each read of it is a request."""
+        """Open the object for ranged reads; each read is a request."""
         check_name(name)
         return _ObjectSource(self, name)
 
     def size(self, name: str) -> int:
-        """Bytes of the object."""
+        """Return the object's size in bytes."""
         return int(self.about(name)["size"])
 
     def about(self, name: str) -> Mapping[str, Any]:
-        """What the service says of the object: `size`, `last_modified`, … Raises CheckpointNotFoundError."""
+        """Return the object's metadata: `size`, `last_modified`, … Raises CheckpointNotFoundError."""
         meta = self._head(self._key(name))
         if meta is None:
             raise self._missing(name)
         return meta
 
     def exists(self, name: str) -> bool:
-        """Whether there is such an object."""
+        """Whether the object exists."""
         return self._head(self._key(name)) is not None
 
     def list(self) -> list[Entry]:
-        """The objects directly in the folder, and those that `spread` has put under prefixes of it."""
+        """List the objects directly in the folder, and those under the prefixes of `spread`."""
         listing = self._listing("")
         entries = [_entry(meta, self._address.folder) for meta in listing["objects"]]
         for prefix in self._parts(listing):
@@ -201,7 +201,7 @@ class ObjectStore(Store):
         return entries
 
     def folders(self) -> tuple[str, ...]:
-        """The next parts of the keys that have more."""
+        """List the folders directly in the folder, from the prefixes of keys."""
         return tuple(sorted(name for name in self._parts(self._listing("")) if not _SPREAD.fullmatch(name)))
 
     def delete(self, name: str) -> None:
@@ -247,7 +247,7 @@ class ObjectStore(Store):
 
 
 class _ObjectSource(Source):
-    """An object that is read range by range."""
+    """Source for ranged reads of an object."""
 
     __slots__ = ("_objects",)
 
@@ -262,7 +262,7 @@ class _ObjectSource(Source):
         self._objects.read_vector(self._name, offset, buffers)
 
     def fetch(self, offset: int, size: int) -> memoryview:
-        """The bytes that one request brings."""
+        """Return the bytes of one request."""
         return self._objects.fetch(self._name, offset, size)
 
 
@@ -272,6 +272,6 @@ def _entry(meta: Mapping[str, Any], folder: str) -> Entry:
 
 
 def _version(meta: Mapping[str, Any]) -> Any:
-    """The condition that an object is still the one that was looked at, where the service tells versions apart."""
+    """Return the condition that an object is unchanged, where the service has versions or ETags."""
     found = {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
     return found or "overwrite"

@@ -1,4 +1,4 @@
-"""`WebFolder`: a checkpoint on a web server, to be read. What it takes of HTTP is HEAD and GET of ranges."""
+"""`WebFolder`: read-only checkpoint on a web server, by HEAD and ranged GET requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["WebFolder"]
 
 
 class WebFolder(ObjectStore):
-    """Files below a URL. Nothing can be written, and nothing listed: a checkpoint is found by its index's name."""
+    """Read-only files below a URL. Cannot be listed: a checkpoint is found by the name of its index."""
 
     def list(self) -> list[Entry]:
-        """The index, if there is one: HTTP cannot tell more, and the index names the rest."""
+        """List the index, if it exists: HTTP has no listing, and the index names the other files."""
         try:
             meta = self.about(METADATA_NAME)
         except CheckpointNotFoundError:
@@ -23,24 +23,24 @@ class WebFolder(ObjectStore):
         return [Entry(METADATA_NAME, int(meta["size"]), meta["last_modified"].timestamp())]
 
     def folders(self) -> tuple[str, ...]:
-        """Refuse."""
+        """Raise an error: a web server cannot be listed."""
         raise StorageError(f"{self.url}: a web server does not say what it has; name a checkpoint itself")
 
     def create(self, name: str) -> Sink:
-        """Refuse."""
+        """Raise an error: a web server is read-only."""
         self._refuse(name)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Refuse."""
+        """Raise an error: a web server is read-only."""
         del data, tag, sync
         self._refuse(name)
 
     def touch(self, name: str) -> None:
-        """Refuse."""
+        """Raise an error: a web server is read-only."""
         self._refuse(name)
 
     def delete(self, name: str) -> None:
-        """Refuse."""
+        """Raise an error: a web server is read-only."""
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:

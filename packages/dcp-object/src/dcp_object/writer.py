@@ -19,7 +19,7 @@ _MIN_PART_BYTES, _MAX_PART_BYTES = 5 << 20, 64 << 20
 
 
 class ObjectStoreWriter(ByteStorageWriter):
-    """Saves to a folder of objects; the old checkpoint in it stays loadable until one conditional PUT replaces it.
+    """Saves to a folder of objects; the old checkpoint stays loadable until one conditional PUT replaces its index.
 
     Args:
         checkpoint_id: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
@@ -69,7 +69,7 @@ class ObjectStoreWriter(ByteStorageWriter):
         super().__init__(checkpoint_id, overwrite=overwrite, interop=interop, compression=compression)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """As `ByteStorageWriter`; refuses what `spread` cannot do."""
+        """Set up as `ByteStorageWriter` does; refuses planners and layouts that `spread` cannot handle."""
         if self.spread and not kwargs.get("use_collectives", True):
             raise ValueError("spread does not work with use_collectives=False: a rank could not clear up its files")
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
@@ -92,5 +92,5 @@ class ObjectStoreWriter(ByteStorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the id has a scheme of object stores."""
+        """Whether the id has a scheme of an object store."""
         return is_address(checkpoint_id)
