@@ -1,4 +1,4 @@
-"""How a kind of module or optimizer is taught: the contracts of adapters, and the adapters that are installed.
+"""Contracts of adapters for kinds of modules and optimizers, and the registry of installed adapters.
 
 Adapters come from the hook `dcp_register_state_adapters`, those of this package too. What each kind needs lives in
 `dcp_state.wrappers`, one file per kind; nothing here knows any of them.
@@ -23,7 +23,7 @@ __all__ = ["Adapters", "Layer", "ModuleAdapter", "OptimizerAdapter", "installed_
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A child that a wrapper puts between a module and its canonical names.
+    """A child module that a wrapper inserts, and its prefix in state dict keys.
 
     Args:
         child: Its attribute name in the wrapper.
@@ -35,31 +35,31 @@ class Layer:
 
 
 class ModuleAdapter:
-    """Teaches one kind of module; every method has a default that changes nothing.
+    """Adapter for one kind of module; every method has a default that changes nothing.
 
     A plugin names a subclass. One instance serves the process; `handles` is asked once per class of modules.
     """
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Whether modules of this class are of this kind."""
+        """Whether the adapter handles modules of this class."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def layer(self, module: nn.Module) -> Layer | None:
-        """The wrapped child whose name is no part of canonical names; None if the module wraps nothing."""
+        """Return the wrapped child whose name is left out of canonical names; None if the module wraps nothing."""
         del module
         return None
 
     def prepare(self, module: nn.Module) -> None:
-        """Called before the names of parameters are looked up, so that the module can show the real ones."""
+        """Prepare a module before the names of its parameters are looked up, such as by resharding."""
         del module
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """Parameters that stand for several at once → the paths, below the wrapped child, of what they stand for."""
+        """Return flat parameters that join several, each with the paths of the joined ones below the wrapped child."""
         del module
         return {}
 
     def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
-        """What to hold while `root.state_dict()` or `load_state_dict()` runs, once per kind that the root contains."""
+        """Return a context for `root.state_dict()` or `load_state_dict()`, entered once per kind in the root."""
         del root, options
         return contextlib.nullcontext()
 
@@ -72,21 +72,24 @@ class ModuleAdapter:
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """`packed`, an `optimizer.state_dict()`, with keys of `root.state_dict()` for indices. May be collective."""
+        """Return `packed`, an `optimizer.state_dict()`, with keys of `root.state_dict()` for indices.
+
+        May be collective.
+        """
         raise NotImplementedError
 
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """The reverse: what `optimizer.load_state_dict` takes on this rank. May be collective."""
+        """Return the reverse: the argument of `optimizer.load_state_dict` on this rank. May be collective."""
         raise NotImplementedError
 
 
 class OptimizerAdapter:
-    """Teaches one kind of optimizer; every method but `handles` has a default."""
+    """Adapter for one kind of optimizer; every method but `handles` has a default."""
 
     def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
-        """Whether optimizers of this class are of this kind."""
+        """Whether the adapter handles optimizers of this class."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
@@ -94,7 +97,7 @@ class OptimizerAdapter:
         del optimizer
 
     def inner(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
-        """The optimizers that hold all state in place of this one; None if it does so itself, or is left to be seen.
+        """Return the wrapped optimizers that hold all state; None if this one holds it, or to detect it by inspection.
 
         A wrapper that shows the groups and the state of the one that it holds, and a container whose `optimizers` hold
         all that it trains, need no adapter.
@@ -105,13 +108,13 @@ class OptimizerAdapter:
     def initial_state(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
     ) -> dict[str, Any] | None:
-        """The state before the first step of a parameter, in new tensors; None to have it found out by trial."""
+        """Return the state before a parameter's first step, in new tensors; None to find it by a trial step."""
         del optimizer, group, parameter
         return None
 
 
 class Adapters:
-    """The adapters of a process, asked by class."""
+    """Registry of a process's adapters, by class."""
 
     def __init__(self, adapters: Mapping[str, ModuleAdapter | OptimizerAdapter]) -> None:
         self._modules = [adapter for adapter in adapters.values() if isinstance(adapter, ModuleAdapter)]
@@ -119,7 +122,7 @@ class Adapters:
         self._by_class: dict[type[nn.Module], tuple[ModuleAdapter, ...]] = {}
 
     def of_module(self, kind: type[nn.Module]) -> tuple[ModuleAdapter, ...]:
-        """All adapters that handle a class of modules."""
+        """Return all adapters that handle a class of modules."""
         found = self._by_class.get(kind)
         if found is None:
             found = tuple(adapter for adapter in self._modules if adapter.handles(kind))
@@ -127,12 +130,12 @@ class Adapters:
         return found
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerAdapter | None:
-        """The first adapter that handles an optimizer."""
+        """Return the first adapter that handles an optimizer."""
         return next((adapter for adapter in self._optimizers if adapter.handles(type(optimizer))), None)
 
 
 def installed_adapters() -> Adapters:
-    """The adapters that plugins offer now. Raises what `dcp_core.plugins.state_adapter` raises."""
+    """Return the adapters of installed plugins. Raises as `dcp_core.plugins.state_adapter`."""
     return _load(plugins.names("state_adapters"))
 
 

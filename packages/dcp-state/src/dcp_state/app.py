@@ -1,4 +1,4 @@
-"""`app_state`: everything that a training run has as one `Stateful`, under names that no wrapper changes.
+"""`app_state`: the whole state of a training run as one `Stateful`, under names that no wrapper changes.
 
 Names below the key in the state dict: `model.<FQN>`, `optimizer.state.<FQN>.<name>`, `optimizer.hyperparameters.<FQN>`,
 `optimizer.groups`, `schedulers`, and each further value under its own name. Hyperparameters belong to parameters,
@@ -41,7 +41,7 @@ def app_state(
     strict: bool = True,
     **values: Any,
 ) -> AppState:
-    """Everything of a training run in one value: `save({"app": …})` saves it, `load` of the same restores it.
+    """Combine the state of a training run in one value: `save({"app": …})` saves it, `load` of the same restores it.
 
     Args:
         model: One module in any wrappers, or the parts of it that this rank holds (pipeline stages), which keep the
@@ -71,7 +71,7 @@ def app_state(
 
 
 class AppState:
-    """See `app_state`. `report` tells what the last load did; `app["name"]` is a value by name."""
+    """State of a training run; see `app_state`. `report` describes the last load; `app["name"]` is a value by name."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class AppState:
         return iter(self._values)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank; tensors share the memory of the model and the optimizers. Nothing changes."""
+        """Return the state of this rank; tensors share the memory of the model and the optimizers."""
         with collector_paused():
             names = self._names()
             models: dict[str, Any] = {}
@@ -114,7 +114,7 @@ class AppState:
         return {**state, **with_states(self._values)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what a load has put into `state_dict()`, or what another run's `state_dict()` gave.
+        """Restore from `state_dict()` after a load has filled it, or from another run's `state_dict()`.
 
         Raises:
             StateMismatchError: It does not fit; every reason is named.
@@ -187,7 +187,7 @@ class AppState:
 
 
 def _take_own(value: PerRank, other: Any) -> None:
-    """Take what another run has for this rank; what a load has put into `value` itself is there already."""
+    """Restore this rank's value from another run; values that `load` has filled in place stay."""
     if other is value:
         return
     state = other.value if isinstance(other, PerRank) else other
@@ -198,7 +198,7 @@ def _take_own(value: PerRank, other: Any) -> None:
 
 
 def _telling(packed: Any) -> Hashable:
-    """A cache key of a group's hyperparameters: equal only for those that are equal bit by bit, unlike their `repr`."""
+    """Return a cache key of a group's hyperparameters: equal only for bitwise equal ones, unlike their `repr`."""
     try:
         return value_bytes(packed)
     except Exception:  # noqa: BLE001 - what cannot be pickled is equal to itself alone

@@ -1,4 +1,4 @@
-"""Loading a model without `Module.load_state_dict`, whose time grows with modules times names, where that is the same.
+"""Fast path for loading a model without `Module.load_state_dict`, whose time grows with modules times names.
 
 It is the same where no module has hooks or a way of its own to load: then each tensor is copied to where its name says.
 """
@@ -18,7 +18,7 @@ __all__ = ["can_load_directly", "load_directly"]
 
 
 def can_load_directly(model: nn.Module, names: ModelNames) -> bool:
-    """Whether nothing in the model takes part in loading, and everything is a tensor with memory."""
+    """Whether the fast path is equivalent: no hooks or overrides take part in loading, and all tensors have memory."""
     if len(names.tensors) != len(names.raw_keys) or any(tensor.is_meta for tensor in names.tensors.values()):
         return False
     if type(model).load_state_dict is not nn.Module.load_state_dict:
@@ -32,7 +32,7 @@ def _takes_part(module: nn.Module) -> bool:
 
 
 def load_directly(names: ModelNames, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Copy values by FQN into the model.
+    """Copy values into the model by FQN.
 
     Returns:
         Missing and unexpected names.

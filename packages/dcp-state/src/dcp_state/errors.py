@@ -33,7 +33,7 @@ class StateMismatchError(DcpError, RuntimeError, ValueError):
 
 
 class UnknownParameterError(DcpError, LookupError, ValueError):
-    """An optimizer holds a parameter that no module of the model holds, so that it has no name."""
+    """An optimizer has a parameter that no module of the model has, so that it has no name."""
 
 
 class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):
@@ -41,7 +41,7 @@ class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):
 
 
 def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedOptimizerError:
-    """The error for an optimizer whose state has keys that are no parameters."""
+    """Return the error for an optimizer whose state has keys that are not parameters."""
     kind = type(optimizer)
     return UnsupportedOptimizerError(
         f"{kind.__module__}.{kind.__qualname__} has state that belongs to no parameter "

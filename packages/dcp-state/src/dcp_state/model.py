@@ -37,7 +37,7 @@ __all__ = [
 def get_model_state_dict(
     model: nn.Module, *, submodules: set[nn.Module] | None = None, options: StateDictOptions | None = None
 ) -> dict[str, Any]:
-    """The state of a model by canonical names, the same for every wrapper and parallelism.
+    """Return the state of a model by canonical names, the same for every wrapper and parallelism.
 
     Args:
         model: Plain, or in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed wrappers.
@@ -64,7 +64,7 @@ def get_model_state_dict(
 def set_model_state_dict(
     model: nn.Module, model_state_dict: Mapping[str, Any], *, options: StateDictOptions | None = None
 ) -> IncompatibleKeys:
-    """Give a model the state that `get_model_state_dict` took of one with other wrappers or the same.
+    """Load into a model the state that `get_model_state_dict` returned, for the same or other wrappers.
 
     Args:
         model: See `get_model_state_dict`.
@@ -91,7 +91,7 @@ def set_model_state_dict(
 def model_state(
     model: nn.Module, names: ModelNames, options: StateDictOptions, submodules: set[nn.Module] | None = None
 ) -> dict[str, Any]:
-    """`get_model_state_dict` for a model whose names are known."""
+    """Return `get_model_state_dict` for a model with known names."""
     with _around(model, names, options):
         raw = model.state_dict()
     state = {names.fqn(key): value for key, value in raw.items()}
@@ -110,7 +110,7 @@ def restore_model(
     *,
     may_be_empty: bool = False,
 ) -> IncompatibleKeys:
-    """`set_model_state_dict` for a model whose names are known; `may_be_empty`: without state, it stays as it is."""
+    """Run `set_model_state_dict` for a model with known names; `may_be_empty` accepts a state dict without state."""
     state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
@@ -150,7 +150,7 @@ def restore_model(
 
 
 def _by_names(state_dict: Mapping[Any, Any], names: ModelNames) -> Mapping[str, Any]:
-    """A state dict of submodules, submodule → state dict, by names; any other state dict as it is."""
+    """Flatten a state dict of submodules (submodule → state dict) to names; return any other unchanged."""
     if not any(isinstance(key, nn.Module) for key in state_dict):
         return state_dict
     warnings.warn(
@@ -189,7 +189,7 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> list[str] | None:
-    """The FQN prefixes of submodules; None if everything is wanted."""
+    """Return the FQN prefixes of submodules; None for the whole model."""
     if not submodules:
         return None
     warnings.warn(
@@ -201,7 +201,7 @@ def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> 
 
 
 def take_submodules(state: dict[str, Any], prefixes: list[str] | None, *, keep: bool) -> dict[str, Any]:
-    """What lies under some prefixes, with or without them."""
+    """Select the values under some prefixes, with or without them."""
     if prefixes is None:
         return state
     return {

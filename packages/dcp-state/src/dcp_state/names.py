@@ -1,4 +1,4 @@
-"""One pass over a model that gives everything its canonical name, whatever it is wrapped in.
+"""Canonical names (FQNs) of a model's values, found in one pass, whatever wraps the model.
 
 A canonical name (FQN) is the path of attribute names without those of wrappers. A key of `state_dict()` may still hold
 some of them (`module.` of DDP, `_orig_mod.` of `torch.compile`). Which wrappers there are is known to adapters only.
@@ -23,7 +23,7 @@ _EXTRA_STATE = "_extra_state"
 
 @dataclass(slots=True)
 class ModelNames:
-    """The names of one model's parameters, persistent buffers and extra states."""
+    """Canonical names of one model's parameters, persistent buffers and extra states."""
 
     raw_keys: dict[str, str] = field(default_factory=dict)
     """FQN → key of `state_dict()`, in the order of the latter."""
@@ -45,7 +45,7 @@ class ModelNames:
     """The reverse; of several modules with one FQN prefix the innermost."""
 
     def fqn(self, key: str) -> str:
-        """The name for a key of `state_dict()`, also for one that a hook added."""
+        """Return the FQN for a key of `state_dict()`, also for one that a hook added."""
         prefix, local = _split(key)
         while prefix not in self.fqn_prefixes:
             prefix, above = _split(prefix[:-1])
@@ -53,7 +53,7 @@ class ModelNames:
         return self.fqn_prefixes[prefix] + local
 
     def raw_key(self, fqn: str) -> str:
-        """The key of `state_dict()` for a name, also for one that is not known."""
+        """Return the key of `state_dict()` for an FQN, also for an unknown one."""
         known = self.raw_keys.get(fqn)
         if known is not None:
             return known
@@ -64,14 +64,14 @@ class ModelNames:
         return self.raw_prefixes[prefix] + local
 
     def names_of(self, fqn: str) -> Iterator[str]:
-        """All names of a tied parameter, `fqn` first; only `fqn` if it is not tied."""
+        """Return all names of a tied parameter, `fqn` first; only `fqn` if it is not tied."""
         yield fqn
         if self.aliases:
             yield from (alias for alias, first in self.aliases.items() if first == fqn)
 
 
 def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters: Adapters | None = None) -> ModelNames:
-    """Name everything in a model.
+    """Find the canonical names of a model.
 
     Args:
         model: Wrapped in anything that adapters know, at any depth.
@@ -95,7 +95,7 @@ def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters:
 
 
 def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers") -> list[ModelNames]:
-    """Name the parts of one model, such as the pipeline stages of a rank.
+    """Find the canonical names of the parts of one model, such as the pipeline stages of a rank.
 
     Raises:
         DuplicateKeyError: Two parts hold something of one name.
@@ -125,7 +125,7 @@ class _Walk:
         self._members: list[tuple[torch.Tensor, nn.Module, list[str]]] = []
 
     def name_members(self) -> None:
-        """Name what joined parameters stand for, once every module has its prefix."""
+        """Name the parameters that flat ones join, once every module has its prefix."""
         for parameter, inner, paths in self._members:
             for path in paths:
                 above, _, local = path.rpartition(".")
@@ -155,7 +155,7 @@ class _Walk:
                 self.visit(child, inner_fqn, f"{raw_prefix}{local}." if shows else raw_prefix)
 
     def _layers(self, module: nn.Module) -> dict[str, Layer]:
-        """The children of a module that are no part of names."""
+        """Yield the wrapped children of a module, whose names are left out of FQNs."""
         layers: dict[str, Layer] = {}
         for adapter in self._adapters.of_module(type(module)):
             self._names.adapters.setdefault(adapter, []).append(module)
@@ -188,6 +188,6 @@ class _Walk:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """`a.b.c` → (`a.b.`, `c`)."""
+    """Split `a.b.c` into (`a.b.`, `c`)."""
     above, dot, local = key.rpartition(".")
     return above + dot, local

@@ -1,4 +1,4 @@
-"""`StateDictOptions`, and what a state dict holds; no behaviour.
+"""`StateDictOptions`, and the types of state dict values; no behaviour.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (names, defaults, meanings).
 """
@@ -34,7 +34,7 @@ OptimizerStateType: TypeAlias = dict[str, Any]
 
 @dataclass
 class StateDictOptions:
-    """How state dicts are made and taken.
+    """Options for making and loading state dicts.
 
     Args:
         full_state_dict: Whole tensors on every rank instead of shards; when setting, such tensors are taken.
@@ -63,7 +63,7 @@ class StateDictOptions:
 
 
 def check_options(options: StateDictOptions | None) -> StateDictOptions:
-    """The options, or the default ones.
+    """Return the options, or the default ones, checked.
 
     Raises:
         ValueError: `broadcast_from_rank0` without `full_state_dict`.

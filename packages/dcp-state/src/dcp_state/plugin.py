@@ -7,7 +7,7 @@ __all__ = ["dcp_register_state_adapters"]
 
 @hookimpl
 def dcp_register_state_adapters() -> dict[str, str]:
-    """The wrappers and optimizers of PyTorch that need teaching."""
+    """Return the adapters of PyTorch's wrappers and optimizers."""
     return {
         "checkpointed": "dcp_state.wrappers.checkpointed:CheckpointedAdapter",
         "compiled": "dcp_state.wrappers.compiled:CompiledAdapter",

@@ -15,13 +15,13 @@ __all__ = ["RandomState", "random_state_kept"]
 
 
 class RandomState:
-    """The generators of torch (CPU and the current CUDA device), Python and, where it is imported, numpy.
+    """State of the generators of torch (CPU and the current CUDA device), Python and, where it is imported, numpy.
 
     Source: torch `get_rng_state`, `torch.cuda.get_rng_state`; Python `random.getstate`; numpy `random.get_state`.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """The states, as tensors and plain values."""
+        """Return the states, as tensors and plain values."""
         version, words, gauss = random.getstate()
         state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
         if torch.cuda.is_available():
@@ -33,7 +33,7 @@ class RandomState:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the generators whose states are there."""
+        """Set the generators whose states are given."""
         torch.set_rng_state(state_dict["torch"].to("cpu", torch.uint8))
         version, words, gauss = state_dict["python"]
         random.setstate((version, tuple(words), gauss))
@@ -47,7 +47,7 @@ class RandomState:
 
 @contextlib.contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Generators of torch, Python and numpy are after the block as they were before.
+    """Restore the generators of torch, Python and numpy at the end of the block.
 
     Args:
         device: Besides the CPU's, this device's generator is kept.

@@ -1,4 +1,4 @@
-"""What setting a state dict did: restored, initialised, dropped, and why."""
+"""Report of a load into a model or optimizer: names restored, initialised and dropped, with reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["IncompatibleKeys", "StateReport"]
 
 @dataclass(slots=True)
 class StateReport:
-    """What happened to each name on this rank; names are FQNs, those of optimizers as `state.<FQN>`."""
+    """Outcome per name on this rank; names are FQNs, those of optimizers `state.<FQN>`."""
 
     restored: list[str] = field(default_factory=list)
     initialised: dict[str, str] = field(default_factory=dict)
@@ -21,7 +21,7 @@ class StateReport:
     """In the state dict, but not taken → why."""
 
     def merge(self, other: StateReport) -> None:
-        """Add what another report says."""
+        """Add the entries of another report."""
         self.restored += other.restored
         self.initialised |= other.initialised
         self.dropped |= other.dropped
@@ -40,7 +40,7 @@ class IncompatibleKeys(_IncompatibleKeys):
 
     @classmethod
     def of(cls, missing: list[str], unexpected: list[str], report: StateReport) -> IncompatibleKeys:
-        """The result of a `set_…` function."""
+        """Return the result of a `set_…` function."""
         keys = cls(missing, unexpected)
         keys.report = report
         return keys

@@ -28,7 +28,7 @@ def get_state_dict(
     submodules: set[nn.Module] | None = None,
     options: StateDictOptions | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`get_model_state_dict` and `get_optimizer_state_dict`, naming the model once.
+    """Return `get_model_state_dict` and `get_optimizer_state_dict`; names the model once.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
     Source: torch 2.13 `state_dict.get_state_dict`.
@@ -50,12 +50,12 @@ def set_state_dict(
     optim_state_dict: Mapping[str, Any],
     options: StateDictOptions | None = None,
 ) -> IncompatibleKeys:
-    """`set_optimizer_state_dict`, then `set_model_state_dict`, naming the model once.
+    """Run `set_optimizer_state_dict`, then `set_model_state_dict`; names the model once.
 
     An empty `model_state_dict` beside optimizers leaves the model as it is.
 
     Returns:
-        Missing and unexpected names of the model; `report` tells of the optimizers, too.
+        Missing and unexpected names of the model; `report` includes the optimizers.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
     Source: torch 2.13 `state_dict.set_state_dict`.

@@ -1,1 +1,1 @@
-"""Optimizer state under canonical names: found, saved and fitted without touching the optimizer."""
+"""Optimizer state under canonical names: reading, saving and loading without stepping the optimizer."""

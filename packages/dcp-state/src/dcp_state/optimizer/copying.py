@@ -12,7 +12,7 @@ __all__ = ["copy_value", "same_value"]
 
 
 def copy_value(value: Any) -> Any:
-    """A value of optimizer state that shares nothing with the given one."""
+    """Copy a value of optimizer state, sharing nothing with the original."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -27,7 +27,7 @@ def copy_value(value: Any) -> Any:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two values of optimizer state are equal; of sharded tensors this rank's part counts."""
+    """Whether two values of optimizer state are equal; compares this rank's shards only."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return _same_tensor(one, other)
     if type(one) is not type(other):

@@ -1,4 +1,4 @@
-"""Saved optimizer state → what one optimizer loads: by name, group by group, with every reason why it does not fit."""
+"""Fits saved optimizer state to one optimizer: by name, group by group, with every reason for a mismatch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["FittedState", "fit"]
 
 @dataclass(slots=True)
 class FittedState:
-    """What an optimizer will load, once it is known that everything fits."""
+    """State dict that an optimizer will load, after all checks have passed."""
 
     optimizer: torch.optim.Optimizer
     initial: InitialStates
@@ -43,7 +43,7 @@ class FittedState:
     report: StateReport = field(default_factory=StateReport)
 
     def apply(self) -> None:
-        """Load. State keeps the dtype that the optimizer itself would give it: torch casts to the parameter's.
+        """Load the state. It keeps the dtype that the optimizer would use: torch casts to the parameter's.
 
         Values that are no tensors stay what they are: torch makes nonsense of strings.
         """
@@ -71,7 +71,7 @@ class FittedState:
 
 
 def _without_others(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What torch can load: tensors, numbers and containers that can be made of a generator."""
+    """Return the values that torch can load: tensors, numbers, and containers that can be built from a generator."""
     return {
         name: value
         for name, value in values.items()
@@ -80,7 +80,7 @@ def _without_others(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Any) -> None:
-    """Put what was loaded into the objects that the optimizer had: wrappers and joined optimizers hold them, too."""
+    """Put loaded state into the optimizer's existing objects, which wrappers and joined optimizers reference, too."""
     if not holds_its_own_state(optimizer):
         return
     loaded, loaded_state = optimizer.param_groups, optimizer.state
@@ -140,7 +140,7 @@ def fit(
 def _fit_parameter(
     fitted: FittedState, fqn: str, names: OptimizerNames, saved: SavedOptimizer, *, strict: bool, adopt: bool
 ) -> None:
-    """Find and place the state of the parameter that was added last."""
+    """Fit the state of the parameter that was added last."""
     index = len(fitted.parameters) - 1
     number, parameter = fitted.parameters[index]
     found = next((name for name in names.candidates(fqn) if saved.state.get(name)), None)
@@ -191,7 +191,7 @@ def _take(fitted: FittedState, fqn: str, name: str, value: Any, *, adopt: bool) 
 
 
 def _keeps_dtype(like: Mapping[str, Any] | None, name: str, dtype: torch.dtype) -> bool:
-    """Whether state has a dtype of its own, or nothing is known of it."""
+    """Whether the optimizer keeps a value in a dtype of its own (True if unknown), not the parameter's."""
     if like is None:
         return True
     own = like.get(name)
@@ -208,7 +208,7 @@ def _hyperparameters(
     *,
     strict: bool,
 ) -> Mapping[str, Any]:
-    """The saved hyperparameters for a group; an empty mapping if there are none."""
+    """Return the saved hyperparameters for a group; an empty mapping if there are none."""
     if not fqns:
         own = next(empty_groups, {})
         if not own:
@@ -239,14 +239,14 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether one value can stand for both: by bits, but a number and a tensor may hold the same."""
+    """Whether two hyperparameters are equal: bitwise, or a number and a tensor of the same value."""
     if isinstance(one, torch.Tensor) is not isinstance(other, torch.Tensor):
         return bool(torch.equal(torch.as_tensor(one, device="cpu"), torch.as_tensor(other, device="cpu")))
     return same_value(one, other)
 
 
 def _like(name: str, value: Any, current: Any) -> Any:
-    """A saved hyperparameter as the optimizer has it now: a tensor stays one (schedulers and graphs hold it).
+    """Convert a saved hyperparameter to its current type: a tensor stays one (schedulers and graphs hold it).
 
     Only a learning rate becomes a number again: others may be what the optimizer itself computes with as tensors.
     """

@@ -1,11 +1,11 @@
-"""The optimizer state of a parameter that has not been stepped, found without touching the optimizer.
+"""Initial state of a parameter that was never stepped, found by a trial step on a stand-in optimizer.
 
 A template to load into needs it, and a checkpoint that holds it resumes like an optimizer without state. Stock takes a
 real step with lr=0 instead, which leaves step counters at 1 and fires hooks.
 
 How: a stand-in of the optimizer takes a step with a parameter and a gradient of zeros of the same kind, and records
-what each name of state is first given. One with another gradient tells what only that makes; others with another
-parameter tell whether its values count, as for a copy of the weights: then each parameter is tried with its own.
+what each name of state is first given. One with another gradient shows what only that creates; others with another
+parameter show whether its values matter, as for a copy of the weights: then each parameter is tried with its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fill = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of the parameters of one kind."""
+    """Cache entry: the initial state of one kind of parameters."""
 
     state: dict[str, Any]
     counted: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ class _Known:
 
 
 class InitialStates:
-    """The initial states of one optimizer's parameters; parameters of one kind are tried once."""
+    """Initial states of one optimizer's parameters; one trial per kind of parameter."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, adapter: OptimizerAdapter | None) -> None:
         self._optimizer = optimizer
@@ -51,7 +51,7 @@ class InitialStates:
 
     @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any]:
-        """State by name, in tensors of its own; empty if the optimizer keeps none for such a parameter.
+        """Return a parameter's initial state by name, in new tensors; empty if the optimizer keeps none for it.
 
         Raises:
             UnsupportedOptimizerError: It cannot be found out without the optimizer itself, which was not touched.
@@ -66,7 +66,7 @@ class InitialStates:
         return {name: copy_value(value) for name, value in known.state.items()}
 
     def like(self, group_index: int, parameter: torch.Tensor) -> Mapping[str, Any] | None:
-        """State of the same names, shapes and dtypes, not to be changed; None where it cannot be found out."""
+        """Return read-only state of the same names, shapes and dtypes; None where a trial is impossible."""
         named = self._of_adapter(group_index, parameter)
         if named is not None:
             return named
@@ -76,13 +76,15 @@ class InitialStates:
             return None
 
     def prepare(self) -> None:
-        """Find out the state of every parameter now, as far as that is possible; it is kept."""
+        """Find the initial state of every parameter now, as far as possible, and cache it."""
         for number, group in enumerate(self._optimizer.param_groups):
             for parameter in group["params"]:
                 self.like(number, parameter)
 
     def is_untouched(self, group_index: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> bool:
-        """Whether state says that there was no step yet. Without it the optimizer begins by itself, and exactly.
+        """Whether state shows that no step was taken.
+
+        Such state can be omitted: the optimizer starts by itself, and exactly.
 
         Some make state of their first gradient, or treat a parameter without state in another way.
         """
@@ -123,7 +125,7 @@ class InitialStates:
         return replace(of_zeros, state=state, by_value=frozenset(differing))
 
     def _probe(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill) -> _Known:
-        """The state of a trial parameter: what a gradient of zeros makes, and what only another one does."""
+        """Find the state of a trial parameter: what a zero gradient creates, and what only a nonzero one changes."""
         tried: list[Recorded] = []
         errors: list[UnsupportedOptimizerError] = []
         for gradient, its_group in ((0.0, group), (_OTHER_VALUE, _without_decay(group))):
@@ -139,7 +141,7 @@ class InitialStates:
         return _Known({name: copy_value(value) for name, value in state.items()}, counted)
 
     def _try(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill, gradient: float) -> Recorded:
-        """What a step records with a gradient of one value; without a closure, with one, with a sparse gradient."""
+        """Record a trial step with a constant gradient; tries without a closure, with one, with a sparse gradient."""
         first_error: Exception | None = None
         missing: list[str] = []
         for sparse, closure in ((False, None), (False, _closure), (True, None)):
@@ -171,7 +173,7 @@ class InitialStates:
 
 
 def _size(state: Mapping[str, Any], name: str) -> int:
-    """Elements of a value, by which a count of steps is compared before tensors as large as the parameter."""
+    """Return a value's number of elements, to compare step counts before tensors as large as the parameter."""
     value = state[name]
     return value.numel() if isinstance(value, torch.Tensor) else 0
 
@@ -181,7 +183,7 @@ def _closure() -> torch.Tensor:
 
 
 def _trial(parameter: torch.Tensor, fill: Fill, value: float, *, sparse: bool) -> torch.Tensor:
-    """A parameter of the same kind with a gradient of one value."""
+    """Return a parameter of the same kind with a constant gradient."""
     with torch.no_grad():
         trial = torch.zeros_like(parameter.detach())
         fill(trial)
@@ -192,17 +194,17 @@ def _trial(parameter: torch.Tensor, fill: Fill, value: float, *, sparse: bool) -
 
 
 def _no_entries(gradient: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient without entries, as that of an embedding."""
+    """Return an empty sparse gradient, as that of an embedding."""
     rows = torch.empty((1, 0), dtype=torch.int64, device=gradient.device)
     return torch.sparse_coo_tensor(rows, gradient[:0], gradient.shape, check_invariants=True)
 
 
 def _without_decay(group: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The group without weight decay, which would make the first momentum depend on the weights."""
+    """Return the group without weight decay, which would make the first momentum depend on the weights."""
     return {**group, _WEIGHT_DECAY: 0.0} if isinstance(group.get(_WEIGHT_DECAY), float) else group
 
 
 def _kind(parameter: torch.Tensor) -> Hashable:
-    """Equal for parameters whose states begin alike."""
+    """Return a key that is equal for parameters with equal initial state."""
     spec: Hashable = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
     return tuple(parameter.shape), parameter.dtype, parameter.device, parameter.stride(), spec

@@ -1,4 +1,4 @@
-"""The optimizers that hold state, found behind those that wrap or hold others (accelerate, Lightning, torchtitan, …).
+"""Finds the optimizers that hold state inside wrappers and containers (accelerate, Lightning, torchtitan, …).
 
 A wrapper is known by what it shows, so that none of these libraries is imported: its groups and its state are the very
 objects of the optimizer that it holds. Everything else that holds optimizers is refused before anything is touched,
@@ -24,7 +24,7 @@ _DEPTH = 3
 
 
 def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
-    """One or several optimizers as a tuple of those that hold the state; each is there once.
+    """Return one or several optimizers as a tuple of the inner ones that hold the state, each once.
 
     Raises:
         UnsupportedOptimizerError: One is no `torch.optim.Optimizer`, or holds others in a way that is not known.
@@ -39,7 +39,7 @@ def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def holds_its_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `param_groups` and `state` are plain attributes of the object, which nothing else shows or sets."""
+    """Whether `param_groups` and `state` are plain attributes of the object, with no property in between."""
     attributes = _attributes(optimizer)
     kind = type(optimizer)
     plain = all(name in attributes and not hasattr(_static(kind, name), "__get__") for name in _OWN[:2])
@@ -63,7 +63,7 @@ def _unwrap(optimizer: Any, outer: Sequence[Any]) -> Iterator[torch.optim.Optimi
 
 
 def _inner(optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
-    """What an optimizer wraps or holds; None if it holds its state itself."""
+    """Return the inner optimizers of a wrapper; None if it holds its state itself."""
     adapter = installed_adapters().of_optimizer(optimizer)
     named = adapter.inner(optimizer) if adapter is not None else None
     if named is not None:
@@ -92,7 +92,7 @@ def _held_optimizers(optimizer: Any, attributes: Mapping[str, Any]) -> list[torc
 
 
 def _found(value: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers in nested containers, each once."""
+    """Yield the optimizers in nested containers, each once."""
     found: dict[int, torch.optim.Optimizer] = {}
 
     def look(each: Any, depth: int) -> None:
@@ -110,19 +110,19 @@ def _found(value: Any) -> list[torch.optim.Optimizer]:
 
 
 def _shows_what_one_holds(optimizer: Any, held: Sequence[Any]) -> bool:
-    """Whether groups and state are the very objects of the one optimizer that is held."""
+    """Whether groups and state are the same objects as those of the one inner optimizer."""
     return len(held) == 1 and optimizer.param_groups is held[0].param_groups and optimizer.state is held[0].state
 
 
 def _joins_groups(optimizer: Any, held: Sequence[Any]) -> bool:
-    """Whether the groups are the very groups of those that are held, and there is no state besides theirs."""
+    """Whether the groups are the same objects as those of the inner optimizers, with no state besides theirs."""
     own = {id(group) for group in optimizer.param_groups}
     inner = {id(group) for each in held for group in each.param_groups}
     return own == inner and len(held) > 1 and not _adds_state(optimizer, held)
 
 
 def _is_container(optimizer: Any, attributes: Mapping[str, Any], held: Sequence[Any]) -> bool:
-    """Whether the attribute `optimizers` holds all that is trained, and there is no state besides theirs."""
+    """Whether the attribute `optimizers` holds all trained parameters, with no state besides theirs."""
     if len(_found(attributes.get("optimizers", ()))) != len(held) or _adds_state(optimizer, held):
         return False
     own = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -132,7 +132,7 @@ def _is_container(optimizer: Any, attributes: Mapping[str, Any], held: Sequence[
 
 
 def _adds_state(optimizer: Any, held: Sequence[Any]) -> bool:
-    """Whether there is state that is none of those that are held."""
+    """Whether there is state besides that of the inner optimizers."""
     return any(not any(each.state.get(key) is value for each in held) for key, value in optimizer.state.items())
 
 

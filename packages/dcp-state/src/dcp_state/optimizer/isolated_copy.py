@@ -1,4 +1,4 @@
-"""Copies of plain data that share nothing mutable with the original, made without calling code of the original's class.
+"""Isolated deep copies of plain data: they share nothing mutable with the original and run none of its classes' code.
 
 An optimizer's stand-in is made of such copies: what it changes, the real optimizer cannot notice. Whatever cannot be
 proven harmless (modules, other optimizers, process groups, handles) is refused instead of shared.
@@ -25,11 +25,11 @@ _SEQUENCES = (list, set, frozenset, deque)
 
 
 class NotPlainDataError(Exception):
-    """A value that cannot be copied without its class's help."""
+    """A value cannot be copied without running its class's code."""
 
 
 class IsolatedCopies:
-    """Copies values; an object that is met twice becomes one copy.
+    """Copies values; references to one object become references to one copy.
 
     Args:
         known: Originals with the copies to use for them, such as an optimizer and its stand-in.
@@ -40,7 +40,7 @@ class IsolatedCopies:
         self._kept = [original for original, _ in known]  # an id is one object's as long as that lives
 
     def copy(self, value: Any) -> Any:
-        """A value's copy; the value itself if it is immutable.
+        """Copy a value; an immutable one is returned itself.
 
         Raises:
             NotPlainDataError: It holds something that is neither plain data nor a function over plain data.
@@ -85,7 +85,7 @@ class IsolatedCopies:
         raise NotPlainDataError(type(value).__name__)
 
     def _callable(self, value: Any) -> Any:
-        """A function with copies of what its closure holds; a method of what is copied as one of the copy."""
+        """Copy a function with copies of its closure's values; a method of a copied object is bound to the copy."""
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self.copy(value.__self__))
         if isinstance(value, types.BuiltinFunctionType):
@@ -102,7 +102,7 @@ class IsolatedCopies:
         return made
 
     def _object(self, value: Any) -> Any:
-        """An object of a class written in Python that keeps everything in its `__dict__`."""
+        """Copy an object of a class written in Python that keeps everything in its `__dict__`."""
         kind = type(value)
         try:
             made = object.__new__(kind)

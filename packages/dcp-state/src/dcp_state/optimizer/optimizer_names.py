@@ -1,4 +1,4 @@
-"""The names of an optimizer's parameters, over all parts of a model that the optimizer may serve."""
+"""Names of an optimizer's parameters, over all parts of a model that the optimizer may serve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OptimizerNames:
     """The adapter that names optimizer state itself, the module that it does so for, and that module's names."""
 
     def fqn(self, parameter: torch.Tensor, group: int, position: int) -> str:
-        """The name of a parameter.
+        """Return the FQN of a parameter.
 
         Raises:
             UnknownParameterError: The model does not hold it.
@@ -45,11 +45,11 @@ class OptimizerNames:
         return found
 
     def fqns(self, parameter: torch.Tensor, group: int, position: int) -> list[str]:
-        """The names of all that a parameter stands for. Raises like `fqn`."""
+        """Return the FQNs of all parameters that a flat one joins. Raises like `fqn`."""
         return self.joined.get(parameter) or [self.fqn(parameter, group, position)]
 
     def candidates(self, fqn: str) -> list[str]:
-        """The names under which state of a parameter may have been saved."""
+        """Return the names under which a parameter's state may have been saved."""
         return [fqn, *self.other_names.get(fqn, ())]
 
 

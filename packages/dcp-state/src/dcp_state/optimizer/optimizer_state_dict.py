@@ -37,7 +37,7 @@ def get_optimizer_state_dict(
     submodules: set[nn.Module] | None = None,
     options: StateDictOptions | None = None,
 ) -> dict[str, Any]:
-    """The state of optimizers by canonical names of parameters; nothing of the training changes.
+    """Return the state of optimizers by canonical names of parameters; changes nothing of the training.
 
     Args:
         model: The model whose parameters they hold; see `get_model_state_dict`.
@@ -71,7 +71,7 @@ def set_optimizer_state_dict(
     *,
     options: StateDictOptions | None = None,
 ) -> StateReport:
-    """Give optimizers the state that `get_optimizer_state_dict` took, whatever the grouping and wrappers were.
+    """Load into optimizers the state that `get_optimizer_state_dict` returned, for any grouping and wrappers.
 
     Args:
         model: See `get_optimizer_state_dict`.
@@ -101,7 +101,7 @@ def optimizer_state(
     options: StateDictOptions,
     submodules: set[nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """`get_optimizer_state_dict` for the parts of a model whose names are known."""
+    """Return `get_optimizer_state_dict` for the parts of a model with known names."""
     names = optimizer_names(parts)
     state: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
@@ -124,7 +124,7 @@ def optimizer_state(
 
 
 def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: StateDictOptions) -> dict[str, Any]:
-    """`optimizer.state_dict()`, complete and with names instead of indices."""
+    """Return `optimizer.state_dict()`, complete and with names instead of indices."""
     adapter = installed_adapters().of_optimizer(optimizer)
     if adapter is not None:
         adapter.check(optimizer)
@@ -145,7 +145,7 @@ def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: Stat
 
 
 def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole: bool) -> dict[str, Any]:
-    """`optimizer.state_dict()` with initial state for trainable parameters that have none.
+    """Return `optimizer.state_dict()` with initial state for trainable parameters that have none.
 
     Where parameters are not `whole`, one without elements here may have its state elsewhere.
     """
@@ -185,7 +185,7 @@ def restore_optimizers(
     *,
     adopt: bool = False,
 ) -> StateReport:
-    """`set_optimizer_state_dict` for the parts of a model whose names are known; `adopt` keeps tensors uncopied."""
+    """Run `set_optimizer_state_dict` for the parts of a model with known names; `adopt` uses tensors without a copy."""
     optimizers = as_optimizers(optimizers)
     names = optimizer_names(parts)
     initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
@@ -219,7 +219,7 @@ def restore_saved(
     adopt: bool,
     initial: Sequence[InitialStates] | None = None,
 ) -> StateReport:
-    """Fit saved state to each optimizer; none is changed unless it fits all."""
+    """Fit saved state to each optimizer; changes none unless it fits all."""
     if initial is None:
         initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
     empty_groups = iter(saved.empty_groups)
@@ -246,7 +246,7 @@ def restore_saved(
 def _with_names(
     state_dict: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer], names: OptimizerNames
 ) -> Mapping[str, Any]:
-    """A plain `optimizer.state_dict()`, which has indices, with names; any other state dict as it is."""
+    """Replace the indices of a plain `optimizer.state_dict()` by names; any other state dict is returned unchanged."""
     groups = state_dict.get(GROUPS, [])
     if not any(isinstance(index, int) for group in groups for index in group.get(PARAMS, ())):
         return state_dict
@@ -270,7 +270,7 @@ def _with_names(
 def _broadcast(
     optimizers: Sequence[torch.optim.Optimizer], names: OptimizerNames, state_dict: Mapping[str, Any]
 ) -> SavedOptimizer:
-    """The state of rank 0, with shards as this rank's parameters have them."""
+    """Return rank 0's state, sharded as this rank's parameters are."""
     parameters = {
         names.fqn_of[parameter]: parameter
         for optimizer in optimizers

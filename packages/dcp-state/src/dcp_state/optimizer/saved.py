@@ -1,4 +1,4 @@
-"""One form of optimizer state for all layouts: state by FQN, hyperparameters by FQN, those of empty groups in order.
+"""Layout-independent form of optimizer state: state and hyperparameters by FQN, those of empty groups in order.
 
 Nested: `{"state": {fqn: {name: value}}, "param_groups": [{…, "params": [fqn, …]}]}`.
 Flat: `state.<fqn>.<name>` and `param_groups.<fqn>.<hyperparameter>`, one entry for each; knows no empty groups.
@@ -21,7 +21,7 @@ PARAMS = "params"
 
 @dataclass(slots=True)
 class SavedOptimizer:
-    """Optimizer state without the grouping that it was saved with."""
+    """Optimizer state by FQN, without the grouping of the save."""
 
     state: dict[str, dict[str, Any]] = field(default_factory=dict)
     hyperparameters: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -35,11 +35,11 @@ def is_flat(state_dict: Mapping[str, Any]) -> bool:
 
 
 def read_saved(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOptimizer:
-    """Understand a state dict of either form; values are not copied.
+    """Parse a state dict of either form; values are not copied.
 
     Args:
         state_dict: Not changed.
-        known: FQNs of the model, by which names in flat keys are told from those of state.
+        known: FQNs of the model, to separate FQNs from names of state in flat keys.
 
     Raises:
         StateMismatchError: It has neither form.
@@ -79,7 +79,7 @@ def _read_flat(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOp
 
 
 def _fqn_and_path(rest: str, known: Collection[str]) -> tuple[str, list[str]]:
-    """Split `<fqn>.<path>` at the longest FQN that is known; before the last element if none is."""
+    """Split `<fqn>.<path>` at the longest known FQN; before the last element if none is known."""
     parts = rest.split(".")
     for length in range(len(parts) - 1, 0, -1):
         fqn = ".".join(parts[:length])
@@ -89,7 +89,7 @@ def _fqn_and_path(rest: str, known: Collection[str]) -> tuple[str, list[str]]:
 
 
 def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat form of the nested one; values are not copied. Hyperparameters of empty groups have no place in it."""
+    """Flatten nested optimizer state; values are not copied. Hyperparameters of empty groups are dropped."""
     flat: dict[str, Any] = {}
 
     def add(prefix: str, values: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename(state_dict: Mapping[str, Any], function: Callable[[str], str]) -> dict[str, Any]:
-    """The nested form with other names; values are not copied. Nothing where there is nothing."""
+    """Rename parameters in nested optimizer state; values are not copied. An empty input stays empty."""
     if not state_dict:
         return {STATE: {}, GROUPS: []}
     return {

@@ -31,10 +31,10 @@ def load_sharded_optimizer_state_dict(
     storage_reader: StorageReader,
     planner: LoadPlanner | None = None,
 ) -> dict[str, Any]:
-    """Load what a checkpoint holds under a key as optimizer state for an FSDP1 model.
+    """Load the optimizer state under a key of a checkpoint for an FSDP1 model.
 
     Args:
-        model_state_dict: The sharded state dict of the model, by FQN: tells how state is to be sharded.
+        model_state_dict: The sharded state dict of the model, by FQN: optimizer state gets the same sharding.
         optimizer_key: The key that the optimizer state was saved under.
         storage_reader: Where to read from.
         planner: See `dcp_core.load`.
@@ -67,7 +67,7 @@ def load_sharded_optimizer_state_dict(
 
 
 def _allocate(name: str, path: tuple[Any, ...], metadata: Metadata, model: Mapping[str, Any]) -> Any:
-    """A place for one value."""
+    """Allocate the destination of one value."""
     stored = metadata.state_dict_metadata[name]
     if not isinstance(stored, TensorStorageMetadata):
         return None

@@ -1,4 +1,4 @@
-"""A stand-in of an optimizer that shares nothing with it, and what one step of the stand-in records.
+"""Stand-in of an optimizer that shares nothing with it, and recording of one trial step.
 
 The stand-in is an object of the same class with copies of the plain data that the optimizer holds, and with one trial
 parameter. It gets no hooks, nothing that was put over its methods (schedulers and profilers do), and nothing that
@@ -29,11 +29,11 @@ _HOOKS_LOCK = threading.Lock()
 
 
 class _StopHereError(Exception):
-    """Raised where the update would begin."""
+    """Raised where the update would begin, to stop a trial step."""
 
 
 class Recorded(dict[str, Any]):
-    """The state of the trial parameter, with the first value that each name was given, as it was then."""
+    """State of the trial parameter that records the first value of each name, as it was then."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ class Recorded(dict[str, Any]):
         super().__setitem__(name, value)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """As of any dict, but recorded."""
+        """Set a default as any dict does, and record it."""
         if name not in self:
             self[name] = default
         return self[name]
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """As of any dict, but recorded."""
+        """Update as any dict does, and record the values."""
         for name, value in dict(*args, **kwargs).items():
             self[name] = value
 
@@ -60,12 +60,12 @@ class Recorded(dict[str, Any]):
         return self
 
     def initial(self) -> dict[str, Any]:
-        """The values before the first update, by name."""
+        """Return the values before the first update, by name."""
         return {name: _before(name, self.first[name], value) for name, value in self.items()}
 
 
 def _before(name: str, first: Any, last: Any) -> Any:
-    """The value as it was made; as it is now where it became something of another kind."""
+    """Return the value as it was created; its current one if type, dtype or shape changed."""
     if not _alike(first, last):
         return last
     if name == "step" and _is_number(first) and float(first) == float(last) != 0:
@@ -74,7 +74,7 @@ def _before(name: str, first: Any, last: Any) -> Any:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two values can be stored in one place: same type, dtype, shape and structure."""
+    """Whether two values are interchangeable as storage: same type, dtype, shape and structure."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -91,7 +91,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _StandInState(defaultdict[Any, Any]):
-    """State by parameter, of which every entry records."""
+    """State by parameter whose entries record."""
 
     def __init__(self) -> None:
         super().__init__(Recorded)
@@ -159,7 +159,7 @@ def _copy_into(into: dict[str, Any], name: str, value: Any, copies: IsolatedCopi
 
 
 def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: IsolatedCopies) -> None:
-    """Give the stand-in copies of what its classes hold and its step could change."""
+    """Give the stand-in copies of the mutable class attributes that its step could change."""
     for each in kind.__mro__[: kind.__mro__.index(torch.optim.Optimizer)]:
         for name, value in vars(each).items():
             changeable = isinstance(value, dict | list | set | deque | torch.Tensor) and not name.startswith("__")
@@ -173,7 +173,7 @@ def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: Iso
 
 
 def step_stand_in(stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
-    """Take one step, with no effect outside the stand-in: random numbers, hooks and modes stay as they are.
+    """Take one step without side effects: random numbers, hooks and modes are restored.
 
     Where torch's own optimizers have made their state, the step ends before any update.
     """
@@ -192,7 +192,7 @@ def step_stand_in(stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | 
 
 
 def _step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
-    """The method of the class, without the decoration that runs hooks."""
+    """Return the class's `step` without the decorator that runs hooks."""
     function: Any = kind.step
     while getattr(function, "hooked", False):
         function = function.__wrapped__
@@ -200,7 +200,7 @@ def _step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
 
 
 def _owner(kind: type, name: str) -> type | None:
-    """The class of torch that defines a method; None if another one does."""
+    """Return the class of torch that defines a method; None if another class does."""
     owner = next((each for each in kind.__mro__ if name in vars(each)), None)
     return owner if owner is not None and owner.__module__.startswith("torch.optim.") else None
 
@@ -217,7 +217,7 @@ def _stopping(stand_in: Any) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _no_global_hooks() -> Iterator[None]:
-    """No hook that is registered for all optimizers, as a step may call that of a base class, which runs them."""
+    """Disable hooks registered for all optimizers: a step may call a base class's step, which runs them."""
     registries: list[Any] = [
         torch_optimizer._global_optimizer_pre_hooks,  # noqa: SLF001 - there is no public way
         torch_optimizer._global_optimizer_post_hooks,  # noqa: SLF001 - as above

@@ -1,1 +1,1 @@
-"""Whole tensors to shards and back, across ranks."""
+"""Sharding: whole tensors to shards and back, across ranks."""

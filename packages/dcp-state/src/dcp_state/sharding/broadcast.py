@@ -1,4 +1,4 @@
-"""`broadcast_from_rank0`: the state dict that rank 0 has, sent tensor by tensor; each rank keeps its part.
+"""`broadcast_from_rank0`: sends rank 0's state dict tensor by tensor; each rank keeps its shards.
 
 Before the first tensor travels, all ranks know names and shapes and have checked them, so that a state dict that does
 not fit is refused on every rank at once.
@@ -22,7 +22,7 @@ __all__ = ["broadcast_model", "broadcast_tensors"]
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A tensor that will travel."""
+    """Description of a tensor to broadcast."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -75,7 +75,7 @@ def broadcast_tensors(
     *,
     may_be_empty: bool = False,
 ) -> dict[str, Any]:
-    """Send rank 0's flat state dict to every rank.
+    """Broadcast rank 0's flat state dict to every rank.
 
     Args:
         source: Gives name → tensor (whole) or object; asked on rank 0 only, and what it raises is raised on all ranks.
@@ -150,6 +150,6 @@ def _broadcast(
 
 
 def _device() -> torch.device:
-    """Where the default group can broadcast."""
+    """Return the device on which the default group can broadcast."""
     on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

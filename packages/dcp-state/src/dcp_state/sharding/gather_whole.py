@@ -1,4 +1,4 @@
-"""Sharded tensors → whole ones: for every rank, or streamed to rank 0 alone in pieces.
+"""Gathers sharded tensors to whole ones: on every rank, or streamed in pieces to rank 0 alone.
 
 Each rank needs memory for what it keeps and for one tensor (one piece, where only rank 0 keeps any).
 """
@@ -24,7 +24,7 @@ __all__ = ["convert_tensors", "map_tensors"]
 
 
 def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> dict[str, Any]:
-    """The same state dict with tensors whole or on the CPU, as the options say.
+    """Return the state dict with tensors gathered or moved to the CPU, as the options say.
 
     Args:
         state_dict: Nested dicts and lists; not changed.
@@ -62,7 +62,7 @@ def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> di
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """A copy of nested dicts, lists and tuples with another value for each tensor."""
+    """Copy nested dicts, lists and tuples with each tensor mapped to another value."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -95,7 +95,7 @@ def _to_all(value: DTensor, errors: Errors) -> torch.Tensor | None:
 
 
 def _to_rank_0(name: str, value: DTensor, errors: Errors) -> torch.Tensor | None:
-    """The whole tensor on the CPU of rank 0, None elsewhere; nothing happens where rank 0 holds no part of it."""
+    """Gather a whole tensor on the CPU of rank 0 (None elsewhere); no communication if rank 0 holds no shard of it."""
     ranks = value.device_mesh.mesh.flatten().tolist()
     if 0 not in ranks:
         return None
@@ -139,7 +139,7 @@ def _send_or_receive(
 
 
 def _owners(name: str, value: DTensor) -> dict[LocalBox, int]:
-    """Each box of a tensor → the first rank that holds it; the same on all ranks."""
+    """Return each box of a tensor with the first rank that holds it; the same on all ranks."""
     mesh = value.device_mesh.mesh
     placements = sharded_dims(name, value)
     owners: dict[LocalBox, int] = {}

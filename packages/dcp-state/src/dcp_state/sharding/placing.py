@@ -1,4 +1,4 @@
-"""Whole tensors ↔ the shards of this rank, without communication."""
+"""Conversion between whole tensors and this rank's shards, without communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["box_of", "fill_shards", "place", "same_placement"]
 
 
 def box_of(fqn: str, whole: torch.Tensor, shard: LocalShard) -> torch.Tensor:
-    """The part of a whole tensor that a shard holds: a view."""
+    """Return the part of a whole tensor that a shard holds: a view."""
     return box_view(whole, shard.offsets, shard.sizes, key=fqn)
 
 
@@ -34,7 +34,7 @@ def fill_shards(fqn: str, whole: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def place(fqn: str, value: Any, like: Any) -> Any:
-    """`value` with the sharding of `like`; memory is shared with `value` where that can be.
+    """Shard `value` like `like`; shares memory with `value` where possible.
 
     Args:
         fqn: For errors.

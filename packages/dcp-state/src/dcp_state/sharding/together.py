@@ -1,4 +1,4 @@
-"""What all ranks do together around a stream of tensors: agree before it, learn of each other's errors after it.
+"""Collective error handling around a stream of tensors: agreement before it, exchange of errors after it.
 
 Between the two no rank may stop: one that cannot go on keeps taking part with scratch memory, and says so at the end.
 """
@@ -21,13 +21,13 @@ PIECE_BYTES = 16 << 20
 
 
 class Errors:
-    """The first error of this rank, kept until the others are told."""
+    """Holder of this rank's first error, until it is reported to the others."""
 
     def __init__(self) -> None:
         self.first: Exception | None = None
 
     def attempt(self, function: Callable[[], T]) -> T | None:
-        """The function's value, or None once anything has failed."""
+        """Return the function's value, or None after an earlier failure."""
         if self.first is not None:
             return None
         try:
@@ -44,11 +44,11 @@ class Errors:
 
 @contextmanager
 def all_ranks(phase: str, *, alone: bool = False) -> Iterator[tuple[Coordinator, Errors]]:
-    """A stream of tensors in the block; after it, an error of any rank is raised on all of them.
+    """Run a stream of tensors in the block; after it, an error of any rank is raised on all of them.
 
     Args:
         phase: What is done, for messages.
-        alone: Other ranks do something else, so none can be told.
+        alone: The other ranks do not take part, so errors stay on this one.
 
     Ranks: every rank of the job, unless `alone`; collective.
     """

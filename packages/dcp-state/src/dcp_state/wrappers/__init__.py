@@ -1,1 +1,1 @@
-"""One file for each kind of module or optimizer of PyTorch that needs teaching; see `dcp_state.adapters`."""
+"""Adapters of PyTorch's wrappers and optimizers, one file per kind; see `dcp_state.adapters`."""

@@ -1,4 +1,4 @@
-"""Activation checkpointing and offloading wrappers: their own hooks keep them out of state dict keys."""
+"""Adapter of activation checkpointing and offloading wrappers, whose hooks keep their prefix out of state dict keys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["CheckpointedAdapter"]
 
 
 class CheckpointedAdapter(ModuleAdapter):
-    """Takes `_checkpoint_wrapped_module.` away."""
+    """Removes `_checkpoint_wrapped_module.` from names."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """`CheckpointWrapper` and `OffloadWrapper`."""
+        """Whether the class is `CheckpointWrapper` or `OffloadWrapper`."""
         return issubclass(kind, ActivationWrapper)
 
     def layer(self, module: nn.Module) -> Layer:
-        """The wrapped module."""
+        """Return the wrapped module."""
         del module
         return Layer("_checkpoint_wrapped_module", in_keys=False)

@@ -1,4 +1,4 @@
-"""`torch.compile(module)`: the module is the child `_orig_mod`, which state dict keys show.
+"""Adapter of `torch.compile(module)`: the child `_orig_mod`, which state dict keys contain.
 
 `module.compile()` wraps nothing and needs no teaching.
 """
@@ -15,14 +15,14 @@ __all__ = ["CompiledAdapter"]
 
 
 class CompiledAdapter(ModuleAdapter):
-    """Takes `_orig_mod.` away."""
+    """Removes `_orig_mod.` from names."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """`OptimizedModule`; if its module is not imported, which takes seconds, there is none."""
+        """Whether the class is `OptimizedModule`; False if its (slow to import) module is not imported."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         return dynamo is not None and issubclass(kind, dynamo.OptimizedModule)
 
     def layer(self, module: nn.Module) -> Layer:
-        """The compiled module."""
+        """Return the compiled module."""
         del module
         return Layer("_orig_mod", in_keys=True)

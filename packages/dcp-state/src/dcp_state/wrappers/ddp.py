@@ -1,4 +1,4 @@
-"""`DistributedDataParallel` and `DataParallel`: the model is the child `module`, which state dict keys show."""
+"""Adapter of `DistributedDataParallel` and `DataParallel`: the child `module`, which state dict keys contain."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["DdpAdapter"]
 
 
 class DdpAdapter(ModuleAdapter):
-    """Takes `module.` away."""
+    """Removes `module.` from names."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Both replicating wrappers."""
+        """Whether the class is one of the two replicating wrappers."""
         return issubclass(kind, (DistributedDataParallel, DataParallel))
 
     def layer(self, module: nn.Module) -> Layer:
-        """The replicated module."""
+        """Return the replicated module."""
         del module
         return Layer("module", in_keys=True)

@@ -1,4 +1,4 @@
-"""FSDP1 (`FullyShardedDataParallel`): flat parameters, of which its own functions make sharded or whole state by name.
+"""Adapter of FSDP1 (`FullyShardedDataParallel`): flat parameters; FSDP's own functions give state by name.
 
 Source: torch 2.13 `FullyShardedDataParallel.{state_dict_type,optim_state_dict,optim_state_dict_to_load}`.
 """
@@ -28,42 +28,42 @@ __all__ = ["Fsdp1Adapter"]
 
 
 class Fsdp1Adapter(ModuleAdapter):
-    """Takes `_fsdp_wrapped_module.` away, and asks FSDP for sharded (or whole) state."""
+    """Removes `_fsdp_wrapped_module.` from names, and takes sharded (or whole) state from FSDP."""
 
     gathers: ClassVar[bool] = True
     owns_optimizer_state: ClassVar[bool] = True
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """FSDP1's wrapper."""
+        """Whether the class is FSDP1's wrapper."""
         return issubclass(kind, FullyShardedDataParallel)
 
     def layer(self, module: nn.Module) -> Layer:
-        """The wrapped module; FSDP's hooks keep its name out of keys."""
+        """Return the wrapped module; FSDP's hooks keep its prefix out of keys."""
         del module
         return Layer("_fsdp_wrapped_module", in_keys=False)
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """The flat parameter, unless `use_orig_params` hides it."""
+        """Return the flat parameter, unless `use_orig_params` hides it."""
         handle = getattr(module, "_handle", None)
         if handle is None or handle._use_orig_params:  # noqa: SLF001 - there is no public way
             return {}
         return {handle.flat_param: list(handle.flat_param._fqns)}  # noqa: SLF001 - as above
 
     def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
-        """Sharded state, or whole state where it is asked for; only on rank 0 with `cpu_offload`."""
+        """Select sharded state, or whole state if asked for; with `cpu_offload` on rank 0 only."""
         return _state_dict_type(root, options)
 
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """FSDP's `optim_state_dict`; hyperparameters are the optimizer's own."""
+        """Call FSDP's `optim_state_dict`; hyperparameters are the optimizer's own."""
         with _state_dict_type(root, options):
             return dict(FullyShardedDataParallel.optim_state_dict(root, optimizer, packed))
 
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """FSDP's `optim_state_dict_to_load`."""
+        """Call FSDP's `optim_state_dict_to_load`."""
         with _state_dict_type(root, options):
             return dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, named))
 
@@ -73,7 +73,7 @@ def _state_dict_type(root: nn.Module, options: StateDictOptions) -> Iterator[Non
     offload = options.cpu_offload
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        # FSDP1 itself says that it is deprecated; whoever reads its state knows.
+        # FSDP1 itself says that it is deprecated; a second warning would not help.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", UserWarning)
         if options.full_state_dict:

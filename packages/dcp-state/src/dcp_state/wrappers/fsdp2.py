@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`): no wrapper and no prefix; parameters are DTensors while they are sharded.
+"""Adapter of FSDP2 (`fully_shard`): no wrapper and no prefix; parameters are DTensors while they are sharded.
 
 Between forward and backward a module may show its unsharded parameters, which no optimizer knows.
 """
@@ -14,10 +14,10 @@ __all__ = ["Fsdp2Adapter"]
 
 
 class Fsdp2Adapter(ModuleAdapter):
-    """Shows the sharded parameters."""
+    """Reshards modules, so that parameters are the sharded ones."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Modules that `fully_shard` changed."""
+        """Whether `fully_shard` changed the module's class."""
         return issubclass(kind, FSDPModule)
 
     def prepare(self, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""`LBFGS`: its state is one history over all parameters at once, so it cannot be kept by name."""
+"""Adapter of `LBFGS`: its state is one history over all parameters, so it cannot be stored by name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["LbfgsAdapter"]
 
 
 class LbfgsAdapter(OptimizerAdapter):
-    """Refuses, with what to do instead."""
+    """Refuses LBFGS, with an alternative in the message."""
 
     def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
-        """LBFGS and what derives from it."""
+        """Whether the class derives from LBFGS."""
         return issubclass(kind, torch.optim.LBFGS)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
