@@ -1,4 +1,4 @@
-"""Transforms of stored bytes. Storages take them as settings; a reader finds them by what the index says.
+"""Transforms of stored bytes (compression): passed to storages as settings, found by readers through the index.
 
 Not here: when an item is encoded, and where its bytes go. Each is imported when it is first asked for: looking for
 plugins must not cost what encoding needs.

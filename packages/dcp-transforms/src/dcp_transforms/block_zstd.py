@@ -30,27 +30,27 @@ class BlockZStandard(BlockTransformExtension):
 
     @staticmethod
     def registry_name() -> str:
-        """`block.zstd`."""
+        """Return the registry name, `block.zstd`."""
         return _NAME
 
     @staticmethod
     def from_descriptor(version: str) -> BlockZStandard:
-        """What reads that version. Raises ValueError for versions to come."""
+        """Return the transform that reads a descriptor's version. Raises ValueError for unknown versions."""
         if version.partition(".")[0] != _VERSION:
             raise ValueError(f"version {version!r}; version {_VERSION} is known")
         return BlockZStandard()
 
     def get_descriptor(self) -> str:
-        """`block.zstd/1`."""
+        """Return the descriptor, `block.zstd/1`."""
         return f"{_NAME}/{_VERSION}"
 
     def encode_block(self, block: memoryview, dtype: str) -> bytes:
-        """One frame."""
+        """Compress a block into one Zstandard frame."""
         del dtype
         return self._frames.compress(block)
 
     def decoded_bytes(self, data: memoryview) -> int:
-        """What the frame's header says."""
+        """Return the decoded length from the frame's header."""
         try:
             size: int = zstandard.frame_content_size(data)
         except zstandard.ZstdError as error:
@@ -58,5 +58,5 @@ class BlockZStandard(BlockTransformExtension):
         return size
 
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Fill `into` with the frame's content."""
+        """Decompress a frame into `into`."""
         into[:] = decompress(data, len(into))

@@ -1,4 +1,4 @@
-"""Float planes: like bytes of all elements side by side, and those that repeat themselves compressed.
+"""Float planes: like bytes of all elements side by side, and the compressible planes compressed.
 
 The exponents of a model's weights take few values, their mantissas are noise. So each element is rotated left by one
 bit, which puts the exponent alone into the top byte, and split into groups of bytes; a group that shrinks is
@@ -45,7 +45,7 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class _Layout:
-    """How the elements of a block are split; one object for each way."""
+    """How the elements of a block are split into planes; one cached object for each split."""
 
     def __init__(self, item_bytes: int, *, rotated: bool, integers: bool, single_bytes: bool = False) -> None:
         widths = (1,) * item_bytes if single_bytes else _WIDTHS[item_bytes][:: -1 if integers else 1]
@@ -74,7 +74,7 @@ class _Layout:
         return _Layout(_INTEGER_BYTES.get(dtype, 1), rotated=False, integers=True)
 
     def for_words(self, words: Words) -> _Layout:
-        """This layout, or the one of single bytes if a bit that never changes would be lost in a wider group.
+        """Return this layout, or the one of single bytes if a constant bit would be lost in a wider group.
 
         Such as the sign of AdamW's second moments: alone in its byte it is an eighth of it, beside another byte too
         little to be worth compressing.
@@ -91,7 +91,7 @@ class _Layout:
         return self
 
     def group(self, words: Words, number: int, into: npt.NDArray[np.uint8]) -> None:
-        """Put the bytes of one group side by side.
+        """Gather the bytes of one group.
 
         Args:
             words: The elements, as they are.
@@ -114,7 +114,7 @@ class _Layout:
 
 
 class FloatPlanes(BlockTransformExtension):
-    """Splits elements into planes of bytes and compresses those that shrink: a third of bf16 weights, a sixth of fp32.
+    """Splits elements into planes of bytes and compresses those that shrink; saves a third of bf16, a sixth of fp32.
 
     Lossless for every dtype and bit pattern. A slice costs reading and decoding its blocks only.
     """
@@ -126,22 +126,22 @@ class FloatPlanes(BlockTransformExtension):
 
     @staticmethod
     def registry_name() -> str:
-        """`block.planes`."""
+        """Return the registry name, `block.planes`."""
         return _NAME
 
     @staticmethod
     def from_descriptor(version: str) -> FloatPlanes:
-        """What reads that version. Raises ValueError for versions to come."""
+        """Return the transform that reads a descriptor's version. Raises ValueError for unknown versions."""
         if version.partition(".")[0] != _VERSION:
             raise ValueError(f"version {version!r}; version {_VERSION} is known")
         return FloatPlanes()
 
     def get_descriptor(self) -> str:
-        """`block.planes/1`."""
+        """Return the descriptor, `block.planes/1`."""
         return f"{_NAME}/{_VERSION}"
 
     def for_item(self, sample: memoryview, dtype: str) -> tuple[FloatPlanes, float]:
-        """This transform, cutting elements as suits the sample, and trying only groups of bytes that shrink there."""
+        """Return this transform tuned to a sample: the split of elements, and the groups of bytes worth compressing."""
         layout = _Layout.of(dtype)
         words: Words = np.frombuffer(sample, layout.word)
         layout = layout.for_words(words)
@@ -157,7 +157,7 @@ class FloatPlanes(BlockTransformExtension):
         return chosen, left / len(sample)
 
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
-        """The block's groups of bytes, compressed or as they are."""
+        """Encode a block: its groups of bytes, compressed or as they are."""
         layout = self._layout or _Layout.of(dtype)
         words: Words = np.frombuffer(block, layout.word)
         raw = [len(words) * width for _, width in layout.groups]
@@ -179,7 +179,7 @@ class FloatPlanes(BlockTransformExtension):
         return encoded[:position].data
 
     def decoded_bytes(self, data: memoryview) -> int:
-        """What the block's header says."""
+        """Return the decoded length from the block's header."""
         layout, size, lengths, start = _head(data)
         raw = [size // layout.item_bytes * width for _, width in layout.groups]
         if size % layout.item_bytes or start + sum(lengths) != len(data):
@@ -189,7 +189,7 @@ class FloatPlanes(BlockTransformExtension):
         return size
 
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Put the groups together again."""
+        """Decode a block by joining its groups."""
         layout, size, lengths, position = _head(data)
         count = size // layout.item_bytes
         words, group = (_scratch.take(name, count, layout.word) for name in ("words", "group"))
@@ -215,14 +215,14 @@ class FloatPlanes(BlockTransformExtension):
 
 
 class _Scratch(threading.local):
-    """Memory that a thread keeps: allocating it for every block would cost as much as the work itself."""
+    """Scratch memory of a thread, reused because allocating it per block would cost as much as the work itself."""
 
     def __init__(self) -> None:
         self._memory: dict[str, npt.NDArray[np.uint8]] = {}
         self._views: dict[tuple[str, int, Any], Any] = {}
 
     def take(self, name: str, count: int, dtype: Any) -> Any:
-        """`count` elements of undefined value, valid until the same name is asked for again."""
+        """Return `count` uninitialised elements, valid until the same name is taken again."""
         view = self._views.get((name, count, dtype))
         if view is None:
             view = self._view(name, count, dtype)
@@ -244,7 +244,7 @@ _scratch = _Scratch()
 
 
 def _head(data: memoryview) -> tuple[_Layout, int, tuple[int, ...], int]:
-    """Layout, decoded length, stored lengths of the groups, and where the first group begins."""
+    """Parse a block's header: layout, decoded length, stored lengths of the groups, offset of the first group."""
     if len(data) < _HEAD.size:
         raise ValueError("the block is cut short")
     byte, size = _HEAD.unpack_from(data)

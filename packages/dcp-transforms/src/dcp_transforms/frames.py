@@ -1,4 +1,4 @@
-"""Zstandard frames of one block, made and read by objects that each thread keeps."""
+"""Zstandard frames of one block; each thread keeps its compressor and decompressor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _decompressors: Final = threading.local()
 
 
 class FrameCompressor:
-    """Compresses blocks, each into a frame that says how long its content is. Used by several threads at once.
+    """Compresses blocks into frames with their content size. Thread-safe.
 
     Args:
         options: Numbers of Zstandard's parameters, and their values.
@@ -41,19 +41,19 @@ class FrameCompressor:
 
     @classmethod
     def at_level(cls, level: int) -> FrameCompressor:
-        """One with Zstandard's settings for a level, from -100 (fastest) to 22 (smallest)."""
+        """Return a compressor with Zstandard's settings for a level, from -100 (fastest) to 22 (smallest)."""
         return cls({zstd.CompressionParameter.compression_level: level})
 
     @classmethod
     def for_entropy(cls) -> FrameCompressor:
-        """One that codes bytes by how often they occur, and hardly looks for repetitions: it would find none."""
+        """Return a compressor for entropy coding alone, which hardly searches for matches: there are none to find."""
         options: dict[int, int] = {
             zstd.CompressionParameter.strategy: zstd.Strategy.fast,
             zstd.CompressionParameter.min_match: 7,
             zstd.CompressionParameter.hash_log: 7,
             zstd.CompressionParameter.window_log: 18,
         }
-        # The longer Zstandard finds nothing, the more it skips; but what is skipped stays uncoded unless it is told to.
+        # The longer Zstandard finds no match, the more it skips; skipped bytes are entropy-coded only if forced below.
         faster = cls({**options, zstd.CompressionParameter.target_length: 1024, _LITERALS: 1})
         try:
             faster.compress(b"")
@@ -62,7 +62,7 @@ class FrameCompressor:
         return faster
 
     def compress(self, data: Any) -> bytes:
-        """One frame."""
+        """Compress a block into one frame."""
         compressor = getattr(self._kept, "compressor", None)
         if compressor is None:
             compressor = self._kept.compressor = zstd.ZstdCompressor(options=dict(self._options))
@@ -71,7 +71,7 @@ class FrameCompressor:
 
 
 def decompress(frame: memoryview, size: int) -> bytes:
-    """The content of a frame, of which `size` bytes are expected.
+    """Decompress a frame whose content has `size` bytes.
 
     Raises:
         ValueError: The frame says that its content has another length; nothing was allocated for it.

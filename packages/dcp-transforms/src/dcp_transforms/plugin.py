@@ -7,7 +7,7 @@ __all__ = ["dcp_register_transforms"]
 
 @hookimpl
 def dcp_register_transforms() -> dict[str, str]:
-    """Transforms by the name in their descriptors."""
+    """Return the transforms by the names in their descriptors."""
     return {
         "stream.zstd": "dcp_transforms.zstd:ZStandard",
         "block.planes": "dcp_transforms.float_planes:FloatPlanes",

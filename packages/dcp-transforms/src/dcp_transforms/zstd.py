@@ -1,4 +1,4 @@
-"""Zstandard over the whole stream of an item: what `torch.distributed.checkpoint` writes and reads, too.
+"""Zstandard over the whole stream of an item, as `torch.distributed.checkpoint` writes and reads it, too.
 
 Source: torch 2.13 `torch.distributed.checkpoint._extension.ZStandard` (name, descriptor, format: Zstandard frames, RFC
 8878).
@@ -19,7 +19,7 @@ _MIN_LEVEL, _MAX_LEVEL = -100, 22
 
 
 class ZStandard(StreamTransformExtension):
-    """Compresses items with Zstandard, each as one stream: a slice of one costs reading and decoding all of it.
+    """Compresses each item as one Zstandard stream: reading a slice of it costs reading and decoding all of it.
 
     Args:
         level: From -100 (fastest) to 22 (smallest).
@@ -38,34 +38,34 @@ class ZStandard(StreamTransformExtension):
 
     @staticmethod
     def is_available() -> bool:
-        """True: this package depends on what it needs."""
+        """Return True: this package depends on Zstandard."""
         return True
 
     @staticmethod
     def registry_name() -> str:
-        """`stream.zstd`."""
+        """Return the registry name, `stream.zstd`."""
         return _NAME
 
     @staticmethod
     def from_descriptor(version: str) -> ZStandard:
-        """What reads that version. Raises ValueError for versions to come."""
+        """Return the transform that reads a descriptor's version. Raises ValueError for unknown versions."""
         if version.partition(".")[0] != _VERSION:
             raise ValueError(f"version {version!r}; version {_VERSION} is known")
         return ZStandard()
 
     def get_descriptor(self) -> str:
-        """`stream.zstd/1`."""
+        """Return the descriptor, `stream.zstd/1`."""
         return f"{_NAME}/{_VERSION}"
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """A stream that compresses into `output`, and leaves it open."""
+        """Return a stream that compresses into `output`, and leaves it open."""
         compressor = zstandard.ZstdCompressor(
             level=self.level, threads=self.threads, write_checksum=self.checksum, write_content_size=False
         )
         return cast("IO[bytes]", compressor.stream_writer(output, closefd=False))
 
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - stock's name
-        """A stream that decompresses all frames of `input`, in bounded memory whatever they become.
+        """Return a stream that decompresses all frames of `input`, in bounded memory.
 
         Reading it raises `zstandard.ZstdError` if the input is no Zstandard or a checksum is wrong. An input that ends
         too early gives less than went in.
