@@ -62,6 +62,17 @@ def async_save(
         Exception: See `AsyncSaver.save`.
 
     Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
+
+    Example:
+        ```python
+        import torch
+        from dcp_async import async_save
+
+        weights = torch.ones(1000)
+        future = async_save({"weights": weights}, checkpoint_id="step-1")
+        weights.zero_()  # training goes on; what is saved are the ones
+        future.result()  # raises if the save failed
+        ```
     """
     return shared_saver(async_checkpointer_type).save(
         state_dict,

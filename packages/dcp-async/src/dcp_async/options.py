@@ -39,6 +39,15 @@ class WorkerOptions:
             collectives.
         start_seconds: How long it may take to start.
         silence_seconds: After how long without a sign of life it is ended.
+
+    Example:
+        ```python
+        from dcp_async import AsyncSaver, SaverOptions, WorkerOptions
+
+        worker = WorkerOptions(nice=19, torch_threads=2)
+        saver = AsyncSaver("process", options=SaverOptions(worker=worker))  # the process starts with the first save
+        saver.close()
+        ```
     """
 
     nice: int = 10
@@ -70,6 +79,15 @@ class SaverOptions:
         timeout_seconds: How long a rank waits for the others in one phase; see `dcp_core.save`.
         peers: How savers of different ranks watch each other; see `dcp_core.save`.
         worker: For a process saver.
+
+    Example:
+        ```python
+        from dcp_async import AsyncSaver, SaverOptions
+
+        options = SaverOptions(max_staging_bytes=8 << 30, save_seconds=600)
+        with AsyncSaver("thread", options=options) as saver:
+            saver.save({"step": 1}, checkpoint_id="step-1")
+        ```
     """
 
     max_staging_bytes: int | None = None

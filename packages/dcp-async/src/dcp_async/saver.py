@@ -80,6 +80,18 @@ class AsyncSaver:
 
     Saves of one saver run in the order in which they were started. Several groups, models and checkpoint ids may take
     turns on one saver; ranks that are in several groups must start their saves in the same order.
+
+    Example:
+        ```python
+        import torch
+        from dcp_async import AsyncSaver
+
+        weights = torch.zeros(1000)
+        with AsyncSaver("thread") as saver:  # "process", the default, leaves the interpreter to the training
+            for step in range(1, 4):
+                weights += 1
+                saver.save({"weights": weights}, checkpoint_id=f"step-{step}")
+        ```
     """
 
     def __init__(

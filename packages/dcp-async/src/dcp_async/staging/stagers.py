@@ -27,6 +27,15 @@ class StagingOptions:
         use_shared_memory: Copy into memory that another process can map.
         use_async_staging: Let `stage` return a future, and copy in a thread.
         use_non_blocking_copy: Copy from CUDA devices on streams of their own. They always are; for stock's callers.
+
+    Example:
+        ```python
+        from dcp_async import DefaultStager, StagingOptions
+
+        stager = DefaultStager(StagingOptions(use_async_staging=False))
+        copy = stager.stage({"step": 1})
+        stager.close()
+        ```
     """
 
     use_pinned_memory: bool = True
@@ -43,6 +52,18 @@ class DefaultStager:
 
     Args:
         config: See `StagingOptions`.
+
+    Example:
+        ```python
+        import torch
+        from dcp_async import DefaultStager
+
+        stager = DefaultStager()
+        weights = torch.ones(3)
+        copying = stager.stage({"weights": weights})  # a future; with `use_async_staging=False` the copy itself
+        assert copying.result()["weights"].tolist() == [1, 1, 1]
+        stager.close()
+        ```
     """
 
     _synchronize_after_execute: bool = False
@@ -98,6 +119,19 @@ class StateDictStager:
         pin_memory: Copy into pinned memory, where CUDA is there.
         share_memory: Copy into memory that another process can map.
         pin_memory_min_bytes: No effect: all copies lie in one allocation.
+
+    Example:
+        ```python
+        import torch
+        from dcp_async import StateDictStager
+
+        stager = StateDictStager()
+        weights = torch.ones(3)
+        copy = stager.stage({"weights": weights})
+        weights.zero_()
+        assert copy["weights"].tolist() == [1, 1, 1]
+        stager.close()
+        ```
     """
 
     def __init__(self, pin_memory: bool = False, share_memory: bool = False, pin_memory_min_bytes: int = 5) -> None:
