@@ -31,6 +31,18 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
             restriction, which runs whatever code they hold.
 
     Its own rules apply: what stock does not check (dtypes, holes) is not checked.
+
+    Example:
+        ```python
+        import torch
+        import torch.distributed.checkpoint as stock
+        from dcp_bridge import StockLoadPlanner
+        from dcp_core import load, save
+
+        save({"weight": torch.ones(3)}, checkpoint_id="step-1")
+        planner = StockLoadPlanner(stock.DefaultLoadPlanner(allow_partial_load=True))
+        load({"weight": torch.zeros(3), "bias": torch.zeros(3)}, checkpoint_id="step-1", planner=planner)
+        ```
     """
 
     def __init__(self, wrapped: planner.LoadPlanner, *, trust_objects: bool = False) -> None:
@@ -86,7 +98,20 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
 
 
 class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
-    """Load planner of `torch.distributed.checkpoint` that delegates to one of ours."""
+    """Load planner of `torch.distributed.checkpoint` that delegates to one of ours.
+
+    Example:
+        ```python
+        import torch
+        import torch.distributed.checkpoint as stock
+        from dcp_bridge import LoadPlannerForStock
+        from dcp_core import DefaultLoadPlanner, save
+
+        save({"model": torch.ones(3)}, checkpoint_id="step-1")
+        planner = LoadPlannerForStock(DefaultLoadPlanner(rename={"encoder": "model"}))
+        stock.load({"encoder": torch.zeros(3)}, checkpoint_id="step-1", planner=planner)
+        ```
+    """
 
     def set_up_planner(
         self,

@@ -32,6 +32,18 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
 
     It reads as it reads: stock's file reader unpickles `.metadata` without restriction, and checks no CRC. What was
     read is listed as unverified in the `LoadReport`.
+
+    Example:
+        ```python
+        import torch
+        import torch.distributed.checkpoint as stock
+        from dcp_bridge import StockReader
+        from dcp_core import load, save
+
+        save({"weight": torch.ones(3)}, checkpoint_id="step-1")
+        report = load({"weight": torch.zeros(3)}, storage_reader=StockReader(stock.FileSystemReader("step-1")))
+        assert report.unverified == ("weight",)  # stock's reader checks no CRC
+        ```
     """
 
     def __init__(self, wrapped: storage.StorageReader) -> None:
@@ -108,6 +120,18 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
     Args:
         wrapped: The reader.
         trust_objects: Give stock's planner stored objects without looking into them; see `StockLoadPlanner`.
+
+    Example:
+        ```python
+        import torch
+        import torch.distributed.checkpoint as stock
+        from dcp_bridge import ReaderForStock
+        from dcp_core import save
+        from dcp_fs import FileSystemReader
+
+        save({"weight": torch.ones(3)}, checkpoint_id="step-1")
+        stock.load({"weight": torch.zeros(3)}, storage_reader=ReaderForStock(FileSystemReader("step-1")))
+        ```
     """
 
     def __init__(self, wrapped: StorageReader, *, trust_objects: bool = False) -> None:

@@ -30,6 +30,17 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
     """Save planner that delegates to a planner of `torch.distributed.checkpoint`, including overridden methods.
 
     Its own rules apply: replicas are spread as stock spreads them, and only what stock checks is checked.
+
+    Example:
+        ```python
+        import torch
+        import torch.distributed.checkpoint as stock
+        from dcp_bridge import StockSavePlanner
+        from dcp_core import save
+
+        planner = StockSavePlanner(stock.DefaultSavePlanner())
+        save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
+        ```
     """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,6 +88,17 @@ class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
     """Save planner of `torch.distributed.checkpoint` that delegates to one of ours.
 
     Tied values are written under each of their names: stock's metadata knows no aliases.
+
+    Example:
+        ```python
+        import torch
+        import torch.distributed.checkpoint as stock
+        from dcp_bridge import SavePlannerForStock
+        from dcp_core import DefaultSavePlanner
+
+        planner = SavePlannerForStock(DefaultSavePlanner(on_divergence="error"))
+        stock.save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
+        ```
     """
 
     def set_up_planner(

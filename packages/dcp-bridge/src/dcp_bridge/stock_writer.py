@@ -36,6 +36,17 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
 
     Our coordination applies to it, too: errors reach all ranks, no rank hangs. The rest is up to the writer:
     its data is as durable, and its last step as atomic, as it makes them.
+
+    Example:
+        ```python
+        import torch
+        import torch.distributed.checkpoint as stock
+        from dcp_bridge import StockWriter
+        from dcp_core import save
+
+        writer = StockWriter(stock.FileSystemWriter("step-1"))
+        save({"weight": torch.ones(3)}, storage_writer=writer)
+        ```
     """
 
     def __init__(self, wrapped: storage.StorageWriter, *, check_results: bool = True) -> None:
@@ -114,7 +125,23 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
 
 
 class StockStagingWriter(StockWriter):
-    """A `StockWriter` whose writer is a stager, too: it copies the state of an asynchronous save."""
+    """A `StockWriter` whose writer is a stager, too: it copies the state of an asynchronous save.
+
+    Example:
+        ```python
+        import torch.distributed.checkpoint as stock
+        from dcp_async import async_save
+        from dcp_bridge import StockStagingWriter
+
+
+        class Writer(stock.FileSystemWriter):
+            def stage(self, state_dict):  # a copy of its own
+                return super().stage(state_dict)
+
+
+        async_save({"step": 1}, storage_writer=StockStagingWriter(Writer("step-1"))).result()
+        ```
+    """
 
     @property
     def _stager(self) -> Any:

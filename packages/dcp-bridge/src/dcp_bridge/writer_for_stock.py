@@ -40,6 +40,17 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
 
     Stock does not notify a writer of failures on other ranks: then the files are removed when the same
     object begins the next save, or when it is dropped; and by any later save once this process has ended.
+
+    Example:
+        ```python
+        import torch
+        import torch.distributed.checkpoint as stock
+        from dcp_bridge import WriterForStock
+        from dcp_fs import FileSystemWriter
+
+        writer = WriterForStock(FileSystemWriter("step-1"))
+        stock.save({"weight": torch.ones(3)}, storage_writer=writer)
+        ```
     """
 
     def __init__(self, wrapped: StorageWriter, *, save_id: str | None = None) -> None:
