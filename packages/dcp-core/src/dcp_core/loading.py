@@ -86,6 +86,17 @@ def load(
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader.load` (returns None there).
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load, save
+
+        save({"weight": torch.ones(3), "step": 100}, checkpoint_id="step-100")
+        state = {"weight": torch.zeros(3), "step": 0}
+        report = load(state, checkpoint_id="step-100")
+        assert state["step"] == 100 and state["weight"].sum() == 3
+        ```
     """
     coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
     return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator)
@@ -148,6 +159,16 @@ def load_keys(
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader._load_state_dict_from_keys`.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load_keys, save
+
+        save({"model": {"weight": torch.ones(3)}, "step": 100}, checkpoint_id="step-100")
+        state = load_keys("model", checkpoint_id="step-100")
+        assert state["model"]["weight"].tolist() == [1, 1, 1]
+        ```
     """
     planner = EmptyStateDictLoadPlanner(keys, allow_globals=tuple(allow_globals), trust_objects=trust_objects)
     coordinator = make_coordinator(process_group, no_dist=no_dist)

@@ -80,6 +80,15 @@ def save(
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_saver.save`.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import save
+
+        model = torch.nn.Linear(4, 2)
+        save({"model": model.state_dict(), "step": 100}, checkpoint_id="run/step-100")
+        ```
     """
     return save_with(
         make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers),

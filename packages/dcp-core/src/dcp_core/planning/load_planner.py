@@ -76,6 +76,17 @@ class DefaultLoadPlanner(LoadPlanner):
             checkpoint, for those that `rename` does not mention.
 
     Extension points: `lookup_tensor` (where an item goes) and `transform_tensor` (which part of it).
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import DefaultLoadPlanner, load, save
+
+        save({"model": {"weight": torch.ones(3)}}, checkpoint_id="step-1")
+        template = {"encoder": {"weight": torch.zeros(3)}, "head": torch.zeros(2)}
+        planner = DefaultLoadPlanner(rename={"encoder": "model"}, allow_partial_load=True)
+        report = load(template, checkpoint_id="step-1", planner=planner)
+        ```
     """
 
     def __init__(
@@ -231,6 +242,17 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
         kwargs: See `DefaultLoadPlanner`.
 
     Source: torch 2.13 `default_planner._EmptyStateDictLoadPlanner`.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import EmptyStateDictLoadPlanner, load, save
+
+        save({"model": {"weight": torch.ones(3)}, "step": 1}, checkpoint_id="step-1")
+        state = {}
+        load(state, checkpoint_id="step-1", planner=EmptyStateDictLoadPlanner(keys=["model"]))
+        assert state["model"]["weight"].sum() == 3
+        ```
     """
 
     def __init__(self, keys: Iterable[str] | None = None, *args: Any, **kwargs: Any) -> None:

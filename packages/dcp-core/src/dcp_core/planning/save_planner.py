@@ -72,6 +72,15 @@ class DefaultSavePlanner(SavePlanner):
 
     Extension points: `lookup_object` (which value an item stands for) and `transform_object` (what is written of it);
     a subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import DefaultSavePlanner, save
+
+        planner = DefaultSavePlanner(on_divergence="error")  # refuse replicas that differ between ranks
+        save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
+        ```
     """
 
     mappings: dict[str, tuple[str | int, ...]]

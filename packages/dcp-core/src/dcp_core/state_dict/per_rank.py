@@ -28,6 +28,17 @@ class PerRank:
 
     Values of ranks that the loading job lacks are left aside; `load_keys` gets them. A checkpoint that holds one value
     for all ranks under the name gives it to each. `LoadReport.per_rank` says whose value a rank got.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import PerRank, load, save
+
+        save({"generator": PerRank(torch.get_rng_state())}, checkpoint_id="step-1")
+        state = {"generator": PerRank(torch.get_rng_state(), otherwise="modulo")}
+        load(state, checkpoint_id="step-1")
+        torch.set_rng_state(state["generator"].value)
+        ```
     """
 
     __slots__ = ("otherwise", "value")

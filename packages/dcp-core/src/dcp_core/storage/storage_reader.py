@@ -46,6 +46,22 @@ class ByteStorageReader(ByteStorage, StorageReader):
 
     Every byte that reaches a value is checked against the checkpoint's CRCs as the backend's `verify` setting says;
     what has none is listed in `unverified_keys`.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import ByteStorageReader, load, save
+        from dcp_io import LocalStore, StoreBackend
+
+
+        class CheckingReader(ByteStorageReader):
+            def _open(self, checkpoint_id):
+                return StoreBackend(LocalStore(checkpoint_id), verify="before")
+
+
+        save({"weight": torch.ones(3)}, checkpoint_id="step-1")
+        load({"weight": torch.zeros(3)}, storage_reader=CheckingReader("step-1"))
+        ```
     """
 
     def __init__(self, checkpoint_id: CheckpointId, *, extensions: ExtensionRegistry | None = None) -> None:

@@ -69,6 +69,25 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     Guarantees: until `finish` returns on the coordinator the old checkpoint is whole; afterwards the new one is.
     A failed save leaves nothing behind once `abort` has run on every rank; what a killed one leaves is removed by the
     next save to the same id.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import ByteStorageWriter, save
+        from dcp_io import LocalStore, StoreBackend
+
+
+        class FolderWriter(ByteStorageWriter):
+            def _open(self, checkpoint_id):
+                return StoreBackend(LocalStore(checkpoint_id), threads=4)
+
+            @classmethod
+            def validate_checkpoint_id(cls, checkpoint_id):
+                return True
+
+
+        save({"weight": torch.ones(3)}, storage_writer=FolderWriter("step-1"))
+        ```
     """
 
     stores_aliases = True

@@ -50,6 +50,17 @@ class BlockingAsyncStager:
         cache_staged_state_dict: Keep the copies and write into them at the next call. The result of one call is then
             overwritten by the next: only for callers that finish a save before they stage again.
         type_check: Raise on values that cannot be copied safely instead of passing them through.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import BlockingAsyncStager
+
+        weights = torch.ones(3)
+        copy = BlockingAsyncStager().stage({"weights": weights})
+        weights.zero_()
+        assert copy["weights"].tolist() == [1, 1, 1]
+        ```
     """
 
     _synchronize_after_execute: bool = False

@@ -21,6 +21,14 @@ class PeerOptions:
 
     Raises:
         ValueError: `network` is not one.
+
+    Example:
+        ```python
+        from dcp_core import PeerOptions, save
+
+        peers = PeerOptions(peer_timeout_seconds=60, network="10.0.0.0/8")
+        save({"step": 1}, checkpoint_id="step-1", peers=peers)
+        ```
     """
 
     peer_timeout_seconds: float = 120.0
