@@ -30,7 +30,23 @@ Tree = dict[str, bytes | None]
 
 @dataclass(frozen=True)
 class DiskState:
-    """One possible state of the folder."""
+    """One possible state of the folder.
+
+    Example:
+        ```python
+        from pathlib import Path
+        from dcp_crash import disk_states, run_traced, snapshot
+
+        settings = Path("settings")
+        settings.mkdir()
+        before = snapshot(settings)
+        run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
+        state = [*disk_states(before, run.changes)][-1]
+        restored = Path("restored")
+        restored.mkdir()
+        state.put(restored, recorded=settings)
+        ```
+    """
 
     at: int
     """How many changes of the recording were made before the power went."""
@@ -83,6 +99,19 @@ def disk_states(
         every: Look at every so many moments only; the last one is among them.
         random_states: How many random choices per moment.
         seed: Of those.
+
+    Example:
+        ```python
+        from pathlib import Path
+        from dcp_crash import disk_states, run_traced, snapshot
+
+        settings = Path("settings")
+        settings.mkdir()
+        before = snapshot(settings)
+        run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
+        for state in disk_states(before, run.changes):
+            print(state.at, state.how, state.tree)
+        ```
     """
     seen: set[bytes] = set()
     moments = sorted({*range(0, len(changes) + 1, every), len(changes)})

@@ -27,6 +27,17 @@ class Fault:
         rank: Whose calls are counted.
         of: Count the calls of the rank's own process (`own`), of those that it started (`started`), or of both (`all`).
             Who makes the call meets the fault.
+
+    Example:
+        ```python
+        from pathlib import Path
+        from dcp_crash import Fault, run_traced
+
+        settings = Path("settings")
+        settings.mkdir()
+        run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, fault=Fault("kill", at=1))
+        assert run.struck and not run.ranks[0].survived
+        ```
     """
 
     kind: FaultKind

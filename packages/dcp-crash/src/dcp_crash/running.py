@@ -94,6 +94,17 @@ def run_traced(
     Raises:
         TimeoutError: The ranks did not end.
         OSError: The kernel forbids tracing (a container without it, another machine than x86-64 Linux).
+
+    Example:
+        ```python
+        from pathlib import Path
+        from dcp_crash import run_traced
+
+        settings = Path("settings")
+        settings.mkdir()
+        run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
+        print([change.kind for change in run.changes])
+        ```
     """
     if not kernel.is_supported():
         raise OSError("system calls cannot be traced here: it takes Linux on x86-64, and nothing that forbids ptrace")
