@@ -93,6 +93,15 @@ def convert(
         InvalidPlaceError: A place is empty, or a URI that has lost a slash.
 
     Ranks: one; not collective.
+
+    Example:
+        ```python
+        import torch
+        from dcp_format import convert
+
+        torch.save({"weight": torch.ones(3), "bias": torch.zeros(3)}, "model.pt")
+        convert("model.pt", "model.safetensors", exclude=["bias"], dtype=torch.bfloat16)
+        ```
     """
     source, destination = _local_or_uri(source), _local_or_uri(destination)
     name = format or format_of_name(destination)

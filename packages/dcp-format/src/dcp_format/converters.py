@@ -37,6 +37,15 @@ class WriteOptions:
         layout: Of a checkpoint's data files.
         compression: Of a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of `FileSystemWriter`.
         tick: Progress callback: called with the number of bytes just converted.
+
+    Example:
+        ```python
+        import torch
+        from dcp_format import WriteOptions, convert
+
+        torch.save({"weight": torch.ones(1000)}, "model.pt")
+        convert("model.pt", "step-0", options=WriteOptions(layout="raw", compression="auto"))
+        ```
     """
 
     max_inflight_bytes: int = 16 << 20

@@ -31,6 +31,18 @@ class HuggingFaceStorageReader(ByteStorageReader):
         thread_count: Reader threads.
 
     Ranks: each reads on its own; headers are read by every rank.
+
+    Example:
+        ```python
+        import torch
+        from safetensors.torch import save_file
+        from dcp_core import load
+        from dcp_format import HuggingFaceStorageReader
+
+        save_file({"weight": torch.ones(3)}, "model.safetensors")
+        state = {"weight": torch.zeros(3)}
+        load(state, storage_reader=HuggingFaceStorageReader("model.safetensors"))
+        ```
     """
 
     def __init__(self, path: str | os.PathLike[str], thread_count: int = 1) -> None:

@@ -72,6 +72,17 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         thread_count_consolidation: Files that are made whole at the same time.
 
     Ranks: every rank; the coordinator gives files their names.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import save
+        from dcp_format import HuggingFaceStorageWriter
+
+        files = {"embedding": 1, "head": 2}
+        writer = HuggingFaceStorageWriter("model", fqn_to_index_mapping=files)
+        save({"embedding": torch.ones(8, 4), "head": torch.ones(4, 2)}, storage_writer=writer)
+        ```
     """
 
     def __init__(

@@ -47,6 +47,20 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         block_size: Side of the blocks of a matrix that share a scale.
 
     Ranks: each reads on its own.
+
+    Example:
+        ```python
+        import torch
+        from safetensors.torch import save_file
+        from dcp_core import load
+        from dcp_format import QuantizedHuggingFaceStorageReader
+
+        values = torch.ones(128, 128).to(torch.float8_e4m3fn)
+        save_file({"head.weight": values, "head.weight_scale_inv": torch.full((1, 1), 2.0)}, "model.safetensors")
+        state = {"head.weight": torch.zeros(128, 128)}
+        load(state, storage_reader=QuantizedHuggingFaceStorageReader("model.safetensors"))
+        assert state["head.weight"].mean() == 2
+        ```
     """
 
     def __init__(

@@ -36,6 +36,17 @@ class BroadcastingTorchSaveReader(StorageReader):
         coordinator_rank: The rank that reads it.
 
     Ranks: every rank of the default group, with the same names in their templates.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load
+        from dcp_format import BroadcastingTorchSaveReader, DynamicMetaLoadPlanner
+
+        torch.save({"weight": torch.ones(3)}, "model.pt")
+        state = {"weight": torch.zeros(3)}
+        load(state, storage_reader=BroadcastingTorchSaveReader("model.pt"), planner=DynamicMetaLoadPlanner())
+        ```
     """
 
     def __init__(self, checkpoint_id: str | os.PathLike[str] | None = None, coordinator_rank: int = 0) -> None:

@@ -17,7 +17,19 @@ __all__ = ["DynamicMetaLoadPlanner"]
 
 
 class DynamicMetaLoadPlanner(DefaultLoadPlanner):
-    """Loads every tensor of the template whole, with the template's dtypes and sizes."""
+    """Loads every tensor of the template whole, with the template's dtypes and sizes.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load
+        from dcp_format import BroadcastingTorchSaveReader, DynamicMetaLoadPlanner
+
+        torch.save({"weight": torch.ones(3)}, "model.pt")
+        state = {"weight": torch.zeros(3)}
+        load(state, storage_reader=BroadcastingTorchSaveReader("model.pt"), planner=DynamicMetaLoadPlanner())
+        ```
+    """
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
