@@ -63,7 +63,19 @@ class FileSystemBase(ABC):
 
 
 class FileSystem(FileSystemBase):
-    """The local file system."""
+    """The local file system.
+
+    Example:
+        ```python
+        from dcp_fs import FileSystem
+
+        fs = FileSystem()
+        fs.mkdir("logs")
+        with fs.create_stream("logs/run.txt", "wb") as stream:
+            stream.write(b"started")
+        assert fs.exists("logs/run.txt")
+        ```
+    """
 
     @contextmanager
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:

@@ -31,6 +31,16 @@ class FileSystemReader(FileAttributes, ByteStorageReader):
             do tensors that stock stored in an unusual form: each is held while it is decoded.
 
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemReader` (the first two parameters).
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load, save
+        from dcp_fs import FileSystemReader
+
+        save({"weight": torch.ones(3)}, checkpoint_id="step-1")
+        load({"weight": torch.zeros(3)}, storage_reader=FileSystemReader("step-1", verify="before"))
+        ```
     """
 
     ids_are_paths = True

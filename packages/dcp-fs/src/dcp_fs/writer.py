@@ -49,6 +49,16 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
 
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemWriter` (parameters up to
     `serialization_format`; `thread_count` is 1 there).
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import save
+        from dcp_fs import FileSystemWriter
+
+        writer = FileSystemWriter("step-1", thread_count=4, layout="raw")
+        save({"weight": torch.ones(3)}, storage_writer=writer)
+        ```
     """
 
     ids_are_paths = True
