@@ -24,7 +24,19 @@ AnyPath = str | os.PathLike[str]
 
 
 class FileSystem:
-    """Operations on paths of one fsspec file system, which `init_path` chooses."""
+    """Operations on paths of one fsspec file system, which `init_path` chooses.
+
+    Example:
+        ```python
+        from dcp_fsspec import FileSystem
+
+        fs = FileSystem()
+        path = fs.init_path("memory://logs/run.txt")
+        with fs.create_stream(path, "wb") as stream:
+            stream.write(b"started")
+        assert fs.exists(path)
+        ```
+    """
 
     def __init__(self) -> None:
         self.fs: Any = None

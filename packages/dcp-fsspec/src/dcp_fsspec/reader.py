@@ -27,6 +27,16 @@ class FsspecReader(FileAttributes, ByteStorageReader):
         kwargs: More of them, as in stock.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecReader` (`path` and `kwargs`).
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load, save
+        from dcp_fsspec import FsspecReader
+
+        save({"weight": torch.ones(3)}, checkpoint_id="memory://run/step-1")
+        load({"weight": torch.zeros(3)}, storage_reader=FsspecReader("memory://run/step-1", verify="before"))
+        ```
     """
 
     ids_are_paths = True

@@ -39,6 +39,17 @@ class FsspecStore(Store):
         path: The folder, as the file system names it.
         url: The same as users write it.
         block_bytes: Size of the parts of uploads.
+
+    Example:
+        ```python
+        import fsspec
+        from dcp_fsspec import FsspecStore
+
+        fs = fsspec.filesystem("memory", use_listings_cache=False)
+        store = FsspecStore(fs, "/run", "memory://run")
+        store.publish("current", b"version 2")
+        assert store.read("current") == b"version 2"
+        ```
     """
 
     read_gap_bytes: int | None = 64 << 10

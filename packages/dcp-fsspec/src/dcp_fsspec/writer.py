@@ -49,6 +49,16 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecWriter` (parameters up to
     `serialization_format`, and `kwargs`).
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import save
+        from dcp_fsspec import FsspecWriter
+
+        writer = FsspecWriter("memory://run/step-1", thread_count=4)  # or "sftp://host/run/step-1", …
+        save({"weight": torch.ones(3)}, storage_writer=writer)
+        ```
     """
 
     ids_are_paths = True
