@@ -34,6 +34,16 @@ class StoreBackend:
         max_inflight_bytes: Memory that the buffers of a write or read may take.
 
     Ranks: each has its own; nothing here is collective.
+
+    Example:
+        ```python
+        from dcp_io import LocalStore, StoreBackend
+
+        backend = StoreBackend(LocalStore("step-1"), threads=4)
+        save_id = backend.begin_save(overwrite=True)
+        backend.abort_save()  # the folder holds what it held before
+        assert backend.read_current() is None
+        ```
     """
 
     def __init__(

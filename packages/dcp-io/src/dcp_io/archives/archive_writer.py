@@ -33,6 +33,19 @@ class ZipFileWriter:
     Args:
         sink: A new object; nothing has been written to it.
         root: The folder in the archive that every record lies in.
+
+    Example:
+        ```python
+        from dcp_io import LocalStore, ZipFileWriter
+
+        store = LocalStore("archives")
+        store.make()
+        sink = store.create("numbers.zip")
+        writer = ZipFileWriter(sink)
+        writer.add("one", 3, [b"123"])
+        writer.finish()
+        sink.close(sync=True)
+        ```
     """
 
     def __init__(self, sink: Sink, *, root: str = "archive") -> None:

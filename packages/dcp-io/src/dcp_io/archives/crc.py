@@ -36,6 +36,16 @@ class RunningCrc:
 
     Args:
         stored_bytes: Length of the whole range; the block size follows from it.
+
+    Example:
+        ```python
+        from dcp_io import RunningCrc, crc32
+
+        running = RunningCrc(stored_bytes=6)
+        running.update(b"abc")
+        running.update(b"def")
+        assert running.value == crc32(b"abcdef")
+        ```
     """
 
     __slots__ = ("_block", "_borders", "_length", "_position", "value")

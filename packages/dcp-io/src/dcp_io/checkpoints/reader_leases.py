@@ -50,6 +50,17 @@ class ReadingSign:
 
     Raises:
         OSError: The storage did not take the sign; at the beginning of the block.
+
+    Example:
+        ```python
+        from dcp_io import LocalStore, ReadingSign
+
+        store = LocalStore("step-1")
+        store.make()
+        store.publish("weights", b"1234")
+        with ReadingSign(store, stale_after_seconds=600):  # `dcp rm` and the manager leave the folder alone
+            store.read("weights")
+        ```
     """
 
     def __init__(self, store: Store, *, stale_after_seconds: float) -> None:

@@ -70,6 +70,17 @@ class SaveSession:
 
     Until `publish` of the index returns, the folder holds exactly the old checkpoint; from then on exactly the new
     one, whatever is killed when. Everything else that this does can be repeated or left undone without harm.
+
+    Example:
+        ```python
+        from dcp_io import LocalStore, SaveSession
+
+        session = SaveSession.begin(LocalStore("step-1"))
+        try:
+            session.publish("notes", b"what a storage writes before its index")
+        finally:
+            session.abort()  # or `finish`, after the index was published
+        ```
     """
 
     def __init__(

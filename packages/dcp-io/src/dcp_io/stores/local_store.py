@@ -36,6 +36,16 @@ class LocalStore(Store):
         path: The folder; need not exist before `make`. Links on the way to it are followed, links in it are not
             followed out of it.
         linked: Another folder, into which links may lead to files that are read.
+
+    Example:
+        ```python
+        from dcp_io import LocalStore
+
+        store = LocalStore("settings")
+        store.make()
+        store.publish("current", b"version 2")  # atomic, and durable
+        assert store.read("current") == b"version 2"
+        ```
     """
 
     def __init__(self, path: str | os.PathLike[str], *, linked: str | os.PathLike[str] | None = None) -> None:

@@ -27,6 +27,20 @@ class Attempts:
         what: The request and its object, for messages; without secrets.
         limit: How many there may be.
         deadline_seconds: After so long none is begun.
+
+    Example:
+        ```python
+        from dcp_io import Attempts
+
+        attempts = Attempts("GET settings", limit=4, deadline_seconds=60)
+        while True:
+            try:
+                answer = b"ok"  # the request
+                break
+            except ConnectionError as error:
+                if not attempts.wait(str(error)):
+                    raise attempts.failure(str(error), "check the network") from error
+        ```
     """
 
     def __init__(self, what: str, limit: int, *, deadline_seconds: float = math.inf) -> None:

@@ -70,6 +70,18 @@ class Source:
     """An object opened for reading, by any number of threads.
 
     This plain one asks the store for each range; stores with open files or connections override `Store.open`.
+
+    Example:
+        ```python
+        from contextlib import closing
+        from dcp_io import LocalStore
+
+        store = LocalStore("step-1")
+        store.make()
+        store.publish("weights", b"01234567")
+        with closing(store.open("weights")) as source:
+            assert bytes(source.fetch(2, 3)) == b"234"
+        ```
     """
 
     __slots__ = ("_name", "_store")

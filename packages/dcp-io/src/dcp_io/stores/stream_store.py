@@ -37,6 +37,17 @@ class StreamStore(Store):
     Args:
         fs: Whose methods are called; from several threads, as stock does.
         path: The folder, as the file system names it.
+
+    Example:
+        ```python
+        from pathlib import Path
+        from dcp_fs import FileSystem
+        from dcp_io import StreamStore
+
+        store = StreamStore(FileSystem(), Path("settings"))
+        store.make()
+        store.publish("current", b"version 2")
+        ```
     """
 
     read_gap_bytes: int | None = -1  # streams may know only the ranges of items: no read goes beyond one
