@@ -76,6 +76,19 @@ class CheckpointManager:
     Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
     has been published, never the good one that was made last, and never while a process reads them; what a killed
     process leaves is removed by the next one.
+
+    Example:
+        ```python
+        import torch
+        from dcp_manager import CheckpointManager, EverySteps, KeepLast
+
+        model = torch.nn.Linear(4, 2)
+        with CheckpointManager("run", save_policy=EverySteps(10), keep_policy=KeepLast(2)) as manager:
+            restored = manager.restore({"model": model.state_dict()})
+            for step in range(1 if restored is None else restored.step + 1, 51):
+                manager.maybe_save(step, lambda: {"model": model.state_dict()})
+            assert manager.latest() == 50
+        ```
     """
 
     def __init__(

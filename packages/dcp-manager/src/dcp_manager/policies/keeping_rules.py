@@ -39,7 +39,19 @@ def _parts(policy: KeepPolicy) -> tuple[KeepPolicy, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KeepAny(KeepPolicy):
-    """Keeps a checkpoint if any of several policies keeps it."""
+    """Keeps a checkpoint if any of several policies keeps it.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, KeepEvery, KeepLast
+
+        policy = KeepLast(1) | KeepEvery(10)  # makes a `KeepAny`
+        with CheckpointManager("run", keep_policy=policy) as manager:
+            for step in (5, 10, 15, 20, 25):
+                manager.save(step, {"step": step})
+            assert [record.step for record in manager.checkpoints()] == [10, 20, 25]
+        ```
+    """
 
     policies: tuple[KeepPolicy, ...]
 
@@ -50,7 +62,18 @@ class KeepAny(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepAll(KeepPolicy):
-    """Keeps everything."""
+    """Keeps everything.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, KeepAll
+
+        with CheckpointManager("run", keep_policy=KeepAll()) as manager:
+            for step in (1, 2, 3):
+                manager.save(step, {"step": step})
+            assert len(manager.checkpoints()) == 3
+        ```
+    """
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """See `KeepPolicy`."""
@@ -65,7 +88,18 @@ def keeps_all(policy: KeepPolicy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KeepLast(KeepPolicy):
-    """Keeps the `count` newest checkpoints by creation time, whatever their steps."""
+    """Keeps the `count` newest checkpoints by creation time, whatever their steps.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, KeepLast
+
+        with CheckpointManager("run", keep_policy=KeepLast(2)) as manager:
+            for step in (1, 2, 3):
+                manager.save(step, {"step": step})
+            assert [record.step for record in manager.checkpoints()] == [2, 3]
+        ```
+    """
 
     count: int
 
@@ -88,6 +122,16 @@ class KeepBest(KeepPolicy):
         count: How many.
         metric: Its name in the `metrics` of a save.
         mode: `min` if less is better, `max` if more is.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, KeepBest
+
+        with CheckpointManager("run", keep_policy=KeepBest(1, "loss", mode="min")) as manager:
+            for step, loss in enumerate([0.5, 0.2, 0.9]):
+                manager.save(step, {"step": step}, metrics={"loss": loss})
+            assert [record.step for record in manager.checkpoints()] == [1, 2]  # the best, and the newest
+        ```
     """
 
     count: int
@@ -112,7 +156,18 @@ class KeepBest(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(KeepPolicy):
-    """Keeps each checkpoint whose step is a multiple of `steps`."""
+    """Keeps each checkpoint whose step is a multiple of `steps`.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, KeepEvery
+
+        with CheckpointManager("run", keep_policy=KeepEvery(10)) as manager:
+            for step in (5, 10, 15):
+                manager.save(step, {"step": step})
+            assert [record.step for record in manager.checkpoints()] == [10, 15]  # 15 as it is the newest
+        ```
+    """
 
     steps: int
 
@@ -127,7 +182,18 @@ class KeepEvery(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepFor(KeepPolicy):
-    """Keeps each checkpoint for `seconds` after its creation."""
+    """Keeps each checkpoint for `seconds` after its creation.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, KeepFor, KeepLast
+
+        with CheckpointManager("run", keep_policy=KeepLast(1) | KeepFor(24 * 3600)) as manager:
+            for step in (1, 2, 3):
+                manager.save(step, {"step": step})
+            assert len(manager.checkpoints()) == 3  # none is a day old
+        ```
+    """
 
     seconds: float
 

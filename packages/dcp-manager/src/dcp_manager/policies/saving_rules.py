@@ -46,7 +46,17 @@ def _parts(policy: SavePolicy) -> tuple[SavePolicy, ...]:
 
 @dataclass(frozen=True)
 class SaveAny(SavePolicy):
-    """Due when any of several policies is due."""
+    """Due when any of several policies is due.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, EverySteps, OnSignal
+
+        policy = EverySteps(1000) | OnSignal()  # makes a `SaveAny`
+        with CheckpointManager("run", save_policy=policy) as manager:
+            manager.maybe_save(1000, {"step": 1000})
+        ```
+    """
 
     policies: tuple[SavePolicy, ...]
 
@@ -62,7 +72,18 @@ class SaveAny(SavePolicy):
 
 @dataclass(frozen=True)
 class EverySteps(SavePolicy):
-    """Due at each step that is a multiple of `steps`, from step `first` on."""
+    """Due at each step that is a multiple of `steps`, from step `first` on.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, EverySteps
+
+        with CheckpointManager("run", save_policy=EverySteps(2)) as manager:
+            for step in range(1, 6):
+                manager.maybe_save(step, {"step": step})
+            assert [record.step for record in manager.checkpoints()] == [2, 4]
+        ```
+    """
 
     steps: int
     first: int = 1
@@ -79,7 +100,17 @@ class EverySteps(SavePolicy):
 
 @dataclass(frozen=True)
 class EverySeconds(SavePolicy):
-    """Due when `seconds` have passed since the last save, on the coordinator's clock."""
+    """Due when `seconds` have passed since the last save, on the coordinator's clock.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, EverySeconds
+
+        with CheckpointManager("run", save_policy=EverySeconds(600)) as manager:
+            saved = manager.maybe_save(1, {"step": 1})
+            assert not saved  # ten minutes have not passed
+        ```
+    """
 
     seconds: float
 
@@ -102,6 +133,16 @@ class OnSignal(SavePolicy):
 
     Raises:
         TypeError: One signal is given where a set is meant.
+
+    Example:
+        ```python
+        import signal
+        from dcp_manager import CheckpointManager, OnSignal
+
+        with CheckpointManager("run", save_policy=OnSignal({signal.SIGUSR1}, stop=set())) as manager:
+            signal.raise_signal(signal.SIGUSR1)  # from outside: `kill -USR1 <pid>`
+            assert manager.maybe_save(1, {"step": 1})
+        ```
     """
 
     numbers: frozenset[int] = field(default=frozenset({signal.SIGTERM, signal.SIGUSR1}))
@@ -123,7 +164,17 @@ class OnSignal(SavePolicy):
 
 @dataclass(frozen=True)
 class OnRequest(SavePolicy):
-    """Due when any rank has called `manager.request_save()`."""
+    """Due when any rank has called `manager.request_save()`.
+
+    Example:
+        ```python
+        from dcp_manager import CheckpointManager, OnRequest
+
+        with CheckpointManager("run", save_policy=OnRequest()) as manager:
+            manager.request_save()
+            assert manager.maybe_save(1, {"step": 1})
+        ```
+    """
 
     def due(self, moment: Moment) -> bool:
         """See `SavePolicy`."""
