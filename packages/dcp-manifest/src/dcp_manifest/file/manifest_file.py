@@ -35,6 +35,18 @@ class ManifestFile:
         CorruptCheckpointError: Footer or header are damaged, or there is no manifest (stock's files have none: use
             `read_index`).
         UnsupportedFormatError: A newer major version wrote it.
+
+    Example:
+        ```python
+        from pathlib import Path
+        from dcp_core import save
+        from dcp_manifest import ManifestFile
+
+        save({"step": 1}, checkpoint_id="step-1")
+        data = Path("step-1/.metadata").read_bytes()
+        manifest = ManifestFile(lambda offset, length: data[offset : offset + length], len(data), file=".metadata")
+        assert manifest.names() == ["step"]
+        ```
     """
 
     def __init__(self, read: ReadRange, size: int, *, file: str) -> None:

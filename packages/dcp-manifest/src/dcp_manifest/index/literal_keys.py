@@ -16,7 +16,17 @@ _MAX_CHARACTERS = 4096
 
 
 class LiteralKey(str):
-    """The text of a dict key that was a plain literal other than a string; compares and hashes as that text."""
+    """The text of a dict key that was a plain literal other than a string; compares and hashes as that text.
+
+    Example:
+        ```python
+        from dcp_manifest import LiteralKey
+
+        key = LiteralKey.of((0, "weight"))
+        assert key == "(0, 'weight')"  # the text that stock writes
+        assert key.value == (0, "weight")
+        ```
+    """
 
     __slots__ = ()
 

@@ -31,6 +31,15 @@ class StoredItems(Sequence[StoredItem]):
         columns: One row per item; `file` and `chain` count in the tables given here.
         files: Names of the data files.
         chains: Transform chains; row value n means `chains[n - 1]`, 0 none.
+
+    Example:
+        ```python
+        from dcp_manifest import Framing, StoredItem, StoredItems
+
+        item = StoredItem("a.bin", offset=64, length=400, lead=0, stored_bytes=400, framing=Framing.RAW)
+        items = StoredItems.of([item])
+        assert items.files == ("a.bin",) and items[0].offset == 64
+        ```
     """
 
     def __init__(self, columns: ItemColumns, files: Sequence[str], chains: Sequence[tuple[str, ...]] = ()) -> None:
