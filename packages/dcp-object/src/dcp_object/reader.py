@@ -25,6 +25,16 @@ class ObjectStoreReader(ByteStorageReader):
         thread_count: Requests of this rank at a time.
         max_inflight_bytes: Memory that requests under way and buffers may take together.
         extensions: Where stream transforms are looked up first, before those of installed packages.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load, save
+        from dcp_object import ObjectStoreReader
+
+        save({"weight": torch.ones(3)}, checkpoint_id="s3://bucket/run/step-1")
+        load({"weight": torch.zeros(3)}, storage_reader=ObjectStoreReader("s3://bucket/run/step-1", thread_count=32))
+        ```
     """
 
     def __init__(

@@ -37,6 +37,15 @@ class ObjectStore(Store):
         uploads: Parts of one object that are uploaded at a time.
         spread: Over how many key prefixes new objects are distributed; 0 for none. Services that limit the rate of
             requests do so by prefix.
+
+    Example:
+        ```python
+        from dcp_object import open_store
+
+        store = open_store("s3://bucket/run")  # makes an `ObjectStore`
+        store.publish("current", b"version 2")
+        assert store.read("current") == b"version 2"
+        ```
     """
 
     read_gap_bytes: int | None = 64 << 10

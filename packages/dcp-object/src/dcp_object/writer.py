@@ -36,6 +36,16 @@ class ObjectStoreWriter(ByteStorageWriter):
         stale_after_seconds: After this long without a sign of life a save of another host counts as dead.
         compression: What items go through: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
             from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import save
+        from dcp_object import ObjectStoreWriter
+
+        writer = ObjectStoreWriter("s3://bucket/run/step-1", storage_options={"region": "us-east-1"})
+        save({"weight": torch.ones(3)}, storage_writer=writer)
+        ```
     """
 
     def __init__(
