@@ -38,6 +38,26 @@ class ModuleAdapter:
     """Adapter for one kind of module; every method has a default that changes nothing.
 
     A plugin names a subclass. One instance serves the process; `handles` is asked once per class of modules.
+
+    Example:
+        ```python
+        import torch
+        from dcp_state import Layer, ModuleAdapter
+
+
+        class Lora(torch.nn.Module):
+            def __init__(self, base):
+                super().__init__()
+                self.base = base
+
+
+        class LoraAdapter(ModuleAdapter):  # named by the hook `dcp_register_state_adapters`
+            def handles(self, kind):
+                return issubclass(kind, Lora)
+
+            def layer(self, module):
+                return Layer("base", in_keys=True)  # `base.` is no part of names
+        ```
     """
 
     def handles(self, kind: type[nn.Module]) -> bool:
@@ -86,7 +106,26 @@ class ModuleAdapter:
 
 
 class OptimizerAdapter:
-    """Adapter for one kind of optimizer; every method but `handles` has a default."""
+    """Adapter for one kind of optimizer; every method but `handles` has a default.
+
+    Example:
+        ```python
+        import torch
+        from dcp_state import OptimizerAdapter
+
+
+        class Sketched(torch.optim.SGD):
+            pass  # makes its state in a way that a trial step cannot find out
+
+
+        class SketchedAdapter(OptimizerAdapter):  # named by the hook `dcp_register_state_adapters`
+            def handles(self, kind):
+                return issubclass(kind, Sketched)
+
+            def initial_state(self, optimizer, group, parameter):
+                return {"momentum_buffer": torch.zeros_like(parameter)}
+        ```
+    """
 
     def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
         """Whether the adapter handles optimizers of this class."""

@@ -59,6 +59,20 @@ def app_state(
         ValueError: A value has a reserved name.
 
     Ranks: each rank that saves or loads makes its own; its methods are collective for FSDP1 models only.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load, save
+        from dcp_state import app_state
+
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        save({"app": app_state(model, optimizer, step=100)}, checkpoint_id="step-100")
+        app = app_state(model, optimizer, step=0)
+        load({"app": app}, checkpoint_id="step-100")
+        assert app["step"] == 100
+        ```
     """
     parts = (model,) if isinstance(model, nn.Module) else tuple(model)
     optimizers = () if optimizer is None else as_optimizers(optimizer)
@@ -71,7 +85,21 @@ def app_state(
 
 
 class AppState:
-    """State of a training run; see `app_state`. `report` describes the last load; `app["name"]` is a value by name."""
+    """State of a training run; see `app_state`. `report` describes the last load; `app["name"]` is a value by name.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load, save
+        from dcp_state import AppState, app_state
+
+        model = torch.nn.Linear(4, 2)
+        app: AppState = app_state(model, step=100)
+        save({"app": app}, checkpoint_id="step-100")
+        load({"app": app}, checkpoint_id="step-100")
+        print(app["step"], app.report)
+        ```
+    """
 
     def __init__(
         self,

@@ -50,6 +50,16 @@ class StateDictOptions:
             names: it returns name → child.
 
     Source: torch 2.13 `state_dict.StateDictOptions`.
+
+    Example:
+        ```python
+        import torch
+        from dcp_state import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(torch.nn.Linear(4, 2), options=options)
+        assert set(state) == {"weight", "bias"}
+        ```
     """
 
     full_state_dict: bool = False

@@ -18,6 +18,16 @@ class RandomState:
     """State of the generators of torch (CPU and the current CUDA device), Python and, where it is imported, numpy.
 
     Source: torch `get_rng_state`, `torch.cuda.get_rng_state`; Python `random.getstate`; numpy `random.get_state`.
+
+    Example:
+        ```python
+        from dcp_core import PerRank, load, save
+        from dcp_state import RandomState
+
+        state = {"random": PerRank(RandomState(), otherwise="modulo")}
+        save(state, checkpoint_id="step-1")
+        load(state, checkpoint_id="step-1")  # sets the generators
+        ```
     """
 
     def state_dict(self) -> dict[str, Any]:
