@@ -21,6 +21,17 @@ class BlockZStandard(BlockTransformExtension):
 
     Args:
         level: From -100 (fastest) to 22 (smallest).
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import save
+        from dcp_fs import FileSystemWriter
+        from dcp_transforms import BlockZStandard
+
+        writer = FileSystemWriter("step-1", compression={torch.int64: BlockZStandard(level=10)})
+        save({"tokens": torch.zeros(10_000, dtype=torch.int64)}, storage_writer=writer)
+        ```
     """
 
     def __init__(self, level: int = 3) -> None:

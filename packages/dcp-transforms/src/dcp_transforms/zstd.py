@@ -26,6 +26,17 @@ class ZStandard(StreamTransformExtension):
         threads: Threads that work on one item, beside the writer's own; 0 for none.
         checksum: Add a checksum of the content to each item, which any reader checks. The checkpoint's own covers the
             compressed bytes.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import save
+        from dcp_fs import FileSystemWriter
+        from dcp_transforms import ZStandard
+
+        writer = FileSystemWriter("step-1", compression=ZStandard(level=10))  # readable by stock
+        save({"tokens": torch.zeros(10_000, dtype=torch.int64)}, storage_writer=writer)
+        ```
     """
 
     def __init__(self, level: int = 3, *, threads: int = 0, checksum: bool = True) -> None:
