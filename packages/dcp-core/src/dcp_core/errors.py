@@ -6,8 +6,7 @@ known of key, file and rank, and say what to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
+from dcp_core.ranks import errors as ranks_errors
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -31,6 +30,7 @@ __all__ = [
     "MissingKeyError",
     "NoCheckpointIdError",
     "NotEnoughMemoryError",
+    "OperationError",
     "PeerLostError",
     "PlanError",
     "PluginLoadError",
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-class CheckpointException(DcpError, RuntimeError):  # noqa: N818 - stock's name
+class CheckpointException(DcpError, ranks_errors.PhaseFailedError):  # noqa: N818 - stock's name
     """A phase of a save or load failed on at least one rank; the same facts are raised on every rank.
 
     Also a RuntimeError, which stock raises where a call of ours fails within a phase, as that no storage takes an id.
@@ -56,28 +56,12 @@ class CheckpointException(DcpError, RuntimeError):  # noqa: N818 - stock's name
     Source: torch 2.13 `torch.distributed.checkpoint.api.CheckpointException`, there a BaseException.
     """
 
-    def __init__(self, msg: str, failures: Mapping[int, tuple[BaseException | None, str]]) -> None:
-        self._message = msg
-        self._failures = dict(sorted(failures.items()))
-        texts = [f"--- rank {rank} ---\n{text.rstrip()}" for rank, (_, text) in self._failures.items()]
-        ranks = ", ".join(map(str, self._failures))
-        where = f" (failed on rank{'s' if len(self._failures) > 1 else ''} {ranks})" if self._failures else ""
-        super().__init__("\n".join([f"{msg}{where}", *texts]))
 
-    @property
-    def failures(self) -> dict[int, tuple[BaseException | None, str]]:
-        """Rank → (exception or None, traceback as text), in the order of ranks."""
-        return self._failures
-
-    def __reduce__(self) -> tuple[type[CheckpointException], tuple[str, dict[int, tuple[BaseException | None, str]]]]:
-        return type(self), (self._message, self._failures)
-
-
-class CoordinatorLostError(DcpError, ConnectionError):
+class CoordinatorLostError(DcpError, ranks_errors.CoordinatorLostError):
     """The store or group over which ranks coordinate is gone."""
 
 
-class CoordinatorTimeoutError(DcpError, TimeoutError):
+class CoordinatorTimeoutError(DcpError, ranks_errors.CoordinatorTimeoutError):
     """Ranks that others waited for did not arrive at a phase within the deadline.
 
     Args:
@@ -86,21 +70,8 @@ class CoordinatorTimeoutError(DcpError, TimeoutError):
         waited_seconds: How long the rank that gave up had waited.
     """
 
-    def __init__(self, phase: str, ranks: Sequence[int], waited_seconds: float) -> None:
-        self.phase = phase
-        self.ranks = tuple(ranks)
-        self.waited_seconds = waited_seconds
-        names = ", ".join(map(str, self.ranks))
-        super().__init__(
-            f"phase {phase!r}: waited {waited_seconds:.1f} s for rank{'s' if len(self.ranks) > 1 else ''} {names}; see "
-            "what held them up there, or allow more time with timeout_seconds"
-        )
 
-    def __reduce__(self) -> tuple[type[CoordinatorTimeoutError], tuple[str, tuple[int, ...], float]]:
-        return type(self), (self.phase, self.ranks, self.waited_seconds)
-
-
-class PeerLostError(DcpError, ConnectionError):
+class PeerLostError(DcpError, ranks_errors.PeerLostError):
     """Ranks that others waited for are gone: their process has ended, or their host does not answer.
 
     Args:
@@ -109,22 +80,13 @@ class PeerLostError(DcpError, ConnectionError):
         how: What is known of each, in words, in the same order.
     """
 
-    def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:
-        self.phase = phase
-        self.ranks = tuple(ranks)
-        self.how = tuple(how)
-        gone = "; ".join(f"rank {rank} is gone ({why})" for rank, why in zip(self.ranks, self.how, strict=True))
-        super().__init__(
-            f"phase {phase!r}: {gone}; no rank waits any longer. Look for the cause in that rank's own output and in "
-            "its machine's log (out of memory?), and restart the job"
-        )
 
-    def __reduce__(self) -> tuple[type[PeerLostError], tuple[str, tuple[int, ...], tuple[str, ...]]]:
-        return type(self), (self.phase, self.ranks, self.how)
-
-
-class RankDisagreementError(DcpError, ValueError):
+class RankDisagreementError(DcpError, ranks_errors.RankDisagreementError):
     """Ranks that should do the same thing do different ones; the message says which rank does what."""
+
+
+class OperationError(DcpError, ranks_errors.OperationError):
+    """A save or load cannot go on: it has ended, or the other ranks have given up on this one."""
 
 
 class MissingKeyError(DcpError, KeyError):

@@ -23,6 +23,7 @@ from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoa
 from dcp_core.planning.load_report import LoadReport
 from dcp_core.planning.read_items import LocalLoadPlan
 from dcp_core.positional import with_positional_storage
+from dcp_core.rank_errors import RANK_ERRORS
 from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.records.foreign_records import as_metadata
@@ -87,7 +88,9 @@ def load(
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader.load` (returns None there).
     """
-    coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
+    coordinator = make_coordinator(
+        process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers, errors=RANK_ERRORS
+    )
     return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator)
 
 
@@ -117,7 +120,9 @@ def load_by_reader(
 
     Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
     """
-    coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
+    coordinator = make_coordinator(
+        process_group, no_dist=no_dist, coordinator_rank=coordinator_rank, errors=RANK_ERRORS
+    )
     return _load(state_dict, None, storage_reader, planner, coordinator)
 
 
@@ -150,7 +155,7 @@ def load_keys(
     Source: torch 2.13 `state_dict_loader._load_state_dict_from_keys`.
     """
     planner = EmptyStateDictLoadPlanner(keys, allow_globals=tuple(allow_globals), trust_objects=trust_objects)
-    coordinator = make_coordinator(process_group, no_dist=no_dist)
+    coordinator = make_coordinator(process_group, no_dist=no_dist, errors=RANK_ERRORS)
     with coordinator:
         run = _Load({}, checkpoint_id, adopt_reader(storage_reader), planner, coordinator)
         run.run()

@@ -21,6 +21,7 @@ from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.plan_exchange import PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.positional import with_positional_storage
+from dcp_core.rank_errors import RANK_ERRORS
 from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.records.metadata import DeferredMetadata, Metadata
@@ -82,7 +83,9 @@ def save(
     Source: torch 2.13 `state_dict_saver.save`.
     """
     return save_with(
-        make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers),
+        make_coordinator(
+            process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers, errors=RANK_ERRORS
+        ),
         state_dict,
         checkpoint_id=checkpoint_id,
         storage_writer=storage_writer,
@@ -103,7 +106,9 @@ def save_state_dict(
     """Deprecated form of `save`, with the coordinator's rank within the group as an argument."""
     warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
     storage_writer.reset()
-    coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
+    coordinator = make_coordinator(
+        process_group, no_dist=no_dist, coordinator_rank=coordinator_rank, errors=RANK_ERRORS
+    )
     group = getattr(process_group, "group_name", None)
     return save_with(coordinator, state_dict, storage_writer=storage_writer, planner=planner, group=group)
 

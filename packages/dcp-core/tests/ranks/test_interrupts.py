@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from dcp_core.errors import CheckpointException
+from dcp_core.ranks.errors import PhaseFailedError
 from dcp_core.ranks.interrupts import interrupts_deferred
 from dcp_core.ranks.make_coordinator import make_coordinator
 from dcp_core.ranks.phases.fence import check_fence
@@ -62,7 +62,7 @@ def interrupted(kind, who, moments):
             them = coordinator(kind, timeout_seconds=40.0)
             with them, interrupt if them.rank == who else contextlib.nullcontext():
                 phases(them)
-        except (KeyboardInterrupt, CheckpointException) as error:
+        except (KeyboardInterrupt, PhaseFailedError) as error:
             end = type(error).__name__
         ends.append(end if interrupt.left <= 0 or them.rank != who else "too late")
         with mock.patch.object(StoreCoordinator, "_check_waited_for", side_effect=AssertionError):
@@ -80,11 +80,11 @@ def test_an_interrupt_at_any_moment_reaches_the_other_ranks(ranks, kind, who):
     for mine, other in zip(found[who], found[1 - who], strict=True):
         # The others are done if they had all that they need of this rank.
         assert (mine, other) in {
-            ("KeyboardInterrupt", "CheckpointException"),
+            ("KeyboardInterrupt", "PhaseFailedError"),
             ("KeyboardInterrupt", "done"),
             ("too late", "done"),
         }
-    assert found[1 - who][:40] == ["CheckpointException"] * 40
+    assert found[1 - who][:40] == ["PhaseFailedError"] * 40
 
 
 def signalled_while_drawing(who):
@@ -108,7 +108,7 @@ def signalled_while_drawing(who):
         with make_coordinator(timeout_seconds=40.0) as them:
             phases(them)
         end = "done"
-    except (KeyboardInterrupt, CheckpointException) as error:
+    except (KeyboardInterrupt, PhaseFailedError) as error:
         end = type(error).__name__
     finally:
         StoreCoordinator.draw = staticmethod(draw)
@@ -123,7 +123,7 @@ def signalled_while_drawing(who):
 def test_an_interrupt_while_a_number_is_drawn_reaches_the_other_ranks(ranks, who):
     found = ranks.run(2, signalled_while_drawing, who)
     assert found[who] == ("KeyboardInterrupt", 1, [])
-    assert found[1 - who] == ("CheckpointException", 0, [])
+    assert found[1 - who] == ("PhaseFailedError", 0, [])
 
 
 def test_handlers_run_at_the_end_of_the_block_and_stay():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from dcp_core.errors import CoordinatorTimeoutError
+from dcp_core.ranks.errors import CoordinatorTimeoutError
 from dcp_core.ranks.make_coordinator import CollectiveCoordinator, LocalCoordinator, StoreCoordinator, make_coordinator
 from dcp_core.ranks.phases.outcomes import failure_of, format_ranks, shorten
 

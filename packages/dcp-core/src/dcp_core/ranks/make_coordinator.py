@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from dcp_core.ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_core.ranks.interrupts import interrupts_deferred
 from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.ranks.phases.collective_coordinator import CollectiveCoordinator
@@ -30,6 +31,7 @@ def make_coordinator(
     coordinator_rank: int = 0,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     peers: PeerOptions | None = None,
+    errors: ErrorTypes = ERROR_TYPES,
 ) -> Coordinator:
     """The coordinator for one save or load; close it at the end (it is a context manager).
 
@@ -42,6 +44,7 @@ def make_coordinator(
             counts instead.
         peers: How ranks watch and reach each other, the same on all ranks; the defaults if None. Nobody watches where
             object collectives are used.
+        errors: The classes of the errors that the coordinator raises.
 
     Returns:
         A coordinator whose sequence number is drawn.
@@ -54,37 +57,44 @@ def make_coordinator(
         thread that starts the operation, before any user code.
     """
     if no_dist or not (dist.is_available() and dist.is_initialized()):
-        return LocalCoordinator()
+        return LocalCoordinator(errors=errors)
     group = dist.group.WORLD if process_group is None else process_group
     rank = dist.get_rank(group)
     if group is None or rank < 0:
         raise ValueError("this process is not a rank of the process group: only the group's own ranks may call this")
     world_size = dist.get_world_size(group)
     if world_size == 1:
-        return LocalCoordinator()
+        return LocalCoordinator(errors=errors)
     if not 0 <= coordinator_rank < world_size:
         raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
     made = None
     try:
         # From this call on the other ranks wait for this one: where it is interrupted, they have to hear of it.
         with interrupts_deferred():
-            made = _at_store(group, rank, coordinator_rank, timeout_seconds, peers or PeerOptions())
+            made = _at_store(group, rank, coordinator_rank, timeout_seconds, peers or PeerOptions(), errors)
     except BaseException as error:
         if made is not None:
             made.__exit__(type(error), error, error.__traceback__)
         raise
-    return made or CollectiveCoordinator(group, coordinator_rank=coordinator_rank, timeout_seconds=timeout_seconds)
+    return made or CollectiveCoordinator(
+        group, coordinator_rank=coordinator_rank, timeout_seconds=timeout_seconds, errors=errors
+    )
 
 
 def _at_store(
-    group: dist.ProcessGroup, rank: int, coordinator_rank: int, timeout_seconds: float, peers: PeerOptions
+    group: dist.ProcessGroup,
+    rank: int,
+    coordinator_rank: int,
+    timeout_seconds: float,
+    peers: PeerOptions,
+    errors: ErrorTypes,
 ) -> StoreCoordinator | None:
     """A coordinator whose ranks meet at the group's store; None if they cannot."""
-    borrowed = borrow_store(group)
+    borrowed = borrow_store(group, errors)
     if borrowed is None:
         return None
     store, release = borrowed
-    sequence = StoreCoordinator.draw(store, rank)
+    sequence = StoreCoordinator.draw(store, rank, errors)
     return StoreCoordinator(
         store,
         rank,
@@ -94,5 +104,6 @@ def _at_store(
         timeout_seconds=timeout_seconds,
         hosts_store=dist.get_rank() == 0,
         release=release,
-        peers=shared_peers(group, store, coordinator_rank, peers),
+        peers=shared_peers(group, store, coordinator_rank, peers, errors),
+        errors=errors,
     )

@@ -19,6 +19,7 @@ from typing import cast
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from dcp_core.ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_core.ranks.peers.monitor import PeerOptions, Peers
 from dcp_core.ranks.transport.chunked_store import KeyValueStore, guard_store, store_lost
 from dcp_core.ranks.transport.store_address import STORE_TIMEOUT, connect, innermost, prefixed
@@ -41,7 +42,9 @@ _clones: weakref.WeakKeyDictionary[dist.ProcessGroup, _Clones] = weakref.WeakKey
 _clones_lock = threading.Lock()
 
 
-def borrow_store(group: dist.ProcessGroup) -> tuple[KeyValueStore, Callable[[], None]] | None:
+def borrow_store(
+    group: dist.ProcessGroup, errors: ErrorTypes = ERROR_TYPES
+) -> tuple[KeyValueStore, Callable[[], None]] | None:
     """A connection of one's own to the group's store, and what gives it back when it is in order and not needed.
 
     None where ranks cannot meet at the store: a group without one, a fake group, a store that cannot compare and set,
@@ -53,11 +56,11 @@ def borrow_store(group: dist.ProcessGroup) -> tuple[KeyValueStore, Callable[[], 
     with _clones_lock:
         clones = _clones.get(group)
         if clones is None:
-            found = _first_clone(group)
+            found = _first_clone(group, errors)
             if found is None:
                 return None
             clones = _clones[group] = _Clones(*found)
-    with clones.lock, guard_store("(connecting)"):
+    with clones.lock, guard_store("(connecting)", errors):
         clones.root.check(["dcp"])
         store = clones.idle.pop() if clones.idle else _clone(clones.root, clones.connect)
     return store, functools.partial(clones.idle.append, store)
@@ -71,7 +74,13 @@ def store_of(group: dist.ProcessGroup) -> object:
     return distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - old torch too
 
 
-def shared_peers(group: dist.ProcessGroup, store: KeyValueStore, coordinator_rank: int, options: PeerOptions) -> Peers:
+def shared_peers(
+    group: dist.ProcessGroup,
+    store: KeyValueStore,
+    coordinator_rank: int,
+    options: PeerOptions,
+    errors: ErrorTypes = ERROR_TYPES,
+) -> Peers:
     """The peers of a group whose store was borrowed; made by the first operation that asks for them.
 
     Args:
@@ -79,6 +88,7 @@ def shared_peers(group: dist.ProcessGroup, store: KeyValueStore, coordinator_ran
         store: The connection that this operation has borrowed.
         coordinator_rank: The rank, within the group, at the top.
         options: The same on all ranks.
+        errors: The classes of the errors to raise.
     """
     clones = _clones[group]
     with clones.lock:
@@ -86,11 +96,13 @@ def shared_peers(group: dist.ProcessGroup, store: KeyValueStore, coordinator_ran
         if key not in clones.peers:
             rank, world_size = dist.get_rank(group), dist.get_world_size(group)
             number = len(clones.peers)  # not the operation's: one that is interrupted here has made none
-            clones.peers[key] = Peers(store, number, rank, world_size, coordinator_rank, options=options)
+            clones.peers[key] = Peers(store, number, rank, world_size, coordinator_rank, options=options, errors=errors)
         return clones.peers[key]
 
 
-def _first_clone(group: dist.ProcessGroup) -> tuple[KeyValueStore, Callable[[], KeyValueStore]] | None:
+def _first_clone(
+    group: dist.ProcessGroup, errors: ErrorTypes
+) -> tuple[KeyValueStore, Callable[[], KeyValueStore]] | None:
     """A connection, and what makes more of them."""
     if dist.get_backend(group) == "fake":  # whose other ranks do not exist
         return None
@@ -103,7 +115,7 @@ def _first_clone(group: dist.ProcessGroup) -> tuple[KeyValueStore, Callable[[], 
         # From here on our own connection is cloned: torch may be waiting on the group's.
         return root, getattr(root, "clone", connect_first)
     except dist.DistNetworkError as error:
-        raise store_lost("(connecting)", error) from error
+        raise store_lost("(connecting)", error, errors) from error
     except (AttributeError, NotImplementedError, RuntimeError):
         return None
 

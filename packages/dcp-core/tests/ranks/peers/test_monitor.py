@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from dcp_core.errors import CheckpointException, PeerLostError
+from dcp_core.ranks.errors import PeerLostError, PhaseFailedError
 from dcp_core.ranks.make_coordinator import make_coordinator
 from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.testing.coordinators import caught, pretended_host
@@ -229,7 +229,7 @@ def test_ranks_that_cannot_connect_use_the_store_and_say_so(ranks, place):
     ranks.run(1, dist.is_initialized, backend=None)  # a new group
     for rank, (right, error, messages, left) in enumerate(ranks.run(4, unreachable, place)):
         assert right
-        assert type(error) is CheckpointException
+        assert type(error) is PhaseFailedError
         assert list(error.failures) == [3]
         assert left == []
         assert len(messages) == (0 if rank == 0 else 1)

@@ -9,7 +9,7 @@ import uuid
 import pytest
 import torch.distributed as dist
 
-from dcp_core.errors import (
+from dcp_core.ranks.errors import (
     CoordinatorTimeoutError,
 )
 from dcp_core.ranks.make_coordinator import StoreCoordinator, make_coordinator

@@ -10,7 +10,7 @@ import uuid
 import pytest
 import torch.distributed as dist
 
-from dcp_core.errors import (
+from dcp_core.ranks.errors import (
     CoordinatorLostError,
     CoordinatorTimeoutError,
     PeerLostError,

@@ -11,10 +11,10 @@ import uuid
 import pytest
 import torch.distributed as dist
 
-from dcp_core.errors import (
-    CheckpointException,
+from dcp_core.ranks.errors import (
     CoordinatorTimeoutError,
-    DcpError,
+    OperationError,
+    PhaseFailedError,
     RankDisagreementError,
 )
 from dcp_core.ranks.make_coordinator import make_coordinator
@@ -94,7 +94,7 @@ def fail_in_map(kind, failing, make_error):
 def test_an_error_is_raised_on_every_rank(ranks, kind, failing):
     found = ranks.run(4, fail_in_map, kind, failing, lambda rank: ValueError(f"bad {rank}"))
     for rank, (error, cause, after) in enumerate(found):
-        assert type(error) is CheckpointException
+        assert type(error) is PhaseFailedError
         assert tuple(error.failures) == failing
         for failed in failing:
             exception, text = error.failures[failed]
@@ -104,7 +104,7 @@ def test_an_error_is_raised_on_every_rank(ranks, kind, failing):
         assert "'write'" in str(error)
         assert f"rank {failing[0]}" in str(error)
         assert repr(cause) == (f"ValueError('bad {rank}')" if rank in failing else "None")
-        assert isinstance(after, DcpError)
+        assert isinstance(after, OperationError)
         assert "ended" in str(after)
 
 
@@ -119,7 +119,7 @@ def test_an_exception_that_cannot_travel_is_reported_as_text(ranks, kind, failin
         assert error_type.__name__ in texts[failing]
         assert error_type is MuteError or "original words" in texts[failing]
         assert exceptions[failing] == (error_type.__name__ if rank == failing or error_type is MuteError else None)
-        assert kinds == CheckpointException.__name__
+        assert kinds == PhaseFailedError.__name__
 
 
 def report_of(kind, failing, error_type, arguments):
@@ -163,7 +163,7 @@ def fail_elsewhere(kind, where):
 )
 def test_errors_beside_the_map_function(ranks, kind, where, failed, words):
     for error in ranks.run(3, fail_elsewhere, kind, where):
-        assert isinstance(error, CheckpointException)
+        assert isinstance(error, PhaseFailedError)
         assert list(error.failures) == [failed]
         assert words in str(error)
 
@@ -182,7 +182,7 @@ def test_an_interrupt_passes_through_and_the_others_hear_of_it(ranks, kind, erro
     found = ranks.run(3, interrupted, kind, error_type, where)
     assert type(found.pop(stopped)) is error_type
     for error in found:
-        assert type(error) is CheckpointException
+        assert type(error) is PhaseFailedError
         assert list(error.failures) == [stopped]
         assert error_type.__name__ in str(error)
 
@@ -201,7 +201,7 @@ def test_an_interrupt_while_waiting_is_heard_by_the_others(ranks):
     found = ranks.run(3, call)
     assert type(found[1]) is KeyboardInterrupt
     for error in (found[0], found[2]):
-        assert type(error) is CheckpointException
+        assert type(error) is PhaseFailedError
         assert list(error.failures) == [1]
 
 
@@ -228,7 +228,7 @@ def one_fails_while_another_is_busy(kind, failing, busy, word):
 @pytest.mark.parametrize(("failing", "busy"), [(0, 2), (1, 2), (1, 0), (3, 2)])
 def test_nobody_waits_for_a_busy_rank_once_another_has_failed(ranks, kind, failing, busy):
     for error, left in ranks.run(4, one_fails_while_another_is_busy, kind, failing, busy, uuid.uuid4()):
-        assert type(error) is CheckpointException
+        assert type(error) is PhaseFailedError
         assert list(error.failures) == [failing]
         assert f"rank {busy} had not finished" in str(error)
         assert left == []
@@ -274,7 +274,7 @@ def test_an_error_between_phases_reaches_the_other_ranks(ranks):
     assert type(found[1][0]) is KeyError
     assert all(left == [] for _, left in found)
     for error, _ in (found[0], found[2]):
-        assert type(error) is CheckpointException
+        assert type(error) is PhaseFailedError
         assert list(error.failures) == [1]
         assert "between" in str(error)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from dcp_core.errors import CoordinatorLostError
+from dcp_core.ranks.errors import CoordinatorLostError
 from dcp_core.ranks.transport.chunked_store import CHUNK_BYTES, StoreWire, VanishedKeyError
 
 

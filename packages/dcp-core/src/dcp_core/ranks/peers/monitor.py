@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterable
 
+from dcp_core.ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_core.ranks.interrupts import UninterruptedLock
 from dcp_core.ranks.peers.handles import PeerHandles
 from dcp_core.ranks.peers.options import PeerOptions
@@ -56,6 +57,7 @@ class Peers:
         coordinator_rank: The rank at the top.
         options: The same on all ranks.
         process: Who this rank is, where one process plays several.
+        errors: The classes of the errors to raise.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Peers:
         *,
         options: PeerOptions | None = None,
         process: ProcessIdentity | None = None,
+        errors: ErrorTypes = ERROR_TYPES,
     ) -> None:
         self._options = options or PeerOptions()
         self.relays = world_size > self._options.leaders_above
@@ -92,7 +95,8 @@ class Peers:
         self._below: dict[int, Link] = {}
         self._lost: dict[int, str] = {}
         self._mail = Mail()
-        wire = StoreWire(store, self._prefix, world_size)
+        self._errors = errors
+        wire = self._wire(store)
         self._cards = CardBox(wire, self._process, self._options.fan_out if self.relays else None)
         self._listener = Listener(self._cards.secret, self._cards.challenge)
         self._cards.leave(wire, rank, leads=self._leads, open_door=lambda: self._open_door(store))
@@ -129,7 +133,7 @@ class Peers:
         with self._lock:
             if self._met:
                 return
-            wire = StoreWire(store, self._prefix, self._world_size)
+            wire = self._wire(store)
             self._watch_host(wire)
             above = None if self._leads else self._cards.above(wire)
             self._met = True
@@ -144,7 +148,7 @@ class Peers:
         """Watch the ranks of this host that have come; nothing once all have met."""
         with self._lock:
             if not self._met:
-                self._watch_host(StoreWire(store, self._prefix, self._world_size))
+                self._watch_host(self._wire(store))
 
     def pause(self, seconds: float) -> None:
         """Wait so long, or until something happens; attend to it."""
@@ -199,6 +203,9 @@ class Peers:
         with self._lock:
             if rank in self._below:
                 self._send(self._below[rank], frame)
+
+    def _wire(self, store: KeyValueStore) -> StoreWire:
+        return StoreWire(store, self._prefix, self._world_size, errors=self._errors)
 
     def _open_door(self, store: KeyValueStore) -> tuple[tuple[str, ...], int]:
         doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_core.errors import CoordinatorLostError, CoordinatorTimeoutError
+from dcp_core.ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_core.ranks.phases.outcomes import Failure, Outcome, Step, Verdict
 from dcp_core.ranks.phases.phases import Answer, PhasedCoordinator
 from dcp_core.ranks.transport.pickled import decode, encode
@@ -63,12 +63,20 @@ class CollectiveCoordinator(PhasedCoordinator):
         group: The process group; of the backends' devices, the one that object collectives use.
         coordinator_rank: The rank, within the group, that runs each `reduce_fn`.
         timeout_seconds: How long to wait for this rank's earlier operations on the group.
+        errors: The classes of the errors that it raises.
     """
 
     _sends_own_value = True
 
-    def __init__(self, group: dist.ProcessGroup, *, coordinator_rank: int = 0, timeout_seconds: float = 1800.0) -> None:
-        super().__init__(dist.get_rank(group), dist.get_world_size(group), coordinator_rank)
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        coordinator_rank: int = 0,
+        timeout_seconds: float = 1800.0,
+        errors: ErrorTypes = ERROR_TYPES,
+    ) -> None:
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), coordinator_rank, errors=errors)
         with _turns_lock:
             self._turns = _turns.setdefault(group, _Turns())
         self.sequence = self._turns.draw()
@@ -88,12 +96,12 @@ class CollectiveCoordinator(PhasedCoordinator):
         self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
         if not self._turns.wait(self.sequence, self._timeout_seconds):
-            raise CoordinatorTimeoutError(step.phase, (self.rank,), self._timeout_seconds)
+            raise self.errors.coordinator_timeout(step.phase, (self.rank,), self._timeout_seconds)
         try:
             return self._gather_and_tell(outcome, conclude)
         except RuntimeError as error:
             told = str(error).partition("\n")[0]
-            raise CoordinatorLostError(
+            raise self.errors.coordinator_lost(
                 f"phase {step.phase!r}: the process group over which the ranks coordinate failed ({told}); a rank has "
                 "most likely ended or stayed away"
             ) from error

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from dcp_core.errors import RankDisagreementError
+from dcp_core.ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_core.ranks.phases.outcomes import format_ranks
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ class Coordinator(ABC):
     """The ranks of one save or load, going through the same phases together; a context manager.
 
     Every rank calls the same methods in the same order. A phase ends the same way on all ranks: when a `map_fn` raises
-    on any rank, or the coordinator's `reduce_fn` does, all ranks raise `CheckpointException` with every failing rank's
+    on any rank, or the coordinator's `reduce_fn` does, all ranks raise `PhaseFailedError` with every failing rank's
     traceback. `KeyboardInterrupt`, `SystemExit` and whatever else is no `Exception` passes through unchanged on the
-    rank that raised it, after a report to the other ranks, which raise `CheckpointException`. Waiting ends with
+    rank that raised it, after a report to the other ranks, which raise `PhaseFailedError`. Waiting ends with
     `CoordinatorTimeoutError`, naming the ranks waited for, or `CoordinatorLostError`.
 
     Values travel by pickle, between ranks of one job; the coordinator gets its own value as it is.
@@ -39,11 +39,13 @@ class Coordinator(ABC):
         rank: This rank within the group.
         world_size: The number of ranks.
         coordinator_rank: The rank that runs each `reduce_fn`.
+        errors: The classes of the errors that it raises.
     """
 
-    def __init__(self, rank: int, world_size: int, coordinator_rank: int) -> None:
+    def __init__(self, rank: int, world_size: int, coordinator_rank: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:
         if not 0 <= coordinator_rank < world_size:
             raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
+        self.errors = errors
         self.rank = rank
         self.world_size = world_size
         self.coordinator_rank = coordinator_rank
@@ -99,7 +101,7 @@ class Coordinator(ABC):
         """
         told = self.all_reduce(phase, lambda: value, lambda values: _disagreement(values, describe))
         if told is not None:
-            raise RankDisagreementError(f"phase {phase!r}: {told}")
+            raise self.errors.rank_disagreement(f"phase {phase!r}: {told}")
 
     def __enter__(self) -> Self:
         return self
@@ -113,8 +115,8 @@ class Coordinator(ABC):
 class LocalCoordinator(Coordinator):
     """A group of one process: every phase is a plain call, and an error is raised as it is."""
 
-    def __init__(self) -> None:
-        super().__init__(rank=0, world_size=1, coordinator_rank=0)
+    def __init__(self, *, errors: ErrorTypes = ERROR_TYPES) -> None:
+        super().__init__(rank=0, world_size=1, coordinator_rank=0, errors=errors)
         self._nonce = secrets.token_hex(8)
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:  # noqa: ARG002

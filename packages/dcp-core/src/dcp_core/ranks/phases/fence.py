@@ -31,7 +31,7 @@ def check_fence() -> None:
     A storage writer's `finish` calls it right before it publishes.
 
     Raises:
-        DcpError: The other ranks have ended the phase, or can no longer be reached.
+        OperationError: The other ranks have ended the phase, or can no longer be reached.
 
     Ranks: the coordinator.
     """

@@ -14,13 +14,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
-from dcp_core.errors import (
-    CheckpointException,
-    CoordinatorTimeoutError,
-    DcpError,
-    PeerLostError,
-    RankDisagreementError,
-)
+from dcp_core.ranks.errors import ERROR_TYPES, ErrorTypes, RanksError
 from dcp_core.ranks.phases.coordinator import Coordinator
 from dcp_core.ranks.phases.fence import fenced
 from dcp_core.ranks.phases.outcomes import Failure, Outcome, Step, Verdict, failure_of, format_ranks, shorten
@@ -51,8 +45,8 @@ class PhasedCoordinator(Coordinator):
     _sends_own_value = False
     """Whether the coordinator's own outcome holds its value as bytes, which nobody but a fake group reads."""
 
-    def __init__(self, rank: int, world_size: int, coordinator_rank: int) -> None:
-        super().__init__(rank, world_size, coordinator_rank)
+    def __init__(self, rank: int, world_size: int, coordinator_rank: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:
+        super().__init__(rank, world_size, coordinator_rank, errors=errors)
         self._steps = 0
         self._passed = 0
         """The first phase of which this rank does not know that it went well."""
@@ -89,7 +83,7 @@ class PhasedCoordinator(Coordinator):
         def answer(values: list[T]) -> Answer:
             answers = reduce_fn(values)
             if len(answers) != self.world_size:
-                raise DcpError(f"phase {phase!r}: {len(answers)} results for {self.world_size} ranks")
+                raise self.errors.operation(f"phase {phase!r}: {len(answers)} results for {self.world_size} ranks")
             each = [b"" if rank == self.rank else encode(one) for rank, one in enumerate(answers)]
             return Answer(Verdict(scattered=True), each, own=answers[self.rank])
 
@@ -127,7 +121,9 @@ class PhasedCoordinator(Coordinator):
 
     def _run(self, kind: str, phase: str, map_fn: Callable[[], Any], answer: Callable[[list[Any]], Answer]) -> Any:
         if self._ended:
-            raise DcpError(f"phase {phase!r}: this operation has ended; make a new coordinator for each save or load")
+            raise self.errors.operation(
+                f"phase {phase!r}: this operation has ended; make a new coordinator for each save or load"
+            )
         step = Step(self._steps, kind, phase)
         self._steps += 1
         value, outcome, error = self._attempt(step, map_fn)
@@ -139,7 +135,7 @@ class PhasedCoordinator(Coordinator):
 
         try:
             verdict, own = self._exchange(step, outcome, conclude)
-        except DcpError as lost:
+        except RanksError as lost:
             self._ended = True
             if error is None:
                 raise
@@ -191,7 +187,7 @@ class PhasedCoordinator(Coordinator):
         slowest = max(range(len(outcomes)), key=lambda rank: outcomes[rank].seconds)
         return replace(found, verdict=replace(found.verdict, slowest=(slowest, outcomes[slowest].seconds)))
 
-    def _error(self, step: Step, verdict: Verdict, local: BaseException | None) -> DcpError:
+    def _error(self, step: Step, verdict: Verdict, local: BaseException | None) -> RanksError:
         """What every rank raises for a verdict that is not ok."""
         if verdict.failures:
             busy = f"; {format_ranks(verdict.unheard)} had not finished" if verdict.unheard else ""
@@ -199,12 +195,12 @@ class PhasedCoordinator(Coordinator):
             failures = {failure.rank: (failure.revive(), failure.text) for failure in verdict.failures}
             if local is not None and self.rank in failures:
                 failures[self.rank] = (local, failures[self.rank][1])
-            return CheckpointException(f"phase {step.phase!r} did not succeed{busy}", failures)
+            return self.errors.phase_failed(f"phase {step.phase!r} did not succeed{busy}", failures)
         if verdict.lost:
-            return PeerLostError(step.phase, *zip(*verdict.lost, strict=True))
+            return self.errors.peer_lost(step.phase, *zip(*verdict.lost, strict=True))
         if verdict.missing:
-            return CoordinatorTimeoutError(step.phase, verdict.missing, verdict.waited_seconds)
-        return RankDisagreementError(f"phase {step.phase!r}: {verdict.disagreement}")
+            return self.errors.coordinator_timeout(step.phase, verdict.missing, verdict.waited_seconds)
+        return self.errors.rank_disagreement(f"phase {step.phase!r}: {verdict.disagreement}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -220,7 +216,7 @@ class PhasedCoordinator(Coordinator):
             self._withdraw(self._passed, failure_of(self.rank, error))
 
 
-def _fail(local: BaseException | None, shared: DcpError) -> NoReturn:
+def _fail(local: BaseException | None, shared: RanksError) -> NoReturn:
     """Raise the error that all ranks share, unless this rank was interrupted itself."""
     if local is not None and not isinstance(local, Exception):
         raise local

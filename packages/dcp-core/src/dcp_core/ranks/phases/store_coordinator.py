@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dcp_core.errors import CoordinatorLostError, DcpError
+from dcp_core.ranks.errors import ERROR_TYPES, CoordinatorLostError, ErrorTypes
 from dcp_core.ranks.peers.monitor import Peers
 from dcp_core.ranks.phases.outcomes import Failure, Outcome, Step, Verdict
 from dcp_core.ranks.phases.phases import Answer, PhasedCoordinator
@@ -45,6 +45,7 @@ class StoreCoordinator(PhasedCoordinator):
             every rank has heard how the last phase ended, lest a process that ends at once takes the news with it.
         release: Called by `close` when the connection is in order and may be used again.
         peers: Tells when ranks are gone, and carries phases where it relays; None leaves the first to the deadline.
+        errors: The classes of the errors that it raises.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class StoreCoordinator(PhasedCoordinator):
         hosts_store: bool = False,
         release: Callable[[], None] | None = None,
         peers: Peers | None = None,
+        errors: ErrorTypes = ERROR_TYPES,
     ) -> None:
-        super().__init__(rank, world_size, coordinator_rank)
-        self.sequence = self.draw(store, rank) if sequence is None else sequence
-        self._wire = StoreWire(store, f"dcp/{self.sequence}/", world_size)
+        super().__init__(rank, world_size, coordinator_rank, errors=errors)
+        self.sequence = self.draw(store, rank, errors) if sequence is None else sequence
+        self._wire = StoreWire(store, f"dcp/{self.sequence}/", world_size, errors=errors)
         self._seat = Seat(rank, world_size, coordinator_rank, timeout_seconds)
         self._store = store
         self._peers = peers
@@ -77,9 +79,9 @@ class StoreCoordinator(PhasedCoordinator):
         self._closed = False
 
     @staticmethod
-    def draw(store: KeyValueStore, rank: int) -> int:
+    def draw(store: KeyValueStore, rank: int, errors: ErrorTypes = ERROR_TYPES) -> int:
         """The next operation's sequence number on this rank. The other ranks wait for an operation that has one."""
-        return StoreWire(store, "dcp/", 1).add(f"drawn/{rank}")
+        return StoreWire(store, "dcp/", 1, errors=errors).add(f"drawn/{rank}")
 
     def save_nonce(self) -> str:
         """See `Coordinator`. Waits for no rank."""
@@ -98,14 +100,16 @@ class StoreCoordinator(PhasedCoordinator):
                 self._peers.meet(self._store)
         except CoordinatorLostError as error:
             self._lost = True
-            raise CoordinatorLostError(f"phase {step.phase!r}: {error}{self._who_is_gone()}") from error
+            raise self.errors.coordinator_lost(f"phase {step.phase!r}: {error}{self._who_is_gone()}") from error
         finally:
             self._unread.append(phase.shared)
         return verdict, answer
 
     def _check_waited_for(self, step: Step) -> None:
         if self._wire.has(f"{step.number}/verdict"):
-            raise DcpError(f"phase {step.phase!r}: the other ranks have given up waiting for rank {self.rank}")
+            raise self.errors.operation(
+                f"phase {step.phase!r}: the other ranks have given up waiting for rank {self.rank}"
+            )
 
     def _withdraw(self, number: int, failure: Failure) -> None:
         phase = self._phase

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
-from dcp_core.errors import CoordinatorLostError
+from dcp_core.ranks.errors import ERROR_TYPES, CoordinatorLostError, ErrorTypes
 
 __all__ = ["CHUNK_BYTES", "KeyValueStore", "StoreWire", "VanishedKeyError", "guard_store", "store_lost"]
 
@@ -50,17 +50,19 @@ class StoreWire:
         store: The store; no other thread uses this connection.
         prefix: Comes before every key.
         world_size: How many ranks poll this store; more of them poll less often.
+        errors: The classes of the errors to raise.
     """
 
-    def __init__(self, store: KeyValueStore, prefix: str, world_size: int) -> None:
+    def __init__(self, store: KeyValueStore, prefix: str, world_size: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:
         self.store = self._store = store
+        self._errors = errors
         self._prefix = prefix
         self._first_pause_seconds = max(_FIRST_PAUSE_SECONDS, world_size / _POLLS_PER_SECOND)
         self._last_pause_seconds = _LAST_PAUSE_SECONDS * max(1.0, world_size / _RANKS_PER_LAST_PAUSE)
 
     def put(self, key: str, data: bytes) -> list[str]:
         """Store a value of any size; all keys that it takes, the value's own last."""
-        with guard_store(key):
+        with guard_store(key, self._errors):
             if len(data) <= CHUNK_BYTES:
                 self._store.set(self._prefix + key, _WHOLE + data)
                 return [key]
@@ -85,7 +87,7 @@ class StoreWire:
 
     def _read(self, key: str) -> bytes:
         # Not `get`: it waits for a key that another rank has removed meanwhile, and for as long as the store's timeout.
-        with guard_store(key):
+        with guard_store(key, self._errors):
             data = self._store.compare_set(self._prefix + key, _ABSENT, _ABSENT)
         if data == _ABSENT.encode():
             raise VanishedKeyError(f"the key {key!r} is not in the store over which the ranks coordinate")
@@ -97,27 +99,27 @@ class StoreWire:
 
     def add(self, key: str) -> int:
         """Add one to a counter that starts at 0; its new value."""
-        with guard_store(key):
+        with guard_store(key, self._errors):
             return self._store.add(self._prefix + key, 1)
 
     def count(self, key: str) -> int:
         """The value of a counter; 0 if it is not there."""
-        with guard_store(key):
+        with guard_store(key, self._errors):
             return self._store.add(self._prefix + key, 0)
 
     def claim(self, key: str, text: str) -> str:
         """Set a key unless it is set; the text that it then has. Short ASCII text only."""
-        with guard_store(key):
+        with guard_store(key, self._errors):
             return self._store.compare_set(self._prefix + key, "", text).decode()
 
     def has(self, *keys: str) -> bool:
         """Whether all of these keys are set."""
-        with guard_store(keys[0]):
+        with guard_store(keys[0], self._errors):
             return self._store.check([self._prefix + key for key in keys])
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove these keys, as far as they are there."""
-        with guard_store("(deleting keys)"):
+        with guard_store("(deleting keys)", self._errors):
             for key in keys:
                 self._store.delete_key(self._prefix + key)
 
@@ -137,18 +139,18 @@ class StoreWire:
 
 
 @contextmanager
-def guard_store(key: str) -> Iterator[None]:
+def guard_store(key: str, errors: ErrorTypes = ERROR_TYPES) -> Iterator[None]:
     """Turn what a store raises into errors of ours; `key` says what was asked for."""
     try:
         yield
     except RuntimeError as error:  # DistNetworkError, and what stores without errors of their own raise
-        raise store_lost(key, error) from error
+        raise store_lost(key, error, errors) from error
 
 
-def store_lost(key: str, error: RuntimeError) -> CoordinatorLostError:
+def store_lost(key: str, error: RuntimeError, errors: ErrorTypes = ERROR_TYPES) -> CoordinatorLostError:
     """The error to raise when a store does not answer."""
     told = str(error).partition("\n")[0]
-    return CoordinatorLostError(
+    return errors.coordinator_lost(
         f"the store over which the ranks coordinate cannot be reached (at key {key!r}: {told}); the process that "
         "hosts it has most likely ended"
     )
