@@ -93,6 +93,9 @@ def test_loggers_escape_what_they_show(path: Path) -> None:
     named = [
         line for line in path.read_text().splitlines() if re.search(r"getLogger\(.", line.replace("getLogger()", ""))
     ]
+    if "dcp_ranks" in path.parts:  # it stands alone: its records hold numbers and no names
+        assert re.findall("%[sra]", path.read_text()) == []
+        return
     assert named == [], "use dcp_manifest.logs.library_logger"
 
 

@@ -26,7 +26,6 @@ from dcp_core.planning.diagnose_duplicates import DivergentReplicaWarning
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.planning.load_report import LoadMismatchError, LoadProblem, LoadReport
 from dcp_core.planning.save_planner import DefaultSavePlanner
-from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.records.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -62,6 +61,7 @@ from dcp_core.storage.byte_backend import ByteBackend
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
+from dcp_ranks.peers.monitor import PeerOptions
 
 __all__ = [
     "PROJECT_NAME",

@@ -1,4 +1,4 @@
-"""Every exception of `dcp_core`, and those of the packages below it, re-exported.
+"""Every exception of `dcp_core`, those of the packages below it, and the record of those that ranks raise together.
 
 Each derives from `DcpError` and from the fitting built-in, so that callers can catch either. Messages name what is
 known of key, file and rank, and say what to do.
@@ -6,7 +6,9 @@ known of key, file and rank, and say what to do.
 
 from __future__ import annotations
 
-from dcp_core.ranks import errors as ranks_errors
+from typing import Final
+
+import dcp_ranks
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -18,6 +20,7 @@ from dcp_manifest.errors import (
 from dcp_manifest.printable import printable
 
 __all__ = [
+    "RANK_ERRORS",
     "CheckpointException",
     "CheckpointNotFoundError",
     "CoordinatorLostError",
@@ -44,7 +47,7 @@ __all__ = [
 ]
 
 
-class CheckpointException(DcpError, ranks_errors.PhaseFailedError):  # noqa: N818 - stock's name
+class CheckpointException(DcpError, dcp_ranks.PhaseFailedError):  # noqa: N818 - stock's name
     """A phase of a save or load failed on at least one rank; the same facts are raised on every rank.
 
     Also a RuntimeError, which stock raises where a call of ours fails within a phase, as that no storage takes an id.
@@ -57,11 +60,11 @@ class CheckpointException(DcpError, ranks_errors.PhaseFailedError):  # noqa: N81
     """
 
 
-class CoordinatorLostError(DcpError, ranks_errors.CoordinatorLostError):
+class CoordinatorLostError(DcpError, dcp_ranks.CoordinatorLostError):
     """The store or group over which ranks coordinate is gone."""
 
 
-class CoordinatorTimeoutError(DcpError, ranks_errors.CoordinatorTimeoutError):
+class CoordinatorTimeoutError(DcpError, dcp_ranks.CoordinatorTimeoutError):
     """Ranks that others waited for did not arrive at a phase within the deadline.
 
     Args:
@@ -71,7 +74,7 @@ class CoordinatorTimeoutError(DcpError, ranks_errors.CoordinatorTimeoutError):
     """
 
 
-class PeerLostError(DcpError, ranks_errors.PeerLostError):
+class PeerLostError(DcpError, dcp_ranks.PeerLostError):
     """Ranks that others waited for are gone: their process has ended, or their host does not answer.
 
     Args:
@@ -81,12 +84,23 @@ class PeerLostError(DcpError, ranks_errors.PeerLostError):
     """
 
 
-class RankDisagreementError(DcpError, ranks_errors.RankDisagreementError):
+class RankDisagreementError(DcpError, dcp_ranks.RankDisagreementError):
     """Ranks that should do the same thing do different ones; the message says which rank does what."""
 
 
-class OperationError(DcpError, ranks_errors.OperationError):
+class OperationError(DcpError, dcp_ranks.OperationError):
     """A save or load cannot go on: it has ended, or the other ranks have given up on this one."""
+
+
+RANK_ERRORS: Final = dcp_ranks.ErrorTypes(
+    phase_failed=CheckpointException,
+    peer_lost=PeerLostError,
+    coordinator_timeout=CoordinatorTimeoutError,
+    coordinator_lost=CoordinatorLostError,
+    rank_disagreement=RankDisagreementError,
+    operation=OperationError,
+)
+"""For every coordinator that a package over this one makes: then `except DcpError` catches what it raises."""
 
 
 class MissingKeyError(DcpError, KeyError):

@@ -16,16 +16,13 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.adopt_foreign import adopt_load_planner, adopt_reader
-from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.errors import RANK_ERRORS, CheckpointNotFoundError, DcpError
 from dcp_core.events import Operation
 from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.planning.load_report import LoadReport
 from dcp_core.planning.read_items import LocalLoadPlan
 from dcp_core.positional import with_positional_storage
-from dcp_core.rank_errors import RANK_ERRORS
-from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
-from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.records.foreign_records import as_metadata
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.plan import LoadPlan
@@ -42,6 +39,8 @@ from dcp_core.state_dict.per_rank import RankValues
 from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage.storage_choice import resolve_reader
 from dcp_core.storage.storage_reader import ByteStorageReader
+from dcp_ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_ranks.peers.monitor import PeerOptions
 
 __all__ = ["load", "load_by_reader", "load_keys", "load_state_dict"]
 

@@ -16,14 +16,12 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.adopt_foreign import adopt_save_planner, adopt_writer
+from dcp_core.errors import RANK_ERRORS
 from dcp_core.events import Operation
 from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.plan_exchange import PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.positional import with_positional_storage
-from dcp_core.rank_errors import RANK_ERRORS
-from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
-from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.records.metadata import DeferredMetadata, Metadata
 from dcp_core.records.plan import SavePlan
 from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, placed_plans, with_states
@@ -32,6 +30,8 @@ from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage.storage_choice import resolve_writer
 from dcp_core.tables.plan_columns import written_of
 from dcp_manifest.logs import library_logger
+from dcp_ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_ranks.peers.monitor import PeerOptions
 
 __all__ = ["save", "save_state_dict", "save_with"]
 

@@ -12,7 +12,7 @@ import torch
 from dcp_core import CheckpointNotFoundError, RankDisagreementError, load, save
 from dcp_core.storage.checkpoint_ids import absolute_id, absolute_id_for
 from dcp_core.testing.memory import FOLDERS, MemoryReader, MemoryWriter
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 
 HERE = "<here>"
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from dcp_core import PeerOptions
-from dcp_core.rank_errors import RANK_ERRORS
-from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_core.errors import RANK_ERRORS
+from dcp_ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 
 __all__ = ["Ranks"]
 

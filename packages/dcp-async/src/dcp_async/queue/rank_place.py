@@ -9,11 +9,11 @@ import socket
 from dataclasses import dataclass
 
 from dcp_core import PeerOptions
-from dcp_core.rank_errors import RANK_ERRORS
-from dcp_core.ranks.make_coordinator import Coordinator, LocalCoordinator, StoreCoordinator
-from dcp_core.ranks.peers.monitor import Peers
-from dcp_core.ranks.transport.chunked_store import KeyValueStore, guard_store
-from dcp_core.ranks.transport.store_address import STORE_TIMEOUT, connect, prefixed
+from dcp_core.errors import RANK_ERRORS
+from dcp_ranks.make_coordinator import Coordinator, LocalCoordinator, StoreCoordinator
+from dcp_ranks.peers.monitor import Peers
+from dcp_ranks.transport.chunked_store import KeyValueStore, guard_store
+from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect, prefixed
 
 __all__ = ["Meeting", "Seat", "StoreAddress", "Ticket"]
 

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from dcp_async.errors import WorkerError
 from dcp_async.options import SaverOptions
 from dcp_async.queue.rank_place import Meeting, Seat, StoreAddress, Ticket
-from dcp_core.rank_errors import RANK_ERRORS
-from dcp_core.ranks.interrupts import interrupts_deferred
-from dcp_core.ranks.make_coordinator import CollectiveCoordinator, Coordinator, StoreCoordinator
-from dcp_core.ranks.store_connections import borrow_store, store_of
-from dcp_core.ranks.transport.chunked_store import KeyValueStore, StoreWire
-from dcp_core.ranks.transport.store_address import innermost, prefixed
+from dcp_core.errors import RANK_ERRORS
+from dcp_ranks.interrupts import interrupts_deferred
+from dcp_ranks.make_coordinator import CollectiveCoordinator, Coordinator, StoreCoordinator
+from dcp_ranks.store_connections import borrow_store, store_of
+from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire
+from dcp_ranks.transport.store_address import innermost, prefixed
 
 __all__ = ["CollectiveLink", "GroupLink", "LinkTable", "StoreLink"]
 

@@ -37,12 +37,12 @@ from dcp_async.savers.worker_messages import (
 from dcp_async.staging.copy_state import Structure, staged_tensors
 from dcp_async.staging.skeleton import fill
 from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
-from dcp_core.ranks.phases.outcomes import failure_of
-from dcp_core.ranks.transport.pickled import encode
-from dcp_core.ranks.transport.store_address import prefixed
-from dcp_core.ranks.world_size import assume_job_size
 from dcp_core.saving import save_with
 from dcp_core.storage.storage_choice import resolve_writer
+from dcp_ranks.phases.outcomes import failure_of
+from dcp_ranks.transport.pickled import encode
+from dcp_ranks.transport.store_address import prefixed
+from dcp_ranks.world_size import assume_job_size
 
 __all__ = ["WorkerSaves"]
 

@@ -24,7 +24,6 @@ from dcp_core.planning.plan_cache import (
     fingerprint,
 )
 from dcp_core.planning.write_results import PackedResults, pack, unpack
-from dcp_core.ranks.phases.coordinator import Coordinator
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.plan import SavePlan
@@ -33,6 +32,7 @@ from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tables.plan_columns import PlanColumns, Selection, columns_of, written_of
 from dcp_core.tables.planned_rows import PlannedRows
 from dcp_core.tables.records_of_index import records_of
+from dcp_ranks.phases.coordinator import Coordinator
 
 __all__ = ["PlanExchange"]
 

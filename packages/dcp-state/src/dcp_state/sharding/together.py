@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from dcp_core.rank_errors import RANK_ERRORS
-from dcp_core.ranks.make_coordinator import Coordinator, make_coordinator
+from dcp_core.errors import RANK_ERRORS
+from dcp_ranks.make_coordinator import Coordinator, make_coordinator
 
 __all__ = ["PIECE_BYTES", "Errors", "all_ranks"]
 
