@@ -33,8 +33,7 @@ from dcp_manifest import CheckpointIndex, ManifestFile
 from dcp_manifest import encode as encode_index
 from dcp_manifest.index.box_columns import starts
 from dcp_manifest.index.items import Framing
-from dcp_ranks.phases.coordinator import Coordinator
-from dcp_ranks.transport.pickled import decode, encode
+from dcp_ranks import Coordinator, decode, encode
 from integration_tests.benchmarks.manifest import INFO, items
 
 RANKS = (64, 256, 1024, 4096)

@@ -18,8 +18,7 @@ from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, Tenso
 from dcp_core.records.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from dcp_core.tables.value_table import Table
 from dcp_manifest.index import coverage as sweep
-from dcp_ranks.make_coordinator import StoreCoordinator
-from dcp_ranks.transport.pickled import encode
+from dcp_ranks import StoreCoordinator, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

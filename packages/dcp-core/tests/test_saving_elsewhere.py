@@ -17,9 +17,8 @@ from dcp_core.saving import save_with
 from dcp_core.shards.shards import LocalShard, LocalTensor, local_tensor
 from dcp_core.state_dict.flatten import flatten
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_ranks.make_coordinator import LocalCoordinator
+from dcp_ranks import LocalCoordinator, assume_job_size, job_size
 from dcp_ranks.testing.ranks import RankPool
-from dcp_ranks.world_size import assume_job_size, job_size
 
 
 def _half(values: torch.Tensor, first: int, rows: int) -> LocalTensor:

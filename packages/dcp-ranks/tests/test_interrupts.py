@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
+from dcp_ranks import make_coordinator
 from dcp_ranks.errors import PhaseFailedError
 from dcp_ranks.interrupts import interrupts_deferred
-from dcp_ranks.make_coordinator import make_coordinator
 from dcp_ranks.phases.fence import check_fence
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.testing.coordinators import coordinator, leftover_keys
@@ -98,10 +98,10 @@ def signalled_while_drawing(who):
     before = signal.signal(signal.SIGINT, handler)
     draw = StoreCoordinator.draw
 
-    def draw_and_be_signalled(store, rank):
+    def draw_and_be_signalled(store, rank, errors):
         if rank == who:
             signal.raise_signal(signal.SIGINT)
-        return draw(store, rank)
+        return draw(store, rank, errors)
 
     StoreCoordinator.draw = staticmethod(draw_and_be_signalled)
     try:

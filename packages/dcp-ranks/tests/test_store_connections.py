@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
+from dcp_ranks import CollectiveCoordinator, StoreCoordinator, make_coordinator
 from dcp_ranks import store_connections as store_clones
-from dcp_ranks.make_coordinator import CollectiveCoordinator, StoreCoordinator, make_coordinator
 
 
 class Gone:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dcp_acme.vault import VAULT_VARIABLE
-from dcp_ranks.testing.ranks import RankPool
+from dcp_core.testing.ranks import RankPool
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dcp_ranks.testing.ranks import RankPool
+from dcp_core.testing.ranks import RankPool
 from dcp_http_example.server import ObjectServer
 
 

@@ -61,7 +61,7 @@ from dcp_core.storage.byte_backend import ByteBackend
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks import PeerOptions
 
 __all__ = [
     "PROJECT_NAME",

@@ -13,7 +13,7 @@ from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.records.protocols import CheckpointId
 from dcp_manifest.logs import library_logger
-from dcp_ranks.phases.coordinator import Coordinator
+from dcp_ranks import Coordinator
 
 __all__ = ["Operation", "Phase"]
 

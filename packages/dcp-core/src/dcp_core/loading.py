@@ -39,8 +39,7 @@ from dcp_core.state_dict.per_rank import RankValues
 from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage.storage_choice import resolve_reader
 from dcp_core.storage.storage_reader import ByteStorageReader
-from dcp_ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
 __all__ = ["load", "load_by_reader", "load_keys", "load_state_dict"]
 

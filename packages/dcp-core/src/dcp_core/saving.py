@@ -30,8 +30,7 @@ from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage.storage_choice import resolve_writer
 from dcp_core.tables.plan_columns import written_of
 from dcp_manifest.logs import library_logger
-from dcp_ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
 __all__ = ["save", "save_state_dict", "save_with"]
 

@@ -33,7 +33,7 @@ from dcp_manager.savers import Saver
 from dcp_manager.signals import SignalWatch
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import Upkeep
-from dcp_ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from typing_extensions import Self

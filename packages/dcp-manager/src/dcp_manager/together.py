@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dcp_core import PeerOptions
 from dcp_core.errors import RANK_ERRORS
-from dcp_ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 
 __all__ = ["Ranks"]
 

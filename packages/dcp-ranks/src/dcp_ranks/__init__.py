@@ -4,6 +4,7 @@
 ranks go through together. The other names are for libraries that carry operations into threads and processes of theirs.
 """
 
+from dcp_ranks.choose_coordinator import DEFAULT_TIMEOUT_SECONDS, make_coordinator
 from dcp_ranks.errors import (
     ERROR_TYPES,
     CoordinatorLostError,
@@ -16,7 +17,6 @@ from dcp_ranks.errors import (
     RanksError,
 )
 from dcp_ranks.interrupts import interrupts_deferred
-from dcp_ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, make_coordinator
 from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
@@ -27,7 +27,7 @@ from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.store_connections import borrow_store, store_of
 from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire, guard_store
 from dcp_ranks.transport.pickled import decode, encode
-from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect, innermost, prefixed
+from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
 from dcp_ranks.world_size import assume_job_size, job_size
 
 __all__ = [
@@ -54,15 +54,15 @@ __all__ = [
     "assume_job_size",
     "borrow_store",
     "check_fence",
-    "connect",
+    "connect_store",
     "decode",
     "encode",
     "failure_of",
     "guard_store",
-    "innermost",
+    "innermost_store",
     "interrupts_deferred",
     "job_size",
     "make_coordinator",
-    "prefixed",
+    "prefixed_store",
     "store_of",
 ]

@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
-from dcp_ranks.peers.monitor import PeerOptions, Peers
+from dcp_ranks.peers.monitor import Peers
+from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.transport.chunked_store import KeyValueStore, guard_store, store_lost
-from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect, innermost, prefixed
+from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
 
 __all__ = ["borrow_store", "shared_peers", "store_of"]
 
@@ -128,9 +129,9 @@ def _connector(store: KeyValueStore, prefix: str) -> Callable[[], KeyValueStore]
     """
     if hasattr(store, "clone"):
         return store.clone
-    base = innermost(store)
+    base = innermost_store(store)
     host, port = base.host, base.port
-    return lambda: prefixed(prefix, connect(host, port))
+    return lambda: prefixed_store(prefix, connect_store(host, port))
 
 
 def _clone(store: KeyValueStore, make: Callable[[], KeyValueStore]) -> KeyValueStore:
@@ -154,6 +155,6 @@ def _clone(store: KeyValueStore, make: Callable[[], KeyValueStore]) -> KeyValueS
             raise dist.DistNetworkError("no second connection could be made")
     if isinstance(clone, RuntimeError):
         raise clone
-    if innermost(clone) is not innermost(store):  # a HashStore is its own clone
+    if innermost_store(clone) is not innermost_store(store):  # a HashStore is its own clone
         clone.set_timeout(STORE_TIMEOUT)
     return clone

@@ -18,9 +18,9 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
+from dcp_ranks import make_coordinator
 from dcp_ranks.errors import PeerLostError, PhaseFailedError
-from dcp_ranks.make_coordinator import make_coordinator
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.testing.coordinators import caught, pretended_host
 from dcp_ranks.testing.group_store import group_store, keys_of_group
 

@@ -9,10 +9,10 @@ import uuid
 import pytest
 import torch.distributed as dist
 
+from dcp_ranks import StoreCoordinator, make_coordinator
 from dcp_ranks.errors import (
     CoordinatorTimeoutError,
 )
-from dcp_ranks.make_coordinator import StoreCoordinator, make_coordinator
 from dcp_ranks.testing.coordinators import KINDS, STORE_KINDS, caught, coordinator, hear, leftover_keys, say
 from dcp_ranks.testing.group_store import group_store
 from dcp_ranks.transport.chunked_store import CHUNK_BYTES

@@ -10,12 +10,12 @@ import uuid
 import pytest
 import torch.distributed as dist
 
+from dcp_ranks import make_coordinator
 from dcp_ranks.errors import (
     CoordinatorLostError,
     CoordinatorTimeoutError,
     PeerLostError,
 )
-from dcp_ranks.make_coordinator import make_coordinator
 from dcp_ranks.phases.fence import check_fence
 from dcp_ranks.testing.coordinators import STORE_KINDS, caught, coordinator, hear, leftover_keys, say
 

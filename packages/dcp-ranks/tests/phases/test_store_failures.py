@@ -11,13 +11,13 @@ import uuid
 import pytest
 import torch.distributed as dist
 
+from dcp_ranks import make_coordinator
 from dcp_ranks.errors import (
     CoordinatorTimeoutError,
     OperationError,
     PhaseFailedError,
     RankDisagreementError,
 )
-from dcp_ranks.make_coordinator import make_coordinator
 from dcp_ranks.testing.coordinators import (
     KINDS,
     STORE_KINDS,

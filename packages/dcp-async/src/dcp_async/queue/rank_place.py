@@ -10,10 +10,17 @@ from dataclasses import dataclass
 
 from dcp_core import PeerOptions
 from dcp_core.errors import RANK_ERRORS
-from dcp_ranks.make_coordinator import Coordinator, LocalCoordinator, StoreCoordinator
-from dcp_ranks.peers.monitor import Peers
-from dcp_ranks.transport.chunked_store import KeyValueStore, guard_store
-from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect, prefixed
+from dcp_ranks import (
+    STORE_TIMEOUT,
+    Coordinator,
+    KeyValueStore,
+    LocalCoordinator,
+    Peers,
+    StoreCoordinator,
+    connect_store,
+    guard_store,
+    prefixed_store,
+)
 
 __all__ = ["Meeting", "Seat", "StoreAddress", "Ticket"]
 
@@ -33,7 +40,7 @@ class StoreAddress:
                 socket.create_connection((self.host, self.port), STORE_TIMEOUT.total_seconds()).close()
             except OSError as error:
                 raise RuntimeError(f"{self.host}:{self.port}: {error}") from error
-            return prefixed(self.prefix, connect(self.host, self.port))
+            return prefixed_store(self.prefix, connect_store(self.host, self.port))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,18 @@ from dcp_async.errors import WorkerError
 from dcp_async.options import SaverOptions
 from dcp_async.queue.rank_place import Meeting, Seat, StoreAddress, Ticket
 from dcp_core.errors import RANK_ERRORS
-from dcp_ranks.interrupts import interrupts_deferred
-from dcp_ranks.make_coordinator import CollectiveCoordinator, Coordinator, StoreCoordinator
-from dcp_ranks.store_connections import borrow_store, store_of
-from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire
-from dcp_ranks.transport.store_address import innermost, prefixed
+from dcp_ranks import (
+    CollectiveCoordinator,
+    Coordinator,
+    KeyValueStore,
+    StoreCoordinator,
+    StoreWire,
+    borrow_store,
+    innermost_store,
+    interrupts_deferred,
+    prefixed_store,
+    store_of,
+)
 
 __all__ = ["CollectiveLink", "GroupLink", "LinkTable", "StoreLink"]
 
@@ -236,7 +243,7 @@ class LinkTable:
         digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
         key = f"{group.group_name}-{digest}"
         stores = [borrow_store(group, RANK_ERRORS) for _ in range(2)]
-        bases = [innermost(each[0]) for each in stores if each is not None]
+        bases = [innermost_store(each[0]) for each in stores if each is not None]
         if len(bases) < 2 or dist.get_backend(group) == "fake":
             return CollectiveLink(self._seat(key, rank, len(members), job_size, None), group)
         # Savers of one group, one after the other or side by side, are kept apart: ranks make them in the same order.
@@ -244,7 +251,7 @@ class LinkTable:
         prefix = f"dcp-async/{key}/{number}"
         address = StoreAddress(bases[0].host, bases[0].port, prefix) if hasattr(bases[0], "port") else None
         seat = self._seat(key, rank, len(members), job_size, address)
-        caller, background = (prefixed(prefix, base) for base in bases)
+        caller, background = (prefixed_store(prefix, base) for base in bases)
         return StoreLink(seat, group, caller, background)
 
     def _seat(self, key: str, rank: int, world_size: int, job_size: int, address: StoreAddress | None) -> Seat:

@@ -32,7 +32,7 @@ from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tables.plan_columns import PlanColumns, Selection, columns_of, written_of
 from dcp_core.tables.planned_rows import PlannedRows
 from dcp_core.tables.records_of_index import records_of
-from dcp_ranks.phases.coordinator import Coordinator
+from dcp_ranks import Coordinator
 
 __all__ = ["PlanExchange"]
 

@@ -36,7 +36,7 @@ from dcp_core.tables.plan_columns import PlanColumns, columns_of
 from dcp_core.tables.value_table import LocalValues, find_ties, local_values
 from dcp_core.tensors.element_copy import contiguous
 from dcp_core.tensors.tensor_bytes import tensor_bytes
-from dcp_ranks.world_size import job_size
+from dcp_ranks import job_size
 
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
 

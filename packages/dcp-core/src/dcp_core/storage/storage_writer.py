@@ -30,7 +30,7 @@ from dcp_manifest import METADATA_NAME, ManifestInfo, encode
 from dcp_manifest.index.items import StoredItem
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.requests import Writable
-from dcp_ranks.phases.fence import check_fence
+from dcp_ranks import check_fence
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
 

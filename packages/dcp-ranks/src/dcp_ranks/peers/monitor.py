@@ -29,7 +29,7 @@ from dcp_ranks.transport.listening import addresses_to_announce, open_doors
 from dcp_ranks.transport.mailbox import Key, Mail
 from dcp_ranks.transport.newcomers import Guests
 
-__all__ = ["DOWN", "UP", "PeerOptions", "Peers"]
+__all__ = ["DOWN", "UP", "Peers"]
 
 UP, DOWN, _HELLO, _WELCOME, _READING = range(5)
 

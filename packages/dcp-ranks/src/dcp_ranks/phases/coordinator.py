@@ -1,6 +1,6 @@
 """The contract of a coordinator, and the coordinator of one process.
 
-A coordinator lives for one save or load. How ranks reach each other is decided by `dcp_ranks.make_coordinator`.
+A coordinator is for one operation, such as a save. How its ranks reach each other is decided by `make_coordinator`.
 """
 
 from __future__ import annotations

@@ -11,9 +11,12 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from dcp_ranks.make_coordinator import CollectiveCoordinator, Coordinator, StoreCoordinator, make_coordinator
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks.choose_coordinator import make_coordinator
+from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.peers.process_identity import own_identity
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
+from dcp_ranks.phases.coordinator import Coordinator
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.testing.group_store import group_store, keys_of_group
 
 __all__ = [

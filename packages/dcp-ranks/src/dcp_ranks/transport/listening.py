@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dcp_ranks.transport.connection import listen, own_addresses
-from dcp_ranks.transport.store_address import innermost
+from dcp_ranks.transport.store_address import innermost_store
 
 __all__ = ["addresses_to_announce", "open_doors"]
 
@@ -61,7 +61,7 @@ def open_doors(addresses: Iterable[str]) -> tuple[list[socket.socket], tuple[str
 
 def _server(store: Any) -> tuple[str, int]:
     """Host and port of the server of a store; an empty host if it has none."""
-    inner = innermost(store)
+    inner = innermost_store(store)
     try:
         return str(inner.host), int(inner.port)
     except (AttributeError, RuntimeError, TypeError, ValueError):  # files, memory, stores of others

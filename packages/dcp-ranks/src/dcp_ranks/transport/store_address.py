@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from dcp_ranks.transport.chunked_store import KeyValueStore
 
-__all__ = ["STORE_TIMEOUT", "connect", "innermost", "prefixed"]
+__all__ = ["STORE_TIMEOUT", "connect_store", "innermost_store", "prefixed_store"]
 
 STORE_TIMEOUT = timedelta(seconds=30)
 """For connecting, and for a `get` of what should be there."""
 
 
-def connect(host: str, port: int) -> KeyValueStore:
+def connect_store(host: str, port: int) -> KeyValueStore:
     """A connection of one's own to a `TCPStore` that runs. Raises what torch raises if nobody is there."""
     made: Any = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, None, False, timeout=STORE_TIMEOUT, wait_for_workers=False
@@ -23,13 +23,13 @@ def connect(host: str, port: int) -> KeyValueStore:
     return cast("KeyValueStore", made)
 
 
-def prefixed(prefix: str, store: Any) -> KeyValueStore:
+def prefixed_store(prefix: str, store: Any) -> KeyValueStore:
     """A store under a prefix."""
     made: Any = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
     return cast("KeyValueStore", made)
 
 
-def innermost(store: Any) -> Any:
+def innermost_store(store: Any) -> Any:
     """The store itself, without prefixes."""
     while (below := getattr(store, "underlying_store", None)) is not None:
         store = below

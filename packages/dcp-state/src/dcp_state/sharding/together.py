@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from dcp_core.errors import RANK_ERRORS
-from dcp_ranks.make_coordinator import Coordinator, make_coordinator
+from dcp_ranks import Coordinator, make_coordinator
 
 __all__ = ["PIECE_BYTES", "Errors", "all_ranks"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
+from dcp_ranks import CollectiveCoordinator, LocalCoordinator, StoreCoordinator, make_coordinator
 from dcp_ranks.errors import CoordinatorTimeoutError
-from dcp_ranks.make_coordinator import CollectiveCoordinator, LocalCoordinator, StoreCoordinator, make_coordinator
 from dcp_ranks.phases.outcomes import failure_of, format_ranks, shorten
 
 

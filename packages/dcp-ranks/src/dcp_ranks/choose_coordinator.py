@@ -6,20 +6,13 @@ import torch.distributed as dist
 
 from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_ranks.interrupts import interrupts_deferred
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 from dcp_ranks.phases.coordinator import Coordinator, LocalCoordinator
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.store_connections import borrow_store, shared_peers
 
-__all__ = [
-    "DEFAULT_TIMEOUT_SECONDS",
-    "CollectiveCoordinator",
-    "Coordinator",
-    "LocalCoordinator",
-    "StoreCoordinator",
-    "make_coordinator",
-]
+__all__ = ["DEFAULT_TIMEOUT_SECONDS", "make_coordinator"]
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 
