@@ -4,7 +4,7 @@
 ranks go through together. The other names are for libraries that carry operations into threads and processes of theirs.
 """
 
-from dcp_ranks.choose_coordinator import DEFAULT_TIMEOUT_SECONDS, make_coordinator
+from dcp_ranks.choose_coordinator import make_coordinator
 from dcp_ranks.errors import (
     ERROR_TYPES,
     CoordinatorLostError,
@@ -20,7 +20,7 @@ from dcp_ranks.interrupts import interrupts_deferred
 from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
-from dcp_ranks.phases.coordinator import Coordinator, LocalCoordinator
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, LocalCoordinator
 from dcp_ranks.phases.fence import check_fence
 from dcp_ranks.phases.outcomes import Failure, failure_of
 from dcp_ranks.phases.store_coordinator import StoreCoordinator

@@ -1,4 +1,4 @@
-"""Which coordinator a process group gets: its store where it has one, else object collectives; none for one rank."""
+"""`make_coordinator`: which kind of coordinator a process group gets, by its store, its backend and its size."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_ranks.interrupts import interrupts_deferred
 from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
-from dcp_ranks.phases.coordinator import Coordinator, LocalCoordinator
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, LocalCoordinator
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.store_connections import borrow_store, shared_peers
 
-__all__ = ["DEFAULT_TIMEOUT_SECONDS", "make_coordinator"]
-
-DEFAULT_TIMEOUT_SECONDS = 1800.0
+__all__ = ["make_coordinator"]
 
 
 def make_coordinator(
@@ -26,7 +24,14 @@ def make_coordinator(
     peers: PeerOptions | None = None,
     errors: ErrorTypes = ERROR_TYPES,
 ) -> Coordinator:
-    """The coordinator for one save or load; close it at the end (it is a context manager).
+    """Return the coordinator of one operation of a process group; a context manager, which closes it at the end.
+
+    The ranks meet at the group's store where they can, else in object collectives; a rank that is alone meets none.
+
+    Example:
+        >>> with make_coordinator(no_dist=True) as ranks:
+        ...     ranks.all_reduce("count samples", lambda: 100, sum)
+        100
 
     Args:
         process_group: The ranks that take part; None takes all.
@@ -35,8 +40,8 @@ def make_coordinator(
         timeout_seconds: How long a rank waits for the others in any one phase, counted from its own arrival: more than
             the time between the first and the last rank. Where object collectives are used, the group's own timeout
             counts instead.
-        peers: How ranks watch and reach each other, the same on all ranks; the defaults if None. Nobody watches where
-            object collectives are used.
+        peers: How ranks watch and reach each other, the same on all ranks; the defaults if None. Without effect
+            where object collectives are used.
         errors: The classes of the errors that the coordinator raises.
 
     Returns:

@@ -46,7 +46,7 @@ _clones_lock = threading.Lock()
 def borrow_store(
     group: dist.ProcessGroup, errors: ErrorTypes = ERROR_TYPES
 ) -> tuple[KeyValueStore, Callable[[], None]] | None:
-    """A connection of one's own to the group's store, and what gives it back when it is in order and not needed.
+    """Lend a connection to the process group's store, and the function that gives it back if it is still in order.
 
     None where ranks cannot meet at the store: a group without one, a fake group, a store that cannot compare and set,
     before torch 2.8 also any store but a `TCPStore`.
@@ -68,7 +68,7 @@ def borrow_store(
 
 
 def store_of(group: dist.ProcessGroup) -> object:
-    """The group's own store. Where this rank serves it, it is served as long as this object is held.
+    """Return the process group's own store. Where this rank serves it, it is served as long as this object is held.
 
     `destroy_process_group` forgets it otherwise, and every rank's connection ends.
     """

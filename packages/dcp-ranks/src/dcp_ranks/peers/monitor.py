@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)  # records hold numbers alone: nothing that a
 
 
 class Peers:
-    """Who of a group's ranks is gone; with leaders also the way up to the coordinator and down from it.
+    """The other ranks of a process group: which are gone; with leaders, also connections up and down.
 
     Shared by all operations of one group with one coordinator rank, in any threads of this process.
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 from dcp_ranks.phases.outcomes import Failure, Outcome, Step, Verdict
 from dcp_ranks.phases.phases import Answer, PhasedCoordinator
 from dcp_ranks.transport.pickled import decode, encode
@@ -73,7 +74,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         group: dist.ProcessGroup,
         *,
         coordinator_rank: int = 0,
-        timeout_seconds: float = 1800.0,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         errors: ErrorTypes = ERROR_TYPES,
     ) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group), coordinator_rank, errors=errors)

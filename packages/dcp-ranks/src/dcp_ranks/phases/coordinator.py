@@ -18,20 +18,23 @@ from dcp_ranks.phases.outcomes import format_ranks
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Coordinator", "LocalCoordinator"]
+__all__ = ["DEFAULT_TIMEOUT_SECONDS", "Coordinator", "LocalCoordinator"]
+
+DEFAULT_TIMEOUT_SECONDS = 1800.0
+"""How long a rank waits for the others in one phase."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Coordinator(ABC):
-    """The ranks of one save or load, going through the same phases together; a context manager.
+    """The ranks of one operation, such as a save, which go through the same phases together; a context manager.
 
     Every rank calls the same methods in the same order. A phase ends the same way on all ranks: when a `map_fn` raises
     on any rank, or the coordinator's `reduce_fn` does, all ranks raise `PhaseFailedError` with every failing rank's
     traceback. `KeyboardInterrupt`, `SystemExit` and whatever else is no `Exception` passes through unchanged on the
     rank that raised it, after a report to the other ranks, which raise `PhaseFailedError`. Waiting ends with
-    `CoordinatorTimeoutError`, naming the ranks waited for, or `CoordinatorLostError`.
+    `PeerLostError` or `CoordinatorTimeoutError`, which name ranks, or with `CoordinatorLostError`.
 
     Values travel by pickle, between ranks of one job; the coordinator gets its own value as it is.
 

@@ -17,7 +17,7 @@ _check: ContextVar[Callable[[], None] | None] = ContextVar("_check", default=Non
 
 @contextmanager
 def fenced(check: Callable[[], None]) -> Iterator[None]:
-    """What runs inside, in this thread, is told by `check` (which raises) when the others have given up."""
+    """Install `check` for the block, in this thread: called by `check_fence`, it raises if others gave up."""
     token = _check.set(check)
     try:
         yield
@@ -26,9 +26,9 @@ def fenced(check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_fence() -> None:
-    """Return if the phase in which this is called can still succeed, or outside any phase.
+    """Raise if the other ranks have abandoned the phase in which this is called; return otherwise, and outside phases.
 
-    A storage writer's `finish` calls it right before it publishes.
+    For a `reduce_fn` that makes something final: a storage writer's `finish` calls it right before it publishes.
 
     Raises:
         OperationError: The other ranks have ended the phase, or can no longer be reached.

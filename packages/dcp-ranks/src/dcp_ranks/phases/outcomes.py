@@ -87,7 +87,7 @@ class Verdict:
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:
-    """A report of `error` that always travels, whatever the exception is made of."""
+    """Describe an exception of a rank as a `Failure` that can be sent, whatever the exception is made of."""
     # The outermost frame is the coordinator's own call of the user's function.
     inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
     try:

@@ -122,7 +122,7 @@ class PhasedCoordinator(Coordinator):
     def _run(self, kind: str, phase: str, map_fn: Callable[[], Any], answer: Callable[[list[Any]], Answer]) -> Any:
         if self._ended:
             raise self.errors.operation(
-                f"phase {phase!r}: this operation has ended; make a new coordinator for each save or load"
+                f"phase {phase!r}: this operation has ended; make a new coordinator for each one"
             )
         step = Step(self._steps, kind, phase)
         self._steps += 1

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from dcp_ranks.errors import ERROR_TYPES, CoordinatorLostError, ErrorTypes
 from dcp_ranks.peers.monitor import Peers
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 from dcp_ranks.phases.outcomes import Failure, Outcome, Step, Verdict
 from dcp_ranks.phases.phases import Answer, PhasedCoordinator
 from dcp_ranks.phases.store_phase import Seat, StoreRound, shared_keys
@@ -56,7 +57,7 @@ class StoreCoordinator(PhasedCoordinator):
         *,
         coordinator_rank: int = 0,
         sequence: int | None = None,
-        timeout_seconds: float = 1800.0,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         hosts_store: bool = False,
         release: Callable[[], None] | None = None,
         peers: Peers | None = None,

@@ -44,7 +44,7 @@ class VanishedKeyError(CoordinatorLostError):
 
 
 class StoreWire:
-    """A store under a prefix. Every method raises `CoordinatorLostError` at once if the store is gone.
+    """Values, counters and claims at a store, under a prefix; `CoordinatorLostError` at once if the store is gone.
 
     Args:
         store: The store; no other thread uses this connection.
@@ -140,7 +140,7 @@ class StoreWire:
 
 @contextmanager
 def guard_store(key: str, errors: ErrorTypes = ERROR_TYPES) -> Iterator[None]:
-    """Turn what a store raises into errors of ours; `key` says what was asked for."""
+    """Raise `CoordinatorLostError` for what a store raises in the block; `key` says what was asked for."""
     try:
         yield
     except RuntimeError as error:  # DistNetworkError, and what stores without errors of their own raise

@@ -20,7 +20,7 @@ _UNASKED_BYTES = 16 << 10
 
 
 class Mail:
-    """What has come in and not been taken, and what waits to go up. Its user sees to it that calls do not overlap."""
+    """Inbox and outbox of frames, by phase. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
         self._inbox: defaultdict[Key, list[tuple[int, Frame]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Values as bytes between ranks of one job, which trust each other: pickles."""
+"""Pickles of values that ranks of one job send each other; they trust each other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["decode", "encode"]
 
 
 def encode(value: Any) -> bytes:
-    """Bytes of a value for another rank of the same job."""
+    """Pickle a value for another rank of the same job."""
     return pickle.dumps(value, protocol=5)
 
 
 def decode(data: bytes | bytearray) -> Any:
-    """The value that another rank of the same job encoded."""
+    """Unpickle a value of another rank of the same job; never bytes of anything else."""
     return pickle.loads(data)

@@ -16,7 +16,7 @@ STORE_TIMEOUT = timedelta(seconds=30)
 
 
 def connect_store(host: str, port: int) -> KeyValueStore:
-    """A connection of one's own to a `TCPStore` that runs. Raises what torch raises if nobody is there."""
+    """Connect to a `TCPStore` that runs, for the caller alone. Raises what torch raises if none is there."""
     made: Any = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, None, False, timeout=STORE_TIMEOUT, wait_for_workers=False
     )
@@ -24,13 +24,13 @@ def connect_store(host: str, port: int) -> KeyValueStore:
 
 
 def prefixed_store(prefix: str, store: Any) -> KeyValueStore:
-    """A store under a prefix."""
+    """Return a store whose keys are those of `store` under a prefix."""
     made: Any = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
     return cast("KeyValueStore", made)
 
 
 def innermost_store(store: Any) -> Any:
-    """The store itself, without prefixes."""
+    """Return the store below all prefixes."""
     while (below := getattr(store, "underlying_store", None)) is not None:
         store = below
     return store
