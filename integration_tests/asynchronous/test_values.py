@@ -25,7 +25,7 @@ from dcp_async import (
 )
 from dcp_core import DefaultSavePlanner, Metadata, PerRank, SavePlan, load, save
 from dcp_core.records.protocols import StorageWriter, WriteResult
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 
 KINDS = ["thread", "process"]
 # With the start of a process for each rank, which imports torch.

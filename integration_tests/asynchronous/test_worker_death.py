@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from dcp_async import AsyncSaver, SaverDeadlineError, SaverOptions, WorkerLostError, WorkerOptions, shared_saver
 from dcp_core import CheckpointException, load
-from dcp_core.testing.ranks import RankPool
 from dcp_fs import FileSystemWriter
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.process_end import has_ended
 
 PHASES = [

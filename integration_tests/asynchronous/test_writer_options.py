@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import dcp_all as dcp
-from dcp_core.testing.ranks import RankPool
 from dcp_fsspec import FsspecWriter
+from dcp_ranks.testing.ranks import RankPool
 from dcp_transforms import BlockZStandard, FloatPlanes, ZStandard
 
 STATE: dict[str, Any] = {

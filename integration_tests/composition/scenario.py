@@ -122,6 +122,14 @@ def _store_bytes(folder: str) -> None:
     assert store.read("name") == b"bytes"
 
 
+@_step("dcp-ranks")
+def _agree(folder: str) -> None:
+    from dcp_ranks import make_coordinator
+
+    with make_coordinator(no_dist=True) as ranks:
+        assert ranks.all_reduce("count", lambda: 3, sum) == 3
+
+
 @_step("dcp-core")
 def _save_and_load_in_memory(folder: str) -> None:
     from dcp_core import load, save

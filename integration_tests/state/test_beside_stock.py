@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import dcp_state
 from dcp_core.errors import DcpError
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.state.compare import differences
 from integration_tests.state.jobs import stock_modules
 from integration_tests.state.nets import KINDS, VARIANTS, build, kinds_for

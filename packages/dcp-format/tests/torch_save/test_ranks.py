@@ -12,7 +12,6 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, load, save
-from dcp_core.testing.ranks import RankError
 from dcp_format import (
     BroadcastingTorchSaveReader,
     DynamicMetaLoadPlanner,
@@ -21,6 +20,7 @@ from dcp_format import (
     consolidate_safetensors_files,
     consolidate_safetensors_files_on_every_rank,
 )
+from dcp_ranks.testing.ranks import RankError
 
 SHARDS = {"rows": (10, 6), "columns": (6, 10), "wide": (9, 5)}
 
