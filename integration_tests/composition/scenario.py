@@ -112,6 +112,15 @@ def _find_checkpoints(folder: str) -> None:
     assert [*find_checkpoints(folder)] == []
 
 
+@_step("dcp-hooks")
+def _find_plugins(folder: str) -> None:
+    from dcp_hooks import installed
+
+    for info in installed.list():
+        assert info.error is None, info
+        installed.import_offers(info)
+
+
 @_step("dcp-io")
 def _store_bytes(folder: str) -> None:
     from dcp_io import LocalStore

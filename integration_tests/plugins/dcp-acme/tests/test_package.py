@@ -22,6 +22,7 @@ from dcp_state import get_model_state_dict
 
 OFFERS = {
     "storage": ("acme",),
+    "stores": ("acme",),
     "transforms": ("block.acme-deflate",),
     "state_adapters": ("acme-shell",),
     "converters": ("npz",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import dcp_ranks
+from dcp_hooks import errors as hooks_errors
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -135,7 +136,7 @@ class UnloadableObjectError(DcpError, TypeError):
     """An object would be saved in a form that a later load refuses to run."""
 
 
-class PluginNotFoundError(DcpError, LookupError, RuntimeError):
+class PluginNotFoundError(DcpError, hooks_errors.PluginNotFoundError):
     """No installed plugin offers what is needed; the message names the package to install.
 
     Also a RuntimeError, which stock raises for a checkpoint id that none of its storages takes.
@@ -149,9 +150,9 @@ class NoCheckpointIdError(DcpError, ValueError, RuntimeError):
     """
 
 
-class DuplicatePluginError(DcpError, ValueError):
+class DuplicatePluginError(DcpError, hooks_errors.DuplicatePluginError):
     """Two distributions offer a plugin under one name."""
 
 
-class PluginLoadError(DcpError, ImportError):
+class PluginLoadError(DcpError, hooks_errors.PluginLoadError):
     """A plugin that is needed is installed, but cannot be imported or is not valid."""

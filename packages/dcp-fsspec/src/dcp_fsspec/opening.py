@@ -1,4 +1,4 @@
-"""`open_store`: the store of a URI. What the entry points of `dcp.stores.fallback` name; imports no torch."""
+"""`open_store`: the store of a URI. What this package's plug-in names as opener; imports no torch."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ from dcp_format.content.changes import cast_tensors, rename_values, select_value
 from dcp_format.content.content import Content
 from dcp_format.converters import WriteOptions, converter_for, detect, detect_at_uri, format_of_name, takes_uris
 from dcp_format.fetched_files import Fetched
+from dcp_hooks import WEB_SCHEMES
 from dcp_io import open_store
-from dcp_manifest.schemes import WEB_SCHEMES, file_path, scheme_of
+from dcp_manifest.schemes import file_path, scheme_of
 
 __all__ = ["convert", "open_content"]
 
