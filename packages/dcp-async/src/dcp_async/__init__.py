@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dcp_async.saver import AsyncSaver
     from dcp_async.shared_savers import async_save, close_savers, shared_saver
     from dcp_async.staging.stagers import DefaultStager, StagingOptions, StateDictStager
-    from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
+    from dcp_core import AsyncStager, BlockingAsyncStager
 
 __all__ = [
     "AsyncCheckpointerType",

@@ -9,6 +9,7 @@ from dcp_core.adopt_foreign import adopt_reader, adopt_save_planner, adopt_write
 from dcp_core.child_interpreter import module_command
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy, one_setting
 from dcp_core.encoding.payloads import tensor_payload
+from dcp_core.logs import LOGGER_NAME, library_logger
 from dcp_core.objects.allowed_globals import allowed_globals
 from dcp_core.objects.object_archive import ObjectArchive, read_archive
 from dcp_core.objects.objects import DumpedObject, dump_object, load_object, reduce_exactly, scan
@@ -40,6 +41,7 @@ from dcp_core.tensors.tensor_bytes import tensor_bytes
 from dcp_core.tensors.tensor_pieces import TensorPieces
 
 __all__ = [
+    "LOGGER_NAME",
     "CheckpointId",
     "CompressedRequest",
     "Compression",
@@ -79,6 +81,7 @@ __all__ = [
     "is_plain",
     "is_quantized_dtype",
     "is_stateful",
+    "library_logger",
     "load_object",
     "local_boxes",
     "local_tensor",

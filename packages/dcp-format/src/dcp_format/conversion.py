@@ -16,7 +16,7 @@ from dcp_format.converters import WriteOptions, converter_for, detect, detect_at
 from dcp_format.fetched_files import Fetched
 from dcp_hooks import WEB_SCHEMES
 from dcp_io import open_store
-from dcp_manifest.schemes import file_path, scheme_of
+from dcp_manifest import file_path, scheme_of
 
 __all__ = ["convert", "open_content"]
 

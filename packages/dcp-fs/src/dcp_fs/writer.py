@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
-from dcp_core.encoding.compression import Compression, one_setting
-from dcp_core.storage.file_attributes import FileAttributes
+from dcp_core.toolkit import Compression, FileAttributes, one_setting
 from dcp_core.transforms import StreamTransformExtension
 from dcp_fs.filesystem import FileSystem
 from dcp_fs.layout import SerializationFormat, check_format, default_thread_count

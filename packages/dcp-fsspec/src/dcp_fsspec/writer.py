@@ -8,8 +8,7 @@ from enum import Enum
 from typing import Any
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
-from dcp_core.encoding.compression import Compression, one_setting
-from dcp_core.storage.file_attributes import FileAttributes
+from dcp_core.toolkit import Compression, FileAttributes, one_setting
 from dcp_core.transforms import StreamTransformExtension
 from dcp_fsspec.filesystem import FileSystem, init_path, made_file_system
 from dcp_fsspec.layout import SerializationFormat, check_format

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
-from dcp_core.storage.checkpoint_ids import absolute_id
+from dcp_core.toolkit import absolute_id
 from dcp_io import STALE_AFTER_SECONDS, open_store
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.errors import UnfinishedSaveError

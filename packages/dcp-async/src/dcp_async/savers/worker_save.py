@@ -37,8 +37,7 @@ from dcp_async.savers.worker_messages import (
 from dcp_async.staging.copy_state import Structure, staged_tensors
 from dcp_async.staging.skeleton import fill
 from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
-from dcp_core.saving import save_with
-from dcp_core.storage.storage_choice import resolve_writer
+from dcp_core.toolkit import resolve_writer, save_with
 from dcp_ranks import assume_job_size, encode, failure_of, prefixed_store
 
 __all__ = ["WorkerSaves"]

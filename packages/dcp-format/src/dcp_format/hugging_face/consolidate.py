@@ -23,7 +23,7 @@ from dcp_format.safetensors.file_sets import SUFFIX, Stamp, fresh_name, save_id_
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, open_safetensors
 from dcp_format.safetensors.safetensors_write import index_json, remove_earlier, write_tensor_file
 from dcp_io import LocalStore
-from dcp_manifest.schemes import file_path
+from dcp_manifest import file_path
 
 __all__ = ["consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"]
 

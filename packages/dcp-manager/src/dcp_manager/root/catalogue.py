@@ -34,11 +34,8 @@ from dcp_io import (
     this_process,
 )
 from dcp_manager.root.records import CheckpointRecord, Note
+from dcp_manifest import NOTE, QUARANTINE, is_index_name, library_logger, put_aside_reason, quarantine_reason, step_of
 from dcp_manifest.errors import CheckpointNotFoundError
-from dcp_manifest.folders.checkpoint_order import step_of
-from dcp_manifest.folders.find_checkpoints import is_index_name
-from dcp_manifest.folders.folder_notes import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
-from dcp_manifest.logs import library_logger
 
 __all__ = ["Catalogue", "Folder"]
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dcp_core.planning.comparable_bytes import same_value
-from dcp_core.planning.load_report import suggest
+from dcp_core.toolkit import same_value, suggest
 from dcp_state.errors import StateMismatchError
 from dcp_state.optimizer.copying import copy_value
 from dcp_state.optimizer.initial import InitialStates
