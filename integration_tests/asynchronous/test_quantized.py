@@ -145,6 +145,53 @@ def test_values_and_quantizers_come_back_exactly(ranks: Any, saver: str, tmp_pat
     assert ranks.run(1, _load_whole, str(tmp_path)) == [[]]
 
 
+def _rows(name: str, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Rows that begin a matrix, quantized in one of three ways; torch cannot make none of some by a slice."""
+    if name == "per tensor":
+        return torch._empty_affine_quantized(sizes, scale=0.07, zero_point=3, dtype=torch.qint8)
+    axis = {"per row": 0, "per column": 1}[name]
+    scales = torch.linspace(0.1, 0.3, COLUMNS, dtype=torch.float64)[: sizes[axis]]
+    points = torch.arange(len(scales))
+    return torch._empty_per_channel_affine_quantized(
+        sizes, scales=scales, zero_points=points, axis=axis, dtype=torch.quint8
+    )
+
+
+def _thin_state(fill: int) -> dict[str, torch.Tensor]:
+    """Tensors of one row, which rank 0 alone holds, and of none."""
+    state = {}
+    for name in ("per tensor", "per row", "per column"):
+        for rows in (0, 1):
+            mesh = init_device_mesh("cpu", (WORLD,))
+            local = _rows(name, (rows if dist.get_rank() == 0 else 0, COLUMNS))
+            if local.numel():
+                local.fill_(fill)
+            shape = torch.Size((rows, COLUMNS))
+            sharded = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=(COLUMNS, 1))
+            state[f"{rows} rows, {name}"] = sharded
+        state[f"whole, {name}"] = _rows(name, (0, COLUMNS))
+        state[f"replicated, {name}"] = _dtensor(_rows(name, (0, COLUMNS)), Replicate())
+    return state
+
+
+def _save_and_load_thin(folder: str, saver: str) -> tuple[list[str], list[str]]:
+    with _saver(saver) as save:
+        save(_thin_state(2), folder)
+    template = _thin_state(1)
+    dcp.load(template, checkpoint_id=folder)
+    whole = dcp.load_keys(checkpoint_id=folder)
+    # A row of one channel, cut from a tensor of one channel a row, is quantized per tensor to torch.
+    names = [name for name in template if "1 rows" not in name or dist.get_rank() == 0]
+    return _differing(template, _thin_state(2)), [
+        name for name in names if _exact(whole[name])[2] != _exact(template[name])[2]
+    ]
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+def test_parts_without_elements_keep_their_quantizer(ranks: Any, saver: str, tmp_path: Path) -> None:
+    assert ranks.run(WORLD, _save_and_load_thin, str(tmp_path), saver) == [([], [])] * WORLD
+
+
 UNABLE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "shards, float zero points": (
         lambda: _declared_alone(QUANTIZERS["per row, float zero points"](1), parts=2),

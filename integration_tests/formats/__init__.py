@@ -1,0 +1,1 @@
+"""Safetensors and `torch.save` files, through checkpoints and back."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dcp_core.block_transforms import BlockUndo
-from dcp_core.objects.archive_crcs import archive_problem
 from dcp_core.objects.objects import load_object
 from dcp_core.storage.stock_archive import locate_tensor
 from dcp_core.transforms import ExtensionRegistry, undo
@@ -23,6 +22,7 @@ from dcp_format.checkpoints.stored_content import stored_content
 from dcp_format.safetensors.safetensors_header import build_header, read_header
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
 from dcp_io import LocalStore, Source, verify_zip, zip_records
+from dcp_io.archives.archive_checks import archive_problem
 from dcp_manifest import decode, encode, read_index, verify
 from dcp_manifest.container.blob import WholeBlob, index_crc32
 from dcp_manifest.container.footer import FOOTER_BYTES, Footer, read_footer

@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from dcp_io import Layout, LocalStore, write_items
+from dcp_io import Layout, LocalStore, Payload, WriteRequest, write_items
 from dcp_manifest import (
     CheckpointIndex,
     Framing,
     ItemColumns,
     LiteralKey,
     ManifestInfo,
-    Payload,
     StoredItem,
     TensorFlags,
-    WriteRequest,
     encode,
 )
 

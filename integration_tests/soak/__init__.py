@@ -1,0 +1,1 @@
+"""A run that meets all kinds of faults at random: `nox -s soak`."""

@@ -1,0 +1,1 @@
+"""Where PyTorch's checkpointing is known to be wrong, and ours is right."""

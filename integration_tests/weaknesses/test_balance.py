@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import dcp_all as dcp
 from dcp_core.tables.value_table import local_values
+from dcp_io.requests import WriteRequest
 from dcp_io.writing.write_engine import assign_to_threads
-from dcp_manifest.requests import WriteRequest
 
 MIB = 1 << 20
 RANKS, REPLICAS = 64, 64

@@ -31,7 +31,8 @@ from dcp_async import (
 from dcp_async.async_save import _at_exit
 from dcp_core import BlockingAsyncStager, load
 from dcp_core.errors import PluginNotFoundError
-from dcp_core.testing.memory import FOLDERS, MemoryReader, MemoryWriter
+from dcp_core.testing.memory import MemoryReader, MemoryWriter, files_in
+from dcp_core.testing.memory_store import OBJECTS
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def _closed() -> Iterator[None]:
     GatedWriter.gate.clear()
     yield
     close_savers()
-    FOLDERS.clear()
+    OBJECTS.clear()
 
 
 class GatedWriter(MemoryWriter):
@@ -130,7 +131,7 @@ def test_overlap_is_chosen_by_call() -> None:
         second.result()  # type: ignore[union-attr]
     GatedWriter.gate.set()
     first.result()  # type: ignore[union-attr]
-    assert not FOLDERS["b"]
+    assert not files_in("b")
 
 
 def test_a_copy_is_not_overwritten_while_it_is_read() -> None:
@@ -164,7 +165,7 @@ def test_close_drains_with_a_deadline_and_refuses_more() -> None:
         waiting.result()  # type: ignore[union-attr]
     GatedWriter.gate.set()
     running.result()  # type: ignore[union-attr]
-    assert not FOLDERS["b"]
+    assert not files_in("b")
 
 
 def test_errors_reach_the_future_or_the_next_save() -> None:
@@ -207,7 +208,7 @@ def test_warm_up_makes_the_memory_and_saves_nothing() -> None:
     with AsyncSaver("thread") as saver:
         saver.warm_up(state_dict=state)
         assert saver.staging_bytes == 1 << 16
-        assert not FOLDERS
+        assert not OBJECTS
         saver.save(state, storage_writer=MemoryWriter("a")).result()  # type: ignore[union-attr]
         assert saver.staging_bytes == 1 << 16
     with pytest.raises(SaverClosedError):

@@ -21,8 +21,8 @@ import pytest
 
 from dcp_inspect.cli import COMMANDS, run
 from dcp_inspect.layout import plan_reads, plan_writes
-from dcp_io import LocalStore, ProcessIdentity, StoreBackend, this_process
-from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, Payload, WriteRequest, encode, index_of
+from dcp_io import LocalStore, Payload, ProcessIdentity, StoreBackend, WriteRequest, this_process
+from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, encode, index_of
 
 
 def write(path: Path, *, rows: int = 4000, layout: Any = "torch") -> Path:

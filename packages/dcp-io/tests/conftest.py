@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dcp_io import LocalStore, StoreBackend, read_items
+from dcp_io.requests import Payload, ReadRequest, WriteRequest
 from dcp_io.writing import write_engine
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.file.manifest import encode
@@ -15,7 +16,6 @@ from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_manifest.requests import Payload, ReadRequest, WriteRequest
 
 RNG = np.random.default_rng(1)
 WRITTEN_BYTES = [0, 1, 63, 70_000, 300_000, 1_500_000]

@@ -12,8 +12,8 @@ from dcp_io import (
     SaveInProgressError,
     StoreBackend,
 )
+from dcp_io.requests import ReadRequest
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
-from dcp_manifest.requests import ReadRequest
 
 OLD, NEW = [{"a": b"1" * 100}, {"b": b"2"}], [{"a": b"3" * 100}, {"c": b"4"}]
 

@@ -8,9 +8,9 @@ import warnings
 import pytest
 
 from dcp_io import StoreBackend, verify_checkpoint
+from dcp_io.requests import ReadRequest
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.items import Framing
-from dcp_manifest.requests import ReadRequest
 
 torch = pytest.importorskip("torch", reason="stock is the oracle")
 

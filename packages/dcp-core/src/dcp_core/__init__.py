@@ -57,7 +57,6 @@ from dcp_core.records.protocols import (
 )
 from dcp_core.saving import save, save_state_dict
 from dcp_core.state_dict.per_rank import PerRank
-from dcp_core.storage.byte_backend import ByteBackend
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
@@ -68,7 +67,6 @@ __all__ = [
     "STATE_DICT_TYPE",
     "AsyncStager",
     "BlockingAsyncStager",
-    "ByteBackend",
     "ByteStorageReader",
     "ByteStorageWriter",
     "BytesIOWriteData",

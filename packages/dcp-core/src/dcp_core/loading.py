@@ -5,7 +5,6 @@ Source: torch 2.13 `torch.distributed.checkpoint.state_dict_loader` (signatures,
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Iterable
@@ -23,6 +22,7 @@ from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoa
 from dcp_core.planning.load_report import LoadReport
 from dcp_core.planning.read_items import LocalLoadPlan
 from dcp_core.positional import with_positional_storage
+from dcp_core.records.abilities import LoadPlannerAbilities, ReaderAbilities, abilities, takes
 from dcp_core.records.foreign_records import as_metadata
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.plan import LoadPlan
@@ -179,7 +179,7 @@ class _Load:
     """Whether the ranks' plans go through the coordinator; with identity steps everywhere none of them travels."""
 
     def run(self) -> LoadReport:
-        place = self.checkpoint_id if self.checkpoint_id is not None else getattr(self.reader, "checkpoint_id", None)
+        place = self.checkpoint_id if self.checkpoint_id is not None else self.reader_can().checkpoint_id
         events = Operation("load", self.coordinator, place)
         with events.phase("total") as total:
             folder = absolute_id_for(self.reader, self.checkpoint_id)  # ranks may have different working folders
@@ -193,7 +193,7 @@ class _Load:
                 with events.phase("read") as reading:
                     read = reading.timed(partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
                     replaced = self.coordinator.all_gather("read", read)
-                    reading.bytes = total.bytes = getattr(self.reader, "bytes_read", None)
+                    reading.bytes = total.bytes = self.reader_can().bytes_read
                 if not any(replaced):
                     break
             report = self.report()
@@ -217,7 +217,7 @@ class _Load:
         self.rank_values = RankValues(self.values, self.metadata.state_dict_metadata.keys(), self.coordinator.rank)
         is_coordinator = self.coordinator.is_coordinator
         self.planner.set_up_planner(self.values, self.metadata, is_coordinator)
-        if "kwargs" in inspect.signature(reader.set_up_storage_reader).parameters:
+        if takes(reader.set_up_storage_reader, "kwargs"):
             reader.set_up_storage_reader(
                 self.metadata, is_coordinator, rank=self.coordinator.rank, use_collectives=True
             )
@@ -267,13 +267,14 @@ class _Load:
                 self.state_dict[key] = value
 
     def report(self) -> LoadReport:
-        local: LocalLoadPlan | None = getattr(self.planner, "local_load", None)
+        did, reader_did = abilities(self.planner, LoadPlannerAbilities), self.reader_can()
+        local: LocalLoadPlan | None = did.local_load
         items = self.plan.items if self.plan is not None else []
         found = LoadReport(
-            unverified=tuple(sorted(getattr(self.reader, "unverified_keys", ()))),
-            bytes_read=getattr(self.reader, "bytes_read", 0),
+            unverified=tuple(sorted(reader_did.unverified_keys or ())),
+            bytes_read=reader_did.bytes_read or 0,
             save_id=_save_id(self.metadata) if self.metadata is not None else None,
-            initialised=tuple(sorted(getattr(self.planner, "initialised", ()))),
+            initialised=tuple(sorted(did.initialised or ())),
             per_rank=dict(sorted(self.rank_values.taken.items())) if self.rank_values is not None else {},
         )
         if local is None:  # a planner of another kind
@@ -287,6 +288,10 @@ class _Load:
         found.overlapping = tuple(sorted(local.overlapping))
         found.cast, found.resized, found.renamed = dict(local.cast), dict(local.resized), dict(local.renamed)
         return found
+
+    def reader_can(self) -> ReaderAbilities:
+        """What the reader offers beside the methods of `StorageReader`, as of now."""
+        return abilities(self.reader, ReaderAbilities)
 
     def _reader(self) -> StorageReader:
         if self.reader is None:
@@ -317,7 +322,7 @@ def _read_metadata(reader: StorageReader, rank: int) -> Metadata:
     except DcpError:
         raise
     except Exception:
-        if "kwargs" not in inspect.signature(reader.read_metadata).parameters:
+        if not takes(reader.read_metadata, "kwargs"):
             raise
         return as_metadata(reader.read_metadata(rank=rank))
 

@@ -6,7 +6,6 @@ Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver` (signatures, 
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import warnings
 from collections.abc import Hashable
@@ -22,6 +21,7 @@ from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.plan_exchange import PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.positional import with_positional_storage
+from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, takes
 from dcp_core.records.metadata import DeferredMetadata, Metadata
 from dcp_core.records.plan import SavePlan
 from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, placed_plans, with_states
@@ -127,30 +127,34 @@ class _Save:
 
     def place(self) -> CheckpointId | None:
         """Where to save, as far as it is known without asking anybody."""
-        return self.checkpoint_id if self.checkpoint_id is not None else getattr(self.writer, "checkpoint_id", None)
+        return self.checkpoint_id if self.checkpoint_id is not None else self.can().checkpoint_id
+
+    def can(self) -> WriterAbilities:
+        """What the writer offers beside the methods of `StorageWriter`."""
+        return abilities(self.writer, WriterAbilities)
 
     def plan_locally(self) -> SavePlan:
         self.writer = resolve_writer(self.writer, self.checkpoint_id)
         state_dict = with_rank_values(with_states(self.state_dict), self.coordinator.rank)
-        renew = getattr(self.writer, "renew_save_id", None)  # a writer that has saved before
-        if renew is not None:
-            renew()
+        can = self.can()
+        if can.renew_save_id is not None:  # it may have saved before
+            can.renew_save_id()
         meta = self.writer.storage_meta()
         is_coordinator = self.coordinator.is_coordinator
-        if "storage_meta" in inspect.signature(self.planner.set_up_planner).parameters:
+        if takes(self.planner.set_up_planner, "storage_meta"):
             self.planner.set_up_planner(state_dict=state_dict, storage_meta=meta, is_coordinator=is_coordinator)
         else:
             self.planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
         self._set_up_writer()
         plan = self.writer.prepare_local_plan(self.planner.create_local_plan())
-        if plan.aliases and not getattr(self.writer, "stores_aliases", False):
+        if plan.aliases and not can.stores_aliases:
             # It would publish names that nothing is stored under: each gets its own data, as in stock.
             plan = replace(plan, aliases=None)
         return plan
 
     def _set_up_writer(self) -> None:
         set_up = self.chosen_writer().set_up_storage_writer
-        if "kwargs" not in inspect.signature(set_up).parameters:
+        if not takes(set_up, "kwargs"):
             set_up(self.coordinator.is_coordinator)
             return
         extra: dict[str, Any] = {"rank": self.coordinator.rank, "use_collectives": self.use_collectives}
@@ -177,7 +181,7 @@ class _Save:
         writer = self.chosen_writer()
         writer.finish(metadata=metadata, results=results)
         # As fields, not as a Metadata: that one pickles as stock's class, which is not what other ranks should get.
-        return None if hasattr(writer, "published_metadata") else dict(vars(metadata))
+        return dict(vars(metadata)) if self.can().published_metadata is None else None
 
     def save_alone(self) -> None:
         """A whole save of this rank's own items, without any other rank."""
@@ -197,7 +201,7 @@ class _Save:
         return DeferredMetadata(lambda: twin.published_metadata(None if meta is None else meta.save_id))
 
     def abort(self, error: BaseException) -> None:
-        abort = getattr(self.writer, "abort", None)
+        abort = self.can().abort
         if abort is None:
             return
         try:
@@ -285,7 +289,7 @@ def _carry_out(run: _Save, plans: PlanExchange) -> Metadata:
 def _intent(run: _Save) -> tuple[str, str, bool]:
     """What must be equal on all ranks for a save to make sense."""
     # Subclasses of one planner may be mixed: their plans are of one kind.
-    planner = getattr(run.planner, "stands_for", run.planner)
+    planner = abilities(run.planner, SavePlannerAbilities).stands_for or run.planner
     kinds = [cls for cls in type(planner).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
     # Of relative paths, folders are compared: ranks may have different working folders.
     place = absolute_id_for(run.writer, run.checkpoint_id)

@@ -13,8 +13,8 @@ from dcp_core.encoding.compression import CompressedRequest, CompressionPolicy
 from dcp_core.encoding.payloads import tensor_payload
 from dcp_core.encoding.transforms import StreamTransformExtension
 from dcp_core.errors import UnsupportedFormatError
+from dcp_io.requests import Payload, WriteRequest
 from dcp_manifest.index.items import Framing
-from dcp_manifest.requests import Payload, WriteRequest
 
 
 class Half(BlockTransformExtension):

@@ -12,7 +12,6 @@ from dcp_core.planning.diagnose_duplicates import (
     dedup_save_plans,
     divergent_keys,
     report_divergence,
-    without_keys,
 )
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.records.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
@@ -103,10 +102,6 @@ def test_ties_count_only_where_all_ranks_agree(
 ) -> None:
     plans = [SavePlan([item(name) for name in keys], aliases=tied) for tied, keys in zip(aliases, held, strict=True)]
     assert agreed_aliases(plans) == agreed
-
-
-def test_without_keys_keeps_the_rest() -> None:
-    assert names([without_keys(SavePlan([item("a"), item("b")]), ["a"])]) == [["b"]]
 
 
 def test_divergent_replicas_are_found_and_reported() -> None:

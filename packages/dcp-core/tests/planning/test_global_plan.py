@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,15 +18,17 @@ from hypothesis import strategies as st
 
 from dcp_core.errors import PlanError
 from dcp_core.planning import balance
-from dcp_core.planning.diagnose_duplicates import agreed_aliases, dedup_save_plans
+from dcp_core.planning.balance import Assignment, Candidates, assign, cut_dim
+from dcp_core.planning.diagnose_duplicates import agreed_aliases, explain_contradiction
 from dcp_core.planning.global_plan import plan_columns
-from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan, drop_aliases
+from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.records.plan import BytesIOWriteData, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from dcp_core.tables.plan_columns import WrittenColumns, columns_of
-from dcp_core.tables.value_table import Table
+from dcp_core.tables.columns_of_items import columns_of
+from dcp_core.tables.plan_columns import WrittenColumns
 from dcp_core.tables.written_index import index_with_items
+from dcp_manifest.index.box_columns import starts
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.stored_items import StoredItems
 
@@ -68,21 +73,114 @@ def jobs(draw: st.DrawFn) -> list[list[WriteItem]]:
 
 
 def as_columns(items: list[WriteItem]) -> LazyList[WriteItem]:
-    table = Table()
-    for name in dict.fromkeys(item.index.fqn for item in items if item.tensor_data is not None):
-        assert table.add_items(name, [item for item in items if item.index.fqn == name])
-    objects = [item for item in items if item.tensor_data is None]
-    return table.columns(
-        [item.index.fqn for item in objects], [item.bytes_io_data.nbytes for item in objects if item.bytes_io_data]
-    ).items()
+    return columns_of(items).items()
 
 
-def by_records(plans, *, lowest, pinned, complete):
+def plan_by_records(plans, *, lowest, pinned, complete):
+    """The global plan item by item, over records: slow and plain."""
     aliases = agreed_aliases(plans)
-    found = dedup_save_plans(drop_aliases(plans, aliases), lowest, pinned_to_lowest=pinned)
-    found, metadata = create_default_global_save_plan(found)
+    without = [replace(plan, items=[i for i in plan.items if i.index.fqn not in aliases]) for plan in plans]
+    found, metadata = create_default_global_save_plan(_assign(without, lowest, pinned))
     check_coverage(metadata.state_dict_metadata, complete=complete)
     return found, metadata
+
+
+def _assign(
+    all_plans: Sequence[SavePlan], save_to_lowest_rank: bool, pinned_to_lowest: Iterable[str]
+) -> list[SavePlan]:
+    holders: dict[MetadataIndex, list[int]] = defaultdict(list)
+    items: dict[MetadataIndex, WriteItem] = {}
+    nbytes: dict[MetadataIndex, int] = defaultdict(lambda: 1)
+    kinds: dict[str, tuple[int, bool]] = {}
+    for rank, plan in enumerate(all_plans):
+        for item in plan.items:
+            holders[item.index].append(rank)
+            nbytes[item.index] = max(nbytes[item.index], item.chunk_bytes())
+            _check_kind(kinds, item, rank)
+            _check_same(items.setdefault(item.index, item), item, holders[item.index][0], rank)
+    # Tensor by tensor, then objects: as columns have them, so that equal sizes come in the same order.
+    order = {fqn: position for position, fqn in enumerate(kinds)}
+    items = dict(sorted(items.items(), key=lambda pair: (pair[1].tensor_data is None, order[pair[0].fqn])))
+    holders = {index: holders[index] for index in items}
+    pinned = frozenset(pinned_to_lowest)
+    held_by = [[*dict.fromkeys(ranks)] for ranks in holders.values()]
+    assigned = assign(
+        Candidates(
+            nbytes=np.array([nbytes[index] for index in items], np.int64),
+            slices=np.array(
+                [
+                    _slices(item) if all(all_plans[rank].splittable for rank in ranks) else 1
+                    for item, ranks in zip(items.values(), held_by, strict=True)
+                ],
+                np.int64,
+            ),
+            first=starts(np.array([len(ranks) for ranks in held_by], np.int64)),
+            ranks=np.array(list(chain.from_iterable(held_by)), np.int64),
+            settled=np.array([save_to_lowest_rank or index.fqn in pinned for index in items], bool),
+        ),
+        len(all_plans),
+    )
+    rows = {index: row for row, index in enumerate(items)}
+    return [
+        replace(plan, items=[*chain.from_iterable(_share(item, rows[item.index], rank, assigned) for item in once)])
+        for rank, plan in enumerate(all_plans)
+        for once in [_once(plan.items)]
+    ]
+
+
+def _slices(item: WriteItem) -> int:
+    data = item.tensor_data
+    dim = None if data is None else cut_dim(data.chunk.sizes)
+    return 1 if data is None or dim is None else data.chunk.sizes[dim]
+
+
+def _share(item: WriteItem, row: int, rank: int, assigned: Assignment) -> list[WriteItem]:
+    """What one rank writes of an item: all of it, a part, or nothing."""
+    if row not in assigned.parts:
+        return [item] if assigned.writer[row] == rank else []
+    return [_part(item, part.begin, part.end) for part in assigned.parts[row] if part.rank == rank]
+
+
+def _part(item: WriteItem, begin: int, end: int) -> WriteItem:
+    data = item.tensor_data
+    dim = None if data is None else cut_dim(data.chunk.sizes)
+    if data is None or dim is None:
+        return item
+    offsets, sizes = [*data.chunk.offsets], [*data.chunk.sizes]
+    offsets[dim] += begin
+    sizes[dim] = end - begin
+    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+    index = MetadataIndex(item.index.fqn, chunk.offsets)
+    return replace(item, index=index, type=WriteItemType.SHARD, tensor_data=replace(data, chunk=chunk))
+
+
+def _once(items: Iterable[WriteItem]) -> list[WriteItem]:
+    """A rank may hold a box twice (two equal local shards); one copy is written."""
+    return list({item.index: item for item in items}.values())
+
+
+def _check_kind(kinds: dict[str, tuple[int, bool]], item: WriteItem, rank: int) -> None:
+    """Raise if one name is a tensor here and an object there; `kinds`: FQN → first rank, whether it is a tensor."""
+    first_rank, is_tensor = kinds.setdefault(item.index.fqn, (rank, item.tensor_data is not None))
+    if is_tensor != (item.tensor_data is not None):
+        raise PlanError(
+            f"{item.index.fqn!r} is a tensor on one rank and an object on another (ranks {first_rank}, {rank}); "
+            "give them different names"
+        )
+
+
+def _check_same(first: WriteItem, other: WriteItem, first_rank: int, other_rank: int) -> None:
+    if first is other or first.tensor_data == other.tensor_data:
+        return
+    mine, theirs = first.tensor_data, other.tensor_data
+    if mine is None or theirs is None:
+        return  # both are objects: `_check_kind` has seen them
+    if (mine.size, mine.chunk, mine.properties.dtype) != (theirs.size, theirs.chunk, theirs.properties.dtype):
+        raise PlanError(
+            f"{first.index.fqn!r} differs between ranks: {mine.properties.dtype} {tuple(mine.size)} on rank "
+            f"{first_rank}, {theirs.properties.dtype} {tuple(theirs.size)} on rank {other_rank}; "
+            "wrap values that belong to one rank in PerRank"
+        )
 
 
 def chunk_sets(metadata):
@@ -117,7 +215,7 @@ def test_columns_plan_what_records_plan(ranks, lowest, pinned, splittable):
     jobs = [[SavePlan(items, splittable=cut) for items, cut in zip(ranks, splittable, strict=False)]]
     jobs += [[replace(plan, items=as_columns(plan.items)) for plan in jobs[0]]]
     with mock.patch.object(balance, "MIN_PART_BYTES", 2):
-        expected, metadata = by_records(jobs[0], lowest=lowest, pinned=pinned, complete=True)
+        expected, metadata = plan_by_records(jobs[0], lowest=lowest, pinned=pinned, complete=True)
         found = plan_columns(
             pickle.loads(pickle.dumps(jobs[1])), {}, complete=True, to_lowest_rank=lowest, pinned_to_lowest=pinned
         )
@@ -167,13 +265,12 @@ def test_what_is_wrong_for_records_is_never_planned(ranks, data):
         new = TensorWriteData(chunk, properties, size)
         ranks[rank].append(WriteItem(MetadataIndex(item.index.fqn, chunk.offsets), item.type, None, new))
     options = {"complete": True}
-    found = plan_columns(
-        [SavePlan(as_columns(items)) for items in ranks], {}, to_lowest_rank=False, pinned_to_lowest=(), **options
-    )
+    found = plan_columns([SavePlan(items) for items in ranks], {}, to_lowest_rank=False, pinned_to_lowest=(), **options)
     try:
-        by_records([SavePlan(items) for items in ranks], lowest=False, pinned=(), **options)
+        plan_by_records([SavePlan(items) for items in ranks], lowest=False, pinned=(), **options)
     except PlanError:
         assert found is None
+        assert isinstance(explain_contradiction([SavePlan(items) for items in ranks], {}, **options), PlanError)
 
 
 @settings(max_examples=100, deadline=None)

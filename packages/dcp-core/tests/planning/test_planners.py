@@ -29,7 +29,7 @@ from dcp_core import (
     save_state_dict,
 )
 from dcp_core.objects.objects import UnloadableObjectWarning
-from dcp_core.testing.memory import FOLDERS, MemoryReader, MemoryWriter
+from dcp_core.testing.memory import MemoryReader, MemoryWriter, files_in
 
 
 @pytest.fixture
@@ -173,8 +173,8 @@ def test_views_are_filled_through(folder: str) -> None:
 def test_tied_values_are_stored_once(folder: str) -> None:
     table = torch.ones(1000)
     put(folder, {"embedding": table, "head": table})
-    (name,) = [name for name in FOLDERS[folder] if name.endswith(".distcp")]
-    assert len(FOLDERS[folder][name]) < 2 * 4000
+    (name,) = [name for name in files_in(folder) if name.endswith(".distcp")]
+    assert len(files_in(folder)[name]) < 2 * 4000
     template = {"embedding": torch.zeros(1000), "head": torch.zeros(1000)}
     get(folder, template)
     assert torch.equal(template["head"], table)
@@ -240,7 +240,7 @@ def test_data_of_other_sizes_than_planned_is_refused(folder: str) -> None:
 
     with pytest.raises(TypeError, match="'a' was planned with sizes"):
         put(folder, {"a": torch.ones(4)}, Cut())
-    assert FOLDERS[folder] == {}
+    assert files_in(folder) == {}
 
 
 def test_part_of_a_checkpoint_without_a_template(folder: str) -> None:
@@ -279,10 +279,10 @@ def test_objects_that_would_not_load_back_are_named_at_save(folder: str) -> None
 )
 def test_values_that_cannot_be_saved_fail_before_anything_is_written(folder: str, value: object) -> None:
     put(folder, {"a": torch.ones(1)})
-    before = dict(FOLDERS[folder])
+    before = files_in(folder)
     with pytest.raises(UnsupportedValueError, match="'bad'"):
         put(folder, {"a": torch.zeros(1), "bad": value})
-    assert FOLDERS[folder] == before
+    assert files_in(folder) == before
 
 
 def test_nothing_to_load_from(folder: str) -> None:

@@ -11,7 +11,8 @@ import torch
 
 from dcp_core import CheckpointNotFoundError, RankDisagreementError, load, save
 from dcp_core.storage.checkpoint_ids import absolute_id, absolute_id_for
-from dcp_core.testing.memory import FOLDERS, MemoryReader, MemoryWriter
+from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from dcp_core.testing.memory_store import OBJECTS
 from dcp_ranks.testing.ranks import RankPool
 
 HERE = "<here>"
@@ -110,7 +111,7 @@ class FolderReader(MemoryReader):
 @pytest.mark.parametrize("by_reset", [False, True])
 def test_a_storage_stays_where_it_was_given(by_reset: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a constructor and of `reset`: the folder of then, and the id as it was given for all to see."""
-    FOLDERS.clear()  # what other tests of this process left
+    OBJECTS.clear()  # what other tests of this process left
     first, second = tmp_path / "first", tmp_path / "second"
     for each in (first, second):
         each.mkdir()
@@ -127,12 +128,12 @@ def test_a_storage_stays_where_it_was_given(by_reset: bool, tmp_path: Path, monk
     assert (writer.checkpoint_id, reader.checkpoint_id) == ("step", "step")
     assert metadata.storage_meta is not None
     assert metadata.storage_meta.checkpoint_id == "step"
-    assert [folder for folder, files in FOLDERS.items() if files] == [f"{first}/step"]
+    assert sorted({path.rpartition("/")[0] for path in OBJECTS}) == [f"{first}/step"]
     found = {"w": torch.zeros(2)}
     load(found, storage_reader=reader)
     assert found["w"].tolist() == [1, 1]
     assert list(writer.published_metadata().state_dict_metadata) == ["w"]
-    FOLDERS.clear()
+    OBJECTS.clear()
 
 
 def _in_other_folders(root: str, operation: str) -> str:

@@ -1,11 +1,15 @@
 """Items of local values, and ties between them."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 
+from dcp_core.errors import PlanError
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.records.plan import TensorWriteData, WriteItem, WriteItemType
 from dcp_core.shards.shards import write_items
-from dcp_core.tables.plan_columns import columns_of
+from dcp_core.tables.columns_of_items import columns_of
 from dcp_core.tables.value_table import find_ties, local_values
 
 
@@ -23,10 +27,10 @@ class OwnItems:
         return self.items
 
 
-def shard(fqn: str, offset: int, size: int, at: int | None = None) -> WriteItem:
+def shard(fqn: str, offset: int, size: int) -> WriteItem:
     chunk = ChunkStorageMetadata(torch.Size([offset]), torch.Size([size]))
     data = TensorWriteData(chunk, TensorProperties(torch.int32), torch.Size([10]))
-    return WriteItem(MetadataIndex(fqn, [offset if at is None else at]), WriteItemType.SHARD, None, data)
+    return WriteItem(MetadataIndex(fqn, [offset]), WriteItemType.SHARD, None, data)
 
 
 def test_each_value_has_its_items() -> None:
@@ -50,18 +54,42 @@ def test_columns_say_what_records_would() -> None:
         "bits": torch.zeros(7, dtype=torch.bool),
     }
     values = local_values(state)
-    assert columns_of(values.items) is not None
-    assert len(values.items) == 6
+    columns = columns_of(values.items)
     expected = [item for fqn, value in state.items() for item in write_items(fqn, value)]
-    assert sorted(values.items, key=str) == sorted(expected, key=str)
-    assert columns_of(values.items) is None  # somebody has looked, and may have changed an item
+    assert len(values.items) == len(columns) == 6
+    assert sorted(columns, key=str) == sorted(values.items, key=str) == sorted(expected, key=str)
 
 
-def test_unusual_items_stay_as_they_are() -> None:
-    items = [shard("own", 0, 4, at=1), shard("own", 4, 6)]
-    values = local_values({"t": torch.ones(2), "own": OwnItems(*items)})
-    assert columns_of(values.items) is None
-    assert values.items[1:] == items
+def test_columns_follow_the_records() -> None:
+    """They are those that were made, until a record is looked at, which may change it."""
+    values = local_values({"t": torch.ones(2), "s": torch.ones(3)})
+    assert columns_of(values.items) is columns_of(values.items)
+    assert values.items.pop().index.fqn == "s"
+    assert list(columns_of(values.items)) == values.items
+
+
+def test_items_of_a_value_keep_their_order_among_others() -> None:
+    items = [shard("own", 0, 4), shard("own", 4, 6)]
+    values = local_values({"t": torch.ones(2), "own": OwnItems(*items), "u": torch.ones(2)})
+    assert [item.index.fqn for item in values.items] == ["t", "own", "own", "u"]
+    assert values.items[1:3] == items
+
+
+def test_records_that_say_too_little_are_refused() -> None:
+    bare = WriteItem(MetadataIndex("t", [0]), WriteItemType.TENSOR)
+    thing = WriteItem(MetadataIndex("own"), WriteItemType.BYTE_IO)
+    other = shard("own", 4, 6)
+    assert other.tensor_data is not None
+    longer = replace(other, tensor_data=replace(other.tensor_data, size=torch.Size([11])))
+    flat = replace(other, tensor_data=replace(other.tensor_data, size=torch.Size([10, 1])))
+    for items, text in [
+        ([bare], "'t' has no tensor_data"),
+        ([thing, other], "'own' is planned twice"),
+        ([shard("own", 0, 4), longer], "shards of 'own' do not belong together"),
+        ([flat], "not of as many dimensions"),
+    ]:
+        with pytest.raises(PlanError, match=text):
+            columns_of(items)
 
 
 def test_same_memory_same_value() -> None:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from dcp_core import DefaultLoadPlanner, UnsupportedValueError, load, load_keys, save
+from dcp_core.tensors.quantized import empty_like_part
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 
 pytestmark = [  # of torch itself
@@ -57,6 +59,39 @@ def test_a_template_without_a_quantizer() -> None:
     load(state, storage_reader=saved(per_channel(1)))
     assert state["q"] is template
     assert same(template, per_channel(1))
+
+
+@MAKERS
+def test_tensors_without_elements_come_back_with_their_scale(make: Callable[[int], torch.Tensor]) -> None:
+    empty = make(1)[:, :0]
+    reader = saved(empty)
+    template = make(2)[:, :0]
+    load({"q": template}, storage_reader=reader)
+    bare = torch.empty(4, 0, dtype=torch.qint8)
+    load({"q": bare}, storage_reader=reader)
+    for found in (load_keys(storage_reader=reader)["q"], template, bare):
+        assert repr(found) == repr(empty)
+
+
+EMPTY_COLUMNS = partial(
+    torch._empty_per_channel_affine_quantized,
+    axis=1,
+    scales=torch.ones(4),
+    zero_points=torch.arange(4),
+    dtype=torch.qint8,
+)
+
+
+def test_the_whole_of_parts_without_elements_has_their_quantizer() -> None:
+    part = per_tensor(1)[:0]
+    assert repr(empty_like_part("q", part, (0, 3))) == repr(part)
+    assert repr(empty_like_part("q", part, (0, 7))) == repr(per_tensor(1).reshape(1, 12)[:0, :7])
+    assert repr(empty_like_part("q", EMPTY_COLUMNS((0, 4, 2)), (0, 4, 5))) == repr(EMPTY_COLUMNS((0, 4, 5)))
+
+
+def test_a_part_without_elements_may_lack_scales_of_the_whole() -> None:
+    with pytest.raises(UnsupportedValueError, match=r"'q' has no elements, and its quantizer .* is sharded"):
+        empty_like_part("q", EMPTY_COLUMNS((0, 4)), (0, 8))
 
 
 @MAKERS

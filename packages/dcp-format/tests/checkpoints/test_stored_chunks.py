@@ -12,8 +12,8 @@ import pytest
 from dcp_format.checkpoints import stored_chunks
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
-from dcp_io import LocalStore
-from dcp_manifest import Framing, ReadRequest, StoredItem
+from dcp_io import LocalStore, ReadRequest
+from dcp_manifest import Framing, StoredItem
 
 RANKS, TENSORS, CHUNK_BYTES = 6, 320, 16 << 10
 

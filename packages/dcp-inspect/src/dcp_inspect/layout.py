@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dcp_io import align_to_blocks
-from dcp_manifest import ITEM_BYTES, CheckpointIndex, Framing, StoredItem
-from dcp_manifest.index.items import EncodedBlocks
+from dcp_io import range_of_values
+from dcp_manifest import ITEM_BYTES, CheckpointIndex, StoredItem
 
 __all__ = ["Chunk", "RankLoad", "Segment", "chunks_of", "plan_reads", "plan_writes", "row_range"]
 
@@ -133,23 +132,11 @@ def _segment(chunk: Chunk, load: RankLoad, world_size: int) -> Segment | None:
     base = chunk.offsets[0] if chunk.offsets else 0
     start, stop = (first - base) * row_bytes, (last - base) * row_bytes
     load.needed_bytes += stop - start
-    if item.blocks is not None:
-        start, stop = _encoded_range(item.blocks, start, stop)
-    elif item.framing is not Framing.RAW or item.chain:  # read and decoded whole
-        start, stop = 0, item.stored_bytes
-    elif item.crc32 is not None:
-        start, stop = align_to_blocks(item, start, stop)
+    start, stop = range_of_values(item, start, stop)
     load.read_bytes += stop - start
     load.reads += 1
     load.files.add(item.file)
     return Segment(chunk.name, load.rank, item.file, item.offset + item.lead + start, item.offset + item.lead + stop)
-
-
-def _encoded_range(blocks: EncodedBlocks, start: int, stop: int) -> tuple[int, int]:
-    """Where the encoded blocks lie that become bytes [start, stop), within the stored range."""
-    first, last = start // blocks.block_bytes, -(-stop // blocks.block_bytes)
-    before = int(blocks.lengths[:first].sum())
-    return before, before + int(blocks.lengths[first:last].sum())
 
 
 def plan_writes(index: CheckpointIndex, ranks: list[RankLoad]) -> None:

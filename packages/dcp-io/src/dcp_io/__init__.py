@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from dcp_io.archives.archive_writer import ZipFileWriter
     from dcp_io.archives.crc import RunningCrc, combine, crc32, running_crcs
     from dcp_io.archives.tensor_archive import Frame, tensor_frame
-    from dcp_io.checkpoints.coverage import coverage_problems
     from dcp_io.checkpoints.list_checkpoints import FoundCheckpoint, check_files, find_checkpoints, running_saves
     from dcp_io.checkpoints.newest_checkpoint import check_checkpoint, latest_valid
     from dcp_io.checkpoints.reader_leases import (
@@ -37,8 +36,9 @@ if TYPE_CHECKING:
         StoreNotFoundError,
     )
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
-    from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, split_range
+    from dcp_io.reading.byte_ranges import merge_ranges, range_of_values, split_range
     from dcp_io.reading.read_engine import read_items
+    from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
     from dcp_io.saves.current_checkpoint import Current, read_current
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
     from dcp_io.saves.own_files import is_own_file, temporary_of
@@ -67,8 +67,12 @@ __all__ = [
     "Frame",
     "Layout",
     "LocalStore",
+    "Payload",
+    "PiecewiseData",
     "Problem",
     "ProcessIdentity",
+    "ReadRequest",
+    "ReadStats",
     "ReadingSign",
     "RunningCrc",
     "SaveInProgressError",
@@ -86,9 +90,10 @@ __all__ = [
     "UploadSink",
     "Verify",
     "VerifyReport",
+    "Writable",
+    "WriteRequest",
     "ZipFileWriter",
     "ZipRecord",
-    "align_to_blocks",
     "announce_removal",
     "check_checkpoint",
     "check_files",
@@ -98,7 +103,6 @@ __all__ = [
     "checkpoint_files",
     "clear_dead_saves",
     "combine",
-    "coverage_problems",
     "crc32",
     "file_at",
     "find_checkpoints",
@@ -111,6 +115,7 @@ __all__ = [
     "merge_ranges",
     "new_save_id",
     "open_store",
+    "range_of_values",
     "read_current",
     "read_items",
     "record_crc32",
@@ -140,7 +145,6 @@ _HOMES = {
         "check_layout",
         "check_verify",
     ),
-    "checkpoints.coverage": ("coverage_problems",),
     "archives.crc": (
         "RunningCrc",
         "combine",
@@ -149,6 +153,7 @@ _HOMES = {
     ),
     "saves.current_checkpoint": (
         "Current",
+        "range_of_values",
         "read_current",
     ),
     "errors": (
@@ -181,8 +186,8 @@ _HOMES = {
         "this_process",
     ),
     "reading.byte_ranges": (
-        "align_to_blocks",
         "merge_ranges",
+        "range_of_values",
         "split_range",
     ),
     "reading.read_engine": ("read_items",),
@@ -193,6 +198,14 @@ _HOMES = {
         "announce_removal",
         "is_dead_sign",
         "live_readers",
+    ),
+    "requests": (
+        "Payload",
+        "PiecewiseData",
+        "ReadRequest",
+        "ReadStats",
+        "Writable",
+        "WriteRequest",
     ),
     "saves.own_files": (
         "is_own_file",

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dcp_io.errors import CheckpointReplacedError
 from dcp_io.layout_choices import Layout, Verify
 from dcp_io.reading.read_engine import read_items
+from dcp_io.requests import ReadRequest, ReadStats, Writable
 from dcp_io.saves.current_checkpoint import read_current
 from dcp_io.saves.joined_session import JoinedSave
 from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession
@@ -15,13 +16,12 @@ from dcp_io.writing.write_engine import MAX_INFLIGHT_BYTES, write_items
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_manifest.requests import ReadRequest, ReadStats, Writable
 
 __all__ = ["StoreBackend"]
 
 
 class StoreBackend:
-    """One checkpoint's folder with the life cycle of saves and loads; satisfies dcp_core's `ByteBackend`.
+    """One checkpoint's folder with the life cycle of saves and loads: what `dcp_core`'s storages drive.
 
     Args:
         store: The folder.

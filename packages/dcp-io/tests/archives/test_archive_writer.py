@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import dcp_io.archives.archive_writer
+import dcp_io.archives.zip_format
 from dcp_io import LocalStore, ZipFileWriter, verify_zip, zip_records
 
 RECORDS = {
@@ -31,7 +31,7 @@ def written(folder: Path, records: dict[str, list[bytes]]) -> Path:
 @pytest.mark.parametrize("wide_from", [None, 1000, 0])
 def test_records_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wide_from: int | None) -> None:
     if wide_from is not None:  # what a record of 4 GiB would do
-        monkeypatch.setattr(dcp_io.archives.archive_writer, "ZIP64_FROM_BYTES", wide_from)
+        monkeypatch.setattr(dcp_io.archives.zip_format, "ZIP64_FROM_BYTES", wide_from)
     path = written(tmp_path, RECORDS)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_io.archives import tensor_archive as zip_payload
+from dcp_io.archives import zip_format
 from dcp_io.archives.archive_checks import verify_zip, zip_records
 from dcp_io.archives.crc import crc32
 from dcp_io.archives.tensor_archive import tensor_frame
@@ -118,7 +118,7 @@ def test_a_name_that_would_smuggle_opcodes_is_refused():
 @pytest.fixture
 def small_zip64(monkeypatch):
     """As if an archive of more than 64 bytes needed 64-bit sizes."""
-    monkeypatch.setattr(zip_payload, "ZIP64_FROM_BYTES", 64)
+    monkeypatch.setattr(zip_format, "ZIP64_FROM_BYTES", 64)
     tensor_frame.cache_clear()
     yield
     tensor_frame.cache_clear()

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from dcp_io import verify_checkpoint
 from dcp_io.reading.read_engine import read_items
+from dcp_io.requests import Payload, ReadRequest, WriteRequest
 from dcp_io.writing import write_engine
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.file.manifest import decode, encode
 from dcp_manifest.index.items import Framing
 from dcp_manifest.index.runs import Runs
-from dcp_manifest.requests import Payload, ReadRequest, WriteRequest
 
 RNG = np.random.default_rng(5)
 BLOCK = 4096

@@ -8,10 +8,10 @@ import pytest
 from dcp_io import LocalStore
 from dcp_io.reading import read_engine
 from dcp_io.reading.read_engine import read_items
+from dcp_io.requests import ReadRequest
 from dcp_io.stores.store import Source
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.index.runs import Runs
-from dcp_manifest.requests import ReadRequest
 
 RNG = np.random.default_rng(1)
 SIZES = [5_000_000, 100, 3_000_000, 70_000, 9_000_000]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dcp_io.reading import read_engine
 from dcp_io.reading.read_engine import read_items
+from dcp_io.requests import ReadRequest
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.index.items import Framing, StoredItem, block_bytes
-from dcp_manifest.requests import ReadRequest
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

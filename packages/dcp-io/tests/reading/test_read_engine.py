@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from dcp_io.reading import read_engine, read_plan
 from dcp_io.reading.read_engine import read_items
+from dcp_io.requests import ReadRequest
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.items import Framing, StoredItem, block_bytes
 from dcp_manifest.index.runs import Runs
-from dcp_manifest.requests import ReadRequest
 
 RNG = np.random.default_rng(1)
 SIZES = [0, 1, 63, 70_000, 300_000, 1_500_000]  # of what `written` wrote

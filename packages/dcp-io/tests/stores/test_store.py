@@ -6,7 +6,7 @@ import time
 import pytest
 
 from dcp_io import SaveInProgressError, SaveSession, verify_checkpoint
-from dcp_io.stores.store import Entry, Sink, Store, check_name
+from dcp_io.stores.store import Entry, Sink, Source, Store, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
 
@@ -114,6 +114,42 @@ def test_the_plain_source_asks_the_store():
     source.close()
     with pytest.raises(CorruptCheckpointError):
         source.read_into(5, [memoryview(bytearray(2))])
+
+
+def test_a_store_that_opens_objects_reads_ranges_through_them():
+    closed = []
+
+    class Opened(Source):
+        def read_into(self, offset, buffers):
+            MemoryStore.read_into(self._store, self._name, offset, buffers[0])
+
+        def close(self):
+            closed.append(self._name)
+
+    class OpeningStore(MemoryStore):
+        read_into = Store.read_into
+
+        def open(self, name):
+            return Opened(self, name)
+
+    store = OpeningStore()
+    store.publish("x", b"abcdef")
+    buffer = bytearray(3)
+    store.read_into("x", 2, memoryview(buffer))
+    assert buffer == b"cde"
+    with pytest.raises(CorruptCheckpointError):
+        store.read_into("x", 5, memoryview(buffer))
+    assert closed == ["x", "x"]
+
+
+def test_a_store_without_any_way_to_read_ranges_says_so():
+    class NoReads(MemoryStore):
+        read_into = Store.read_into
+
+    with pytest.raises(NotImplementedError, match="NoReads overrides neither read_into nor open"):
+        NoReads().read_into("x", 0, memoryview(bytearray(1)))
+    with pytest.raises(NotImplementedError, match="NoReads"):
+        NoReads().open("x").read_into(0, [memoryview(bytearray(1))])
 
 
 @pytest.mark.parametrize("name", ["a", ".metadata", "a/b", "..a", "a..b/c", "ä b"])

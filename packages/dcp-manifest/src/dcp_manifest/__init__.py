@@ -29,13 +29,13 @@ from dcp_manifest.folders.find_checkpoints import (
 )
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
 from dcp_manifest.index.consistency import check_index
+from dcp_manifest.index.coverage import coverage_problems
 from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
-from dcp_manifest.index.items import Framing, StoredItem, block_bytes, border_count, border_counts
+from dcp_manifest.index.items import Framing, ItemKind, StoredItem, block_bytes, border_count, border_counts
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.printable import printable
-from dcp_manifest.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import is_stock_readable, stock_head
 from dcp_manifest.stock.stub import stub_head
@@ -54,27 +54,23 @@ __all__ = [
     "InvalidIndexError",
     "InvalidPlaceError",
     "ItemColumns",
+    "ItemKind",
     "LiteralKey",
     "ManifestFile",
     "ManifestInfo",
     "PathElement",
-    "Payload",
-    "PiecewiseData",
     "Problem",
-    "ReadRequest",
-    "ReadStats",
     "StoredItem",
     "StoredItems",
     "TensorFlags",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
-    "Writable",
-    "WriteRequest",
     "block_bytes",
     "border_count",
     "border_counts",
     "check_index",
     "choose_index",
+    "coverage_problems",
     "decode",
     "encode",
     "file_sizes",

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_manifest import block_bytes, border_count, border_counts
+from dcp_manifest import Framing, ItemKind, StoredItem, StoredItems, block_bytes, border_count, border_counts
+from dcp_manifest.index.items import EncodedBlocks
 
 KIB, MIB = 1024, 1024**2
 
@@ -31,3 +32,25 @@ def test_blocks(stored, block, borders):
 @given(st.lists(st.integers(0, 2**62 - 1) | st.integers(0, 2**27)))
 def test_many_at_once_as_one_by_one(sizes):
     assert border_counts(np.array(sizes, np.uint64)).tolist() == [border_count(size) for size in sizes]
+
+
+BLOCKS = EncodedBlocks(8, np.array([4], np.uint32), np.array([7], np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("framing", "chain", "blocks", "kind"),
+    [
+        (Framing.RAW, (), None, ItemKind.RAW),
+        (Framing.RAW, ("a",), BLOCKS, ItemKind.BLOCKS),
+        (Framing.RAW, ("a",), None, ItemKind.STREAM),
+        (Framing.TORCH_ZIP, (), None, ItemKind.ARCHIVE),
+        (Framing.TORCH_ZIP, ("a", "b"), None, ItemKind.STREAM),
+        (Framing.OBJECT, (), None, ItemKind.ARCHIVE),
+        (Framing.OBJECT, ("b",), None, ItemKind.STREAM),
+    ],
+)
+def test_records_and_columns_agree_on_the_kind(framing, chain, blocks, kind):
+    item = StoredItem("f", 0, 4, 0, 4, framing, 1, chain=chain, blocks=blocks)
+    plain = StoredItem("f", 4, 4, 0, 4, Framing.RAW)
+    assert item.kind is kind
+    assert StoredItems.of([item, plain]).columns.kinds().tolist() == [kind, ItemKind.RAW]

@@ -70,7 +70,7 @@ class NpzConverter:
 
 
 class _Member:
-    """One array of an archive; satisfies `dcp_manifest.PiecewiseData`."""
+    """One array of an archive; satisfies `dcp_io.PiecewiseData`."""
 
     def __init__(self, path: str, name: str) -> None:
         self.path, self.name, self.key = path, name, name.removesuffix(_MEMBER)

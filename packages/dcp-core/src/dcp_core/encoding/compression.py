@@ -14,8 +14,8 @@ import torch
 
 from dcp_core.encoding.block_transforms import BlockChain, BlockTransformExtension, block_bytes
 from dcp_core.encoding.transforms import Extension, ExtensionRegistry, StreamTransformExtension
+from dcp_io.requests import Payload, StreamEncoder, Writable
 from dcp_manifest.index.items import Framing
-from dcp_manifest.requests import Payload, StreamEncoder, Writable
 
 __all__ = ["CompressedRequest", "Compression", "CompressionPolicy", "one_setting"]
 

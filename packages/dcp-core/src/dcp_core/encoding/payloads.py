@@ -15,8 +15,8 @@ from dcp_core.tensors.element_copy import contiguous
 from dcp_core.tensors.quantized import archive_quantized
 from dcp_core.tensors.tensor_bytes import tensor_bytes
 from dcp_core.tensors.tensor_pieces import TensorPieces
+from dcp_io.requests import Payload
 from dcp_manifest.index.items import Framing
-from dcp_manifest.requests import Payload
 
 __all__ = [
     "PayloadError",

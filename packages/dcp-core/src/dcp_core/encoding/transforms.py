@@ -12,7 +12,7 @@ from typing import IO, cast
 
 from dcp_core import plugins
 from dcp_core.errors import CorruptCheckpointError, PluginNotFoundError, UnsupportedFormatError
-from dcp_core.objects.archive_crcs import archive_problem
+from dcp_io.archives.archive_checks import archive_problem
 from dcp_manifest.index.items import Framing, StoredItem
 
 __all__ = ["Extension", "ExtensionRegistry", "StreamTransformExtension", "transforms_of", "undo"]

@@ -5,24 +5,22 @@ Source: torch 2.13 `torch.serialization._save` and `_load` (records of an archiv
 
 from __future__ import annotations
 
-import io
-import struct
 import sys
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from dcp_core.objects.archive_crcs import refuse_bomb
 from dcp_core.objects.unfolding import refuse_unfolding
+from dcp_io.archives.archive_checks import ZipRecord, inflated, refuse_bomb, zip_records
+from dcp_io.archives.zip_format import LOCAL, local_lengths
+from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.pickles.pickle_table import Budget, PickleTable, UnsafePickleError
 from dcp_manifest.pickles.safe_pickle import read_pickle
 
 __all__ = ["ObjectArchive", "read_archive"]
 
-_LOCAL = struct.Struct("<4s22xHH")
 Data = bytes | memoryview
 LoadStorage = Callable[["ObjectArchive", str, int], torch.UntypedStorage]
 
@@ -52,44 +50,33 @@ class ObjectArchive:
 
     def __init__(self, data: Data) -> None:
         self._data = data
-        self._records: dict[str, zipfile.ZipInfo] | None = None
+        self._records: dict[str, ZipRecord] | None = None
 
     def pickled(self) -> tuple[bytes, int]:
         """Bytes in which the pickle is, and where it begins. Copies nothing large of `bytes`."""
         data = self._data
         # torch.save puts it first; reading the archive's directory takes longer than the rest.
-        if isinstance(data, bytes) and data[:4] == b"PK\3\4" and data[8:10] == b"\0\0":
-            names, extra = (int.from_bytes(data[at : at + 2], "little") for at in (26, 28))
-            if data[30 : 30 + names].endswith(b"/data.pkl"):
-                return data, 30 + names + extra
+        if isinstance(data, bytes) and data[8:10] == b"\0\0":
+            lengths = local_lengths(data[: LOCAL.size])
+            if lengths is not None and data[LOCAL.size : LOCAL.size + lengths[0]].endswith(b"/data.pkl"):
+                return data, LOCAL.size + sum(lengths)
         return bytes(self.record("data.pkl")), 0
 
     def record(self, name: str) -> Data:
         """The contents of a record; name without the archive's folder."""
         found = self._directory()[name]
-        if found.compress_type == zipfile.ZIP_STORED:
-            start = self.start(found)
-            return self._data[start : start + found.file_size]
-        with zipfile.ZipFile(_file_of(self._data)) as archive:
-            return archive.read(found)
-
-    def start(self, record: zipfile.ZipInfo) -> int:
-        """Where the contents of a record begin."""
-        at = record.header_offset
-        magic, name_bytes, extra_bytes = _LOCAL.unpack(self._data[at : at + _LOCAL.size])
-        start = at + _LOCAL.size + int(name_bytes) + int(extra_bytes)
-        if magic != b"PK\3\4" or start + record.compress_size > len(self._data) or record.flag_bits & 1:
-            raise zipfile.BadZipFile("a record's header is damaged")
-        return start
+        if found.deflated:
+            return inflated(memoryview(self._data), found)
+        return self._data[found.start : found.start + found.stored_bytes]
 
     def stored(self, key: str, nbytes: int) -> int:
         """Where the values of a storage begin that has at least so many bytes and is not compressed."""
         found = self._directory()[f"data/{key}"]
-        if found.compress_type != zipfile.ZIP_STORED or found.file_size != found.compress_size:
-            raise zipfile.BadZipFile("the values of a tensor are compressed")
-        if nbytes > found.file_size:
+        if found.deflated:
+            raise ValueError("the values of a tensor are compressed")
+        if nbytes > found.bytes:
             raise UnsafePickleError("a storage that is larger than its record is not allowed")
-        return self.start(found)
+        return found.start
 
     def storage(self, key: str, nbytes: int) -> torch.UntypedStorage:
         """A copy of the values of a storage."""
@@ -108,15 +95,15 @@ class ObjectArchive:
         said = torch.serialization.get_default_load_endianness()
         return (said.name.lower() if said else "little") not in ("native", sys.byteorder)
 
-    def _directory(self) -> dict[str, zipfile.ZipInfo]:
+    def _directory(self) -> dict[str, ZipRecord]:
         if self._records is None:
-            with zipfile.ZipFile(_file_of(self._data)) as archive:
-                refuse_bomb(archive, len(self._data))
-                records = archive.infolist()
-            root = next(record.filename for record in records if record.filename.endswith("/data.pkl"))[
-                : -len("data.pkl")
-            ]
-            self._records = {record.filename.removeprefix(root): record for record in records}
+            try:
+                records = zip_records(self._data)
+                refuse_bomb(records, len(self._data))
+            except CorruptCheckpointError as error:  # that names neither file nor key: callers do
+                raise ValueError(str(error)) from error
+            root = next(record.name for record in records if record.name.endswith("/data.pkl"))[: -len("data.pkl")]
+            self._records = {record.name.removeprefix(root): record for record in records}
         return self._records
 
 
@@ -153,31 +140,3 @@ class _Storages:
 
 def _untyped(nbytes: int) -> torch.UntypedStorage:
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
-
-
-def _file_of(data: Data) -> io.BufferedIOBase:
-    return io.BytesIO(data) if isinstance(data, bytes) else io.BufferedReader(_View(data))
-
-
-class _View(io.RawIOBase):
-    """A file over memory, which it does not copy."""
-
-    def __init__(self, view: memoryview) -> None:
-        super().__init__()
-        self._view, self._position = view, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = max(0, (0, self._position, len(self._view))[whence] + offset)
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        found = self._view[self._position : self._position + len(buffer)]
-        buffer[: len(found)] = found
-        self._position += len(found)
-        return len(found)

@@ -1,4 +1,4 @@
-"""Who writes what several ranks hold: replicas, tied values, and values that differ where they should not.
+"""What ranks disagree on: ties, values that differ between replicas, and plans that contradict each other.
 
 Plain decisions over plans: no tensors, no communication, and the same answer on every run.
 """
@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
-import numpy as np
-import torch
-
 from dcp_core.errors import PlanError
-from dcp_core.planning.balance import Assignment, Candidates, assign, cut_dim
-from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex
-from dcp_core.records.plan import SavePlan, WriteItem, WriteItemType
-from dcp_manifest.index.box_columns import starts
+from dcp_core.planning.global_plan import assign_items
+from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan
+from dcp_core.records.metadata import MetadataIndex
+from dcp_core.records.plan import SavePlan, WriteItem
+from dcp_core.tables.columns_of_items import columns_of
 
 __all__ = [
     "DivergentReplicaWarning",
@@ -27,8 +23,8 @@ __all__ = [
     "agreed_aliases",
     "dedup_save_plans",
     "divergent_keys",
+    "explain_contradiction",
     "report_divergence",
-    "without_keys",
 ]
 
 OnDivergence = Literal["warn", "error", "ignore"]
@@ -57,75 +53,33 @@ def dedup_save_plans(
 
     Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (contract; stock weighs a shard by its global tensor).
     """
-    holders: dict[MetadataIndex, list[int]] = defaultdict(list)
-    items: dict[MetadataIndex, WriteItem] = {}
-    nbytes: dict[MetadataIndex, int] = defaultdict(lambda: 1)
+    planned = assign_items(all_plans, {}, to_lowest_rank=save_to_lowest_rank, pinned_to_lowest=[*pinned_to_lowest])
+    if planned is None:
+        raise explain_contradiction(all_plans, {}, complete=False)
+    return planned[0]
+
+
+def explain_contradiction(all_plans: Sequence[SavePlan], aliases: Collection[str], *, complete: bool) -> PlanError:
+    """The error of plans that `plan_columns` refuses: it names the value, and the ranks or the box.
+
+    Args:
+        all_plans: One plan per rank, in rank order.
+        aliases: Names of tied values, which are not written.
+        complete: Whether chunks must make up whole tensors.
+    """
+    items: dict[MetadataIndex, tuple[int, WriteItem]] = {}
     kinds: dict[str, tuple[int, bool]] = {}
-    for rank, plan in enumerate(all_plans):
-        for item in plan.items:
-            holders[item.index].append(rank)
-            nbytes[item.index] = max(nbytes[item.index], item.chunk_bytes())
-            _check_kind(kinds, item, rank)
-            _check_same(items.setdefault(item.index, item), item, holders[item.index][0], rank)
-    # Tensor by tensor, then objects: as columns have them, so that equal sizes come in the same order.
-    order = {fqn: position for position, fqn in enumerate(kinds)}
-    items = dict(sorted(items.items(), key=lambda pair: (pair[1].tensor_data is None, order[pair[0].fqn])))
-    holders = {index: holders[index] for index in items}
-    pinned = frozenset(pinned_to_lowest)
-    held_by = [[*dict.fromkeys(ranks)] for ranks in holders.values()]
-    assigned = assign(
-        Candidates(
-            nbytes=np.array([nbytes[index] for index in items], np.int64),
-            slices=np.array(
-                [
-                    _slices(item) if all(all_plans[rank].splittable for rank in ranks) else 1
-                    for item, ranks in zip(items.values(), held_by, strict=True)
-                ],
-                np.int64,
-            ),
-            first=starts(np.array([len(ranks) for ranks in held_by], np.int64)),
-            ranks=np.array(list(chain.from_iterable(held_by)), np.int64),
-            settled=np.array([save_to_lowest_rank or index.fqn in pinned for index in items], bool),
-        ),
-        len(all_plans),
-    )
-    rows = {index: row for row, index in enumerate(items)}
-    return [
-        replace(plan, items=[*chain.from_iterable(_share(item, rows[item.index], rank, assigned) for item in once)])
-        for rank, plan in enumerate(all_plans)
-        for once in [_once(plan.items)]
-    ]
-
-
-def _slices(item: WriteItem) -> int:
-    data = item.tensor_data
-    dim = None if data is None else cut_dim(data.chunk.sizes)
-    return 1 if data is None or dim is None else data.chunk.sizes[dim]
-
-
-def _share(item: WriteItem, row: int, rank: int, assigned: Assignment) -> list[WriteItem]:
-    """What one rank writes of an item: all of it, a part, or nothing."""
-    if row not in assigned.parts:
-        return [item] if assigned.writer[row] == rank else []
-    return [_part(item, part.begin, part.end) for part in assigned.parts[row] if part.rank == rank]
-
-
-def _part(item: WriteItem, begin: int, end: int) -> WriteItem:
-    data = item.tensor_data
-    dim = None if data is None else cut_dim(data.chunk.sizes)
-    if data is None or dim is None:
-        return item
-    offsets, sizes = [*data.chunk.offsets], [*data.chunk.sizes]
-    offsets[dim] += begin
-    sizes[dim] = end - begin
-    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-    index = MetadataIndex(item.index.fqn, chunk.offsets)
-    return replace(item, index=index, type=WriteItemType.SHARD, tensor_data=replace(data, chunk=chunk))
-
-
-def _once(items: Iterable[WriteItem]) -> list[WriteItem]:
-    """A rank may hold a box twice (two equal local shards); one copy is written."""
-    return list({item.index: item for item in items}.values())
+    try:
+        for rank, plan in enumerate(all_plans):
+            for item in columns_of(plan.items):
+                if item.index.fqn not in aliases:
+                    _check_kind(kinds, item, rank)
+                    _check_same(*items.setdefault(item.index, (rank, item)), item, rank)
+        _, metadata = create_default_global_save_plan([SavePlan([item for _, item in items.values()])])
+        check_coverage(metadata.state_dict_metadata, complete=complete)
+    except PlanError as error:
+        return error
+    return PlanError("the ranks' plans contradict each other")
 
 
 def _check_kind(kinds: dict[str, tuple[int, bool]], item: WriteItem, rank: int) -> None:
@@ -138,7 +92,7 @@ def _check_kind(kinds: dict[str, tuple[int, bool]], item: WriteItem, rank: int) 
         )
 
 
-def _check_same(first: WriteItem, other: WriteItem, first_rank: int, other_rank: int) -> None:
+def _check_same(first_rank: int, first: WriteItem, other: WriteItem, other_rank: int) -> None:
     if first is other or first.tensor_data == other.tensor_data:
         return
     mine, theirs = first.tensor_data, other.tensor_data
@@ -171,12 +125,6 @@ def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
             if (alias in names or target in names) and (tied.get(alias) != target or target not in names):
                 del pairs[alias]
     return {alias: target for alias, target in pairs.items() if target not in pairs}
-
-
-def without_keys(plan: SavePlan, keys: Iterable[str]) -> SavePlan:
-    """The plan without the items of `keys`."""
-    dropped = frozenset(keys)
-    return replace(plan, items=[item for item in plan.items if item.index.fqn not in dropped])
 
 
 def divergent_keys(all_plans: Sequence[SavePlan]) -> dict[str, list[int]]:

@@ -1,12 +1,12 @@
-"""The global plan over columns: what `stock_global_plan` does with records, for plans whose items are still columns.
+"""The global plan: the plans of all ranks as columns, merged, proven complete, and each item given to one rank.
 
-Whatever is out of the ordinary (ranks that contradict each other, holes, overlaps) is left to `stock_global_plan`,
-which finds it again and says what it is: nothing is reported here.
+What is wrong with them (ranks that contradict each other, holes, overlaps) is only noticed here:
+`diagnose_duplicates.explain_contradiction` finds it again, and says what it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,14 +16,15 @@ from dcp_core.planning.balance import Assignment, Candidates, Part, assign
 from dcp_core.planning.merged_table import ChunkTable, Cuts, Names, chunk_sizes, merge_tensors
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.plan import SavePlan
+from dcp_core.tables.columns_of_items import columns_of
 from dcp_core.tables.metadata_columns import metadata_from_index
-from dcp_core.tables.plan_columns import PlanColumns, Selection, columns_of
+from dcp_core.tables.plan_columns import PlanColumns, Selection
 from dcp_core.tables.records_of_index import dtype_of
 from dcp_manifest.index.box_columns import starts
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.coverage import is_proper
 
-__all__ = ["plan_columns"]
+__all__ = ["assign_items", "plan_columns"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -36,7 +37,7 @@ def plan_columns(
     to_lowest_rank: bool,
     pinned_to_lowest: Collection[str],
 ) -> tuple[list[SavePlan], Metadata] | None:
-    """One plan for each rank, and the metadata that they add up to.
+    """One plan for each rank, and the metadata of the whole tensors that they add up to.
 
     Args:
         all_plans: Of all ranks, in order.
@@ -46,12 +47,30 @@ def plan_columns(
         pinned_to_lowest: FQNs that always go to the lowest rank that has them.
 
     Returns:
-        None if a plan is no columns any more, or if something is wrong.
+        None if the ranks contradict each other, or if their chunks do not make up the tensors.
+
+    Raises:
+        PlanError: The records of one rank's plan contradict each other, or say too little.
     """
-    columns = [columns_of(plan.items) for plan in all_plans]
-    whole_plans = [one for one in columns if one is not None]
-    if len(whole_plans) < len(all_plans):
-        return None
+    return assign_items(
+        all_plans,
+        aliases,
+        to_lowest_rank=to_lowest_rank,
+        pinned_to_lowest=pinned_to_lowest,
+        is_sound=lambda merged: is_proper(merged, complete=complete),
+    )
+
+
+def assign_items(
+    all_plans: Sequence[SavePlan],
+    aliases: Mapping[str, str],
+    *,
+    to_lowest_rank: bool,
+    pinned_to_lowest: Collection[str],
+    is_sound: Callable[[CheckpointIndex], bool] | None = None,
+) -> tuple[list[SavePlan], Metadata] | None:
+    """As `plan_columns`, with any proof that the merged tensors are sound; by default with none."""
+    whole_plans = [columns_of(plan.items) for plan in all_plans]
     kept_rows = [_rows_without(one, aliases) for one in whole_plans]
     known = [one if kept is None else one.take_tensors(kept) for one, kept in zip(whole_plans, kept_rows, strict=True)]
     names = Names(known)
@@ -59,7 +78,7 @@ def plan_columns(
     if merged is None:
         return None
     table = ChunkTable(known, names, merged)
-    if not table.consistent or not is_proper(merged, complete=complete):
+    if not table.consistent or (is_sound is not None and not is_sound(merged)):
         return None
     things = _candidates(
         known,

@@ -19,7 +19,8 @@ import numpy as np
 
 from dcp_core.planning.comparable_bytes import value_bytes
 from dcp_core.records.plan import SavePlan
-from dcp_core.tables.plan_columns import PlanColumns, columns_of
+from dcp_core.tables.columns_of_items import columns_of
+from dcp_core.tables.plan_columns import PlanColumns
 from dcp_core.tables.planned_rows import PlannedRows
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns
 
@@ -113,9 +114,9 @@ def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
         plan: As it would be sent to the coordinator.
         made_by: What besides local plans decides on the global plan.
     """
-    columns = columns_of(plan.items)
-    if columns is None or type(plan) is not SavePlan:
+    if type(plan) is not SavePlan:
         return None
+    columns = columns_of(plan.items)
     index = columns.index
     facts = (
         repr(made_by),

@@ -24,12 +24,14 @@ from dcp_core.planning.plan_cache import (
     fingerprint,
 )
 from dcp_core.planning.write_results import PackedResults, pack, unpack
+from dcp_core.records.abilities import SavePlannerAbilities, abilities
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.plan import SavePlan
 from dcp_core.records.protocols import SavePlanner, StorageWriter, WriteResult, placed_plans
+from dcp_core.tables.columns_of_items import columns_of
 from dcp_core.tables.metadata_columns import metadata_from_index
-from dcp_core.tables.plan_columns import PlanColumns, Selection, columns_of, written_of
+from dcp_core.tables.plan_columns import PlanColumns, Selection, written_of
 from dcp_core.tables.planned_rows import PlannedRows
 from dcp_core.tables.records_of_index import records_of
 from dcp_ranks import Coordinator
@@ -143,7 +145,8 @@ class PlanExchange:
 
     def _propose(self, plan: SavePlan) -> _Offer | _Unchanged:
         self._local = plan
-        made_by = getattr(self._planner, "plan_key", lambda: None)()
+        plan_key = abilities(self._planner, SavePlannerAbilities).plan_key
+        made_by = None if plan_key is None else plan_key()
         mark = None if made_by is None else fingerprint(plan, made_by)
         if mark is not None:
             self._key = (self._group, mark)
@@ -179,7 +182,7 @@ class PlanExchange:
         self.metadata.planner_data = dict(known.planner_data) if known.planner_data is not None else None
         items = [LazyList(rows) for rows in known.plans]
         plans = [SavePlan(one) for one in items]
-        adopt = getattr(self._planner, "adopt_global_plan", None)
+        adopt = abilities(self._planner, SavePlannerAbilities).adopt_global_plan
         if adopt is not None:
             adopt(plans, self.metadata)
         plans = placed_plans(writer, plans)
@@ -212,7 +215,7 @@ class PlanExchange:
             GLOBAL_PLANS.put(self._token, self._global)
         replies = []
         for rank, (plan, one, local) in enumerate(zip(plans, chosen, all_plans, strict=True)):
-            by = None if one is None or rows[rank] is None or rank == self._coordinator.rank else one.chosen
+            by = None if rows[rank] is None or rank == self._coordinator.rank else one.chosen
             checks = None if self._token is None else _numbers(rank, local, sets)
             rest = plan if by is None else replace(plan, items=[])
             replies.append(_Reply(rest, by, self._token, checks))
@@ -228,11 +231,10 @@ class PlanExchange:
             self._columns = self._known.columns
             plan = replace(plan, items=self._columns.items())
         else:
-            held = columns_of(local.items)
-            if reply.chosen is not None and held is not None:
-                plan = replace(plan, items=held.select(reply.chosen).items())
+            if reply.chosen is not None:
+                plan = replace(plan, items=columns_of(local.items).select(reply.chosen).items())
             self._columns = columns_of(plan.items)
-            if reply.token is not None and self._columns is not None:
+            if reply.token is not None:
                 self._known = RankPlan(reply.token, self._columns, _names(local, reply.checks))
         if self._known is None:
             RANK_PLANS.drop(self._key)
@@ -251,10 +253,10 @@ def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes]
     return True
 
 
-def _planned_rows(metadata: Metadata, plans: Sequence[PlanColumns | None]) -> list[PlannedRows | None]:
+def _planned_rows(metadata: Metadata, plans: Sequence[PlanColumns]) -> list[PlannedRows | None]:
     """The items of each rank as rows of the index that the metadata stands for, where they are that."""
     records = records_of(metadata)
-    return [None if one is None or records is None else PlannedRows.of(one, records) for one in plans]
+    return [None if records is None else PlannedRows.of(one, records) for one in plans]
 
 
 def _agree(plans: Sequence[SavePlan], sets: Sequence[tuple[tuple[int, ...], list[str]]]) -> bool:

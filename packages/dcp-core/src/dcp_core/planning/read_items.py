@@ -28,6 +28,7 @@ from dcp_core.state_dict.key_map import KeyMap
 from dcp_core.tables.load_columns import ReadColumns, WholeTensors
 from dcp_core.tables.records_of_index import StateRecords, records_of
 from dcp_core.tensors.casts import is_lossless_cast
+from dcp_core.tensors.quantized import is_quantized_dtype
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, intersect, overlaps
 
 __all__ = ["LoadRules", "LocalLoadPlan", "create_read_items_for_chunk_list", "plan_local_load"]
@@ -242,7 +243,11 @@ def _read_items(
     items: list[ReadItem] = []
     stored_boxes = [(chunk.offsets, chunk.sizes) for chunk in checkpoint_md.chunks]
     for position, local in enumerate(local_chunks):
-        for stored_position, offsets, sizes in overlaps((local.offsets, local.sizes), stored_boxes):
+        box = (local.offsets, local.sizes)
+        shared = overlaps(box, stored_boxes)
+        if 0 in local.sizes and is_quantized_dtype(checkpoint_md.properties.dtype):  # there is still the quantizer
+            shared = [(at, *stored) for at, stored in enumerate(stored_boxes) if stored == box]
+        for stored_position, offsets, sizes in shared:
             stored = checkpoint_md.chunks[stored_position]
             items.append(
                 ReadItem(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import warnings
 import zlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,19 +20,19 @@ from dcp_core.planning.comparable_bytes import value_digest
 from dcp_core.planning.diagnose_duplicates import (
     OnDivergence,
     agreed_aliases,
-    dedup_save_plans,
     divergent_keys,
+    explain_contradiction,
     report_divergence,
 )
 from dcp_core.planning.global_plan import plan_columns
-from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan, drop_aliases
-from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
-from dcp_core.records.plan import BytesIOWriteData, SavePlan, WriteItem, WriteItemType
+from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
+from dcp_core.records.plan import SavePlan, WriteItem, WriteItemType
 from dcp_core.records.protocols import SavePlanner
 from dcp_core.shards.shards import LocalTensor, find_part, find_state_dict_object
 from dcp_core.state_dict.empty_mappings import merge_paths, name_empty_mappings
 from dcp_core.state_dict.flatten import flatten
-from dcp_core.tables.plan_columns import PlanColumns, columns_of
+from dcp_core.tables.columns_of_items import columns_of
+from dcp_core.tables.plan_columns import PlanColumns
 from dcp_core.tables.value_table import LocalValues, find_ties, local_values
 from dcp_core.tensors.element_copy import contiguous
 from dcp_core.tensors.tensor_bytes import tensor_bytes
@@ -142,7 +142,7 @@ class DefaultSavePlanner(SavePlanner):
         items = values.items
         if plain and values.objects:
             sizes = {fqn: self._dump(fqn, digests) for fqn in values.objects}
-            items = _with_object_sizes(items, sizes, tuple(self.state_dict))
+            items = _with_object_sizes(items, sizes)
         self._splittable = plain and values.usual
         plan = SavePlan(
             items,
@@ -164,13 +164,16 @@ class DefaultSavePlanner(SavePlanner):
         report_divergence(divergent, self.on_divergence)
         complete = _holds_whole_job(all_plans)
         aliases = agreed_aliases(all_plans)
-        plans, metadata = plan_columns(
+        planned = plan_columns(
             all_plans,
             aliases,
             complete=complete,
             to_lowest_rank=self.dedup_save_to_lowest_rank,
             pinned_to_lowest=divergent,
-        ) or self._plan_items(all_plans, aliases, divergent, complete=complete)
+        )
+        if planned is None:
+            raise explain_contradiction(all_plans, aliases, complete=complete)
+        plans, metadata = planned
         if self.flatten_state_dict:
             metadata.planner_data = merge_paths(plan.planner_data or {} for plan in all_plans)
             # Only the metadata needs the paths from here on; plans travel back without them.
@@ -190,20 +193,6 @@ class DefaultSavePlanner(SavePlanner):
         kind = type(self)
         options = (self.flatten_state_dict, self.dedup_save_to_lowest_rank, self.on_divergence, self.compare_all)
         return kind.__module__, kind.__qualname__, options
-
-    def _plan_items(
-        self, all_plans: list[SavePlan], aliases: dict[str, str], divergent: Iterable[str], *, complete: bool
-    ) -> tuple[list[SavePlan], Metadata]:
-        plans = drop_aliases(all_plans, aliases)
-        plans = dedup_save_plans(plans, self.dedup_save_to_lowest_rank, pinned_to_lowest=divergent)
-        plans, metadata = create_default_global_save_plan(plans)
-        check_coverage(metadata.state_dict_metadata, complete=complete)
-        for alias, target in aliases.items():
-            entry = metadata.state_dict_metadata[target]
-            if isinstance(entry, TensorStorageMetadata):
-                metadata.state_dict_metadata[alias] = TensorStorageMetadata(entry.properties, entry.size, entry.chunks)
-        metadata.aliases = aliases or None
-        return plans, metadata
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """The plan as the coordinator sent it."""
@@ -281,15 +270,13 @@ def _warn_of_text_keys(text_keys: Mapping[type, str]) -> None:
         )
 
 
-def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int], order: Sequence[str]) -> list[WriteItem]:
+def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list[WriteItem]:
     columns = columns_of(items)
-    if columns is not None:
-        nbytes = np.array([sizes[fqn] for fqn in columns.index.object_names], np.int64)
-        return PlanColumns(columns.index, columns.whole, nbytes).items(order)
-    return [
-        replace(item, bytes_io_data=BytesIOWriteData(sizes[item.index.fqn])) if item.index.fqn in sizes else item
-        for item in items
-    ]
+    known = zip(columns.index.object_names, columns.object_bytes.tolist(), strict=True)
+    nbytes = np.array([sizes.get(fqn, size) for fqn, size in known], np.int64)
+    made = PlanColumns(columns.index, columns.whole, nbytes)
+    made.order = columns.order
+    return made.items()
 
 
 def _telling_bytes(value: Any, dumped: bytes) -> bytes:

@@ -1,4 +1,6 @@
-"""From the plans of all ranks to one plan each and the metadata of the checkpoint.
+"""The global plan over records: stock's function, for planners that call it, and the words for what is wrong.
+
+A save of ours plans over columns, see `global_plan`.
 
 Source: torch 2.13 `default_planner.create_default_global_save_plan` (contract).
 """
@@ -6,11 +8,9 @@ Source: torch 2.13 `default_planner.create_default_global_save_plan` (contract).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import replace
 
 from dcp_core.errors import PlanError
-from dcp_core.planning.diagnose_duplicates import without_keys
 from dcp_core.records.metadata import (
     STORAGE_TYPES,
     BytesStorageMetadata,
@@ -21,7 +21,7 @@ from dcp_core.records.metadata import (
 from dcp_core.records.plan import SavePlan, WriteItem, WriteItemType
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, out_of_bounds
 
-__all__ = ["FORMAT_VERSION", "check_coverage", "create_default_global_save_plan", "drop_aliases"]
+__all__ = ["FORMAT_VERSION", "check_coverage", "create_default_global_save_plan"]
 
 FORMAT_VERSION = "1.0.0"
 _SHOWN_PROBLEMS = 20
@@ -71,11 +71,6 @@ def _add_item(entries: dict[str, STORAGE_TYPES], item: WriteItem, *, rewrite: bo
     if not rewrite:
         return item
     return replace(item, index=MetadataIndex(fqn, item.index.offset, len(entry.chunks) - 1))
-
-
-def drop_aliases(all_plans: list[SavePlan], aliases: Collection[str]) -> list[SavePlan]:
-    """The plans without the items of tied values."""
-    return [without_keys(plan, aliases) for plan in all_plans] if aliases else all_plans
 
 
 def check_coverage(entries: dict[str, STORAGE_TYPES], *, complete: bool) -> None:

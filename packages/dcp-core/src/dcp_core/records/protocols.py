@@ -12,12 +12,13 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 
+from dcp_core.records.abilities import WriterAbilities, abilities
 from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
 from dcp_core.records.plan import LoadPlan, ReadItem, SavePlan, WriteItem
 
@@ -180,8 +181,7 @@ class StorageWriter(ABC):
 
     Call order: `reset` (only when `save` got a `checkpoint_id`), `storage_meta`, `set_up_storage_writer`,
     `prepare_local_plan`, `write_data` on every rank; `prepare_global_plan` and `finish` on the coordinator.
-    A writer may also have `abort(error)`: it is called on every rank when the save has failed. One whose attribute
-    `stores_aliases` is true gets tied values once, and their other names in `Metadata.aliases`; others get each name.
+    What a writer may have beside these: `dcp_core.records.abilities.WriterAbilities`.
     """
 
     @abstractmethod
@@ -224,7 +224,7 @@ def placed_plans(writer: StorageWriter, plans: list[SavePlan]) -> list[SavePlan]
     Ranks: the coordinator; every rank in a save without one.
     """
     plans = writer.prepare_global_plan(plans)
-    complete: Callable[[list[SavePlan]], list[SavePlan]] | None = getattr(writer, "placed_plans", None)
+    complete = abilities(writer, WriterAbilities).placed_plans
     return plans if complete is None else complete(plans)
 
 

@@ -24,7 +24,7 @@ from dcp_core.shards.declared_shards import declared_boxes, declares_shards
 from dcp_core.shards.mesh_boxes import LocalBox, ShardedDim, local_boxes
 from dcp_core.shards.tensor_checks import check_tensor
 from dcp_core.tensors.dtensors import is_dtensor
-from dcp_core.tensors.quantized import check_divisible
+from dcp_core.tensors.quantized import check_divisible, empty_like_part
 from dcp_core.tensors.tensor_like import TensorLike
 
 if TYPE_CHECKING:
@@ -281,7 +281,8 @@ def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:
         )
         if not tensor.numel():
             # Nobody holds a box of it, but it must not vanish from the checkpoint.
-            shards = (LocalShard(torch.Size((0,) * len(shape)), tensor.size(), lambda: local.new_empty(shape)),)
+            none = torch.Size((0,) * len(shape))
+            shards = (LocalShard(none, tensor.size(), lambda: empty_like_part(fqn, local, shape)),)
     return LocalTensor(tensor.size(), properties, False, shards)
 
 

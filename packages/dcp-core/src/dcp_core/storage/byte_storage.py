@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 from dcp_core.records.protocols import CheckpointId
-from dcp_core.storage.byte_backend import ByteBackend
 from dcp_core.storage.checkpoint_ids import absolute_id
+
+if TYPE_CHECKING:
+    from dcp_io import StoreBackend
 
 __all__ = ["ByteStorage"]
 
@@ -23,7 +26,7 @@ class ByteStorage:
     _checkpoint_id: CheckpointId
     absolute_id: CheckpointId
     """The id with the working folder of the moment in which it was given, where it is a relative path."""
-    _opened: ByteBackend | None = None
+    _opened: StoreBackend | None = None
 
     def _set_id(self, checkpoint_id: CheckpointId) -> None:
         self._checkpoint_id = checkpoint_id
@@ -31,11 +34,11 @@ class ByteStorage:
         self._opened = None
 
     @abstractmethod
-    def _open(self, checkpoint_id: CheckpointId) -> ByteBackend:
+    def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
         """The backend for one checkpoint id. Must not touch storage."""
 
     @property
-    def _backend(self) -> ByteBackend:
+    def _backend(self) -> StoreBackend:
         if self._opened is None:
             self._opened = self._open(self._id_to_open())
         return self._opened

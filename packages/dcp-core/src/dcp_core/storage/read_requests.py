@@ -13,50 +13,42 @@ from collections.abc import Sequence
 import torch
 from torch.autograd.graph import increment_version
 
-from dcp_core.encoding.transforms import ExtensionRegistry, undo
 from dcp_core.errors import CorruptCheckpointError, DcpError
-from dcp_core.objects.objects import load_tensor
 from dcp_core.records.plan import ReadItem
 from dcp_core.records.protocols import LoadPlanner
 from dcp_core.shards.shards import box_view
+from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
 from dcp_core.tensors.box_copy import BoxCopy
 from dcp_core.tensors.device_copy import DeviceCopies
 from dcp_core.tensors.element_copy import copy_elements
 from dcp_core.tensors.quantized import copy_quantized
 from dcp_core.tensors.tensor_bytes import tensor_bytes
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_io.requests import ReadRequest
+from dcp_manifest.index.items import StoredItem
 from dcp_manifest.index.runs import box_runs
-from dcp_manifest.requests import BlockDecoder, ReadRequest
 
-__all__ = ["archive_request", "direct_memory", "encoded_request", "object_request", "tensor_request"]
-
-# What transforms may become when they are undone: elements of the largest dtype and what an archive has around them
-# (a planner may have stored another dtype than the index says), and objects, of whose size nothing is known.
-_MAX_ITEM_BYTES = 16
-_MAX_ARCHIVE_BYTES = 1 << 20
-_MAX_OBJECT_BYTES = 4 << 30
+__all__ = ["direct_memory", "object_request", "tensor_request", "whole_request"]
 
 
 def tensor_request(
     item: ReadItem,
-    stored: StoredItem,
+    stored: PartialItem,
     dtype: torch.dtype,
     sizes: Sequence[int],
     planner: LoadPlanner,
     copies: DeviceCopies,
-    decoder: BlockDecoder | None = None,
 ) -> ReadRequest:
-    """The request for a box of a chunk of bare values.
+    """The request for a box of a chunk that can be read in parts.
 
     Args:
         item: The box, and where it goes.
         stored: The chunk.
-        dtype: Of the stored values.
+        dtype: Of the stored values, as indexed.
         sizes: Of the chunk, elements.
         planner: Names the destination, and hears when it is filled.
         copies: Carries pieces to destinations that cannot be read into.
-        decoder: Of a chunk in encoded blocks, what decodes them.
     """
+    dtype, decoder = stored.dtype or dtype, stored.decoder
     target = _target(item, planner)
     runs = box_runs(sizes, item.storage_offsets, item.lengths, dtype.itemsize)
     key = item.storage_index.fqn
@@ -68,7 +60,7 @@ def tensor_request(
             increment_version(target)
             planner.commit_tensor(item, target)
 
-        return ReadRequest(key, stored, runs.start, runs.stop, into, commit, decoder=decoder, decoded_bytes=nbytes)
+        return ReadRequest(key, stored.item, runs.start, runs.stop, into, commit, decoder=decoder, decoded_bytes=nbytes)
     device = target.device
     copies.prepare(device)
     box = BoxCopy(sizes, dtype, item.storage_offsets, target, copies.copy)
@@ -77,7 +69,7 @@ def tensor_request(
         copies.finish(device)
         planner.commit_tensor(item, target)
 
-    return ReadRequest(key, stored, runs.start, runs.stop, None, done, box.piece, runs, decoder, nbytes)
+    return ReadRequest(key, stored.item, runs.start, runs.stop, None, done, box.piece, runs, decoder, nbytes)
 
 
 def direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:
@@ -87,17 +79,13 @@ def direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None
     return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
 
 
-def object_request(
-    item: ReadItem, stored: StoredItem, planner: LoadPlanner, registry: ExtensionRegistry
-) -> ReadRequest:
+def object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner, decoder: ItemDecoder) -> ReadRequest:
     """The request for an object: all of its bytes at once."""
     key = item.storage_index.fqn
 
     def done(data: memoryview) -> None:
-        if stored.chain:
-            data = undo(data, stored, key, registry, _MAX_OBJECT_BYTES)
         try:
-            planner.load_bytes(item, io.BytesIO(data))
+            planner.load_bytes(item, io.BytesIO(decoder.object(key, stored, data)))
         except CorruptCheckpointError as error:
             if error.file is not None:
                 raise
@@ -108,77 +96,32 @@ def object_request(
     return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
 
 
-def archive_request(
-    items: Sequence[ReadItem], stored: StoredItem, sizes: set[tuple[int, ...]], planner: LoadPlanner
+def whole_request(
+    items: Sequence[ReadItem],
+    stored: StoredItem,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    planner: LoadPlanner,
+    decoder: ItemDecoder,
 ) -> ReadRequest:
-    """The request for a whole archive with a tensor, for every item that wants a part of it.
+    """The request for a tensor that must be decoded whole, for every item that wants a part of it.
 
     Args:
         items: What is wanted of it; at least one.
-        stored: The archive.
-        sizes: What the index says of the tensor's sizes.
+        stored: The tensor.
+        dtype: Of the stored values, as indexed.
+        sizes: Of the tensor, as indexed.
         planner: Names the destinations, and hears when they are filled.
+        decoder: Decodes it.
     """
     key = items[0].storage_index.fqn
 
     def done(data: memoryview) -> None:
-        tensor = _load_archive(data, stored, key)
-        if sizes != {tuple(tensor.shape)}:
-            raise CorruptCheckpointError(
-                f"the stored tensor has sizes {tuple(tensor.shape)}, not {' or '.join(map(str, sizes))} as indexed",
-                file=stored.file,
-                key=key,
-                offset=stored.offset,
-            )
+        tensor = decoder.tensor(key, stored, data, dtype, sizes)
         for item in items:
             _copy_part(tensor, item, planner)
 
     return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
-
-
-def encoded_request(
-    items: Sequence[ReadItem],
-    stored: StoredItem,
-    dtype: torch.dtype,
-    sizes: set[tuple[int, ...]],
-    planner: LoadPlanner,
-    registry: ExtensionRegistry,
-) -> ReadRequest:
-    """The request for a whole tensor that is stored through transforms, for every item that wants a part of it.
-
-    Args:
-        items: What is wanted of it; at least one.
-        stored: The tensor, bare or in an archive once it is decoded.
-        dtype: Of the stored values, as indexed.
-        sizes: What the index says of the tensor's sizes.
-        planner: Names the destinations, and hears when they are filled.
-        registry: Where transforms are found.
-    """
-    elements = max(math.prod(each) for each in sizes)
-    whole = archive_request(items, stored, sizes, planner)
-
-    def done(data: memoryview) -> None:
-        key = whole.key
-        decoded = undo(data, stored, key, registry, elements * _MAX_ITEM_BYTES + _MAX_ARCHIVE_BYTES)
-        if stored.framing is not Framing.RAW:
-            if whole.done is not None:
-                whole.done(decoded)
-            return
-        if len(sizes) > 1 or len(decoded) != elements * dtype.itemsize:
-            raise CorruptCheckpointError(
-                f"the stored tensor has {len(decoded)} bytes once it is decoded, not {elements * dtype.itemsize}",
-                file=stored.file,
-                key=key,
-                offset=stored.offset,
-            )
-        flat = (
-            torch.frombuffer(decoded, dtype=torch.uint8) if decoded else torch.empty(0, dtype=torch.uint8, device="cpu")
-        )
-        tensor = flat.view(dtype).view(next(iter(sizes)))
-        for item in items:
-            _copy_part(tensor, item, planner)
-
-    return ReadRequest(whole.key, stored, 0, stored.stored_bytes, None, done)
 
 
 def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
@@ -191,15 +134,6 @@ def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
             f"the read item has {tuple(item.lengths)}"
         )
     return target
-
-
-def _load_archive(data: memoryview, stored: StoredItem, key: str) -> torch.Tensor:
-    try:
-        return load_tensor(data)
-    except Exception as error:
-        raise CorruptCheckpointError(
-            f"the stored tensor cannot be read: {error}", file=stored.file, key=key, offset=stored.offset
-        ) from error
 
 
 def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import io
 import math
-import struct
 import zipfile
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from dcp_io.archives.zip_format import LOCAL, local_lengths
+from dcp_io.requests import ReadRequest
 from dcp_manifest.index.dtypes import TYPED_STORAGES
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.items import Framing, ItemKind, StoredItem
 from dcp_manifest.index.runs import Runs
 from dcp_manifest.pickles.pickle_table import Function, PickleTable
 from dcp_manifest.pickles.safe_pickle import read_pickle
-from dcp_manifest.requests import ReadRequest
 
 __all__ = ["ArchiveSearch", "ArchivedTensor", "locate_tensor"]
 
@@ -31,7 +31,6 @@ __all__ = ["ArchiveSearch", "ArchivedTensor", "locate_tensor"]
 _SEARCH_MIN_BYTES = 1 << 20
 # So much of each end is enough: the pickle comes first, the directory last.
 _END_BYTES = 16 << 10
-_LOCAL_BYTES = 30
 _MAX_DIMS = 64
 
 
@@ -53,19 +52,18 @@ class ArchiveSearch:
 
     def __init__(self) -> None:
         self.requests: list[ReadRequest] = []
+        self._places: set[tuple[str, int]] = set()
         self.found: dict[tuple[str, int], ArchivedTensor] = {}
         """File and offset of the archive → its values."""
 
     def add(self, key: str, stored: StoredItem) -> None:
-        """Search an archive, unless it is small; `key` is an FQN for messages."""
+        """Search an archive, once and unless it is small; `key` is an FQN for messages."""
         size = stored.stored_bytes
-        if (
-            size < _SEARCH_MIN_BYTES
-            or stored.framing is not Framing.TORCH_ZIP
-            or stored.crc32 is not None
-            or stored.chain
-        ):
+        holds_tensor = stored.kind is ItemKind.ARCHIVE and stored.framing is Framing.TORCH_ZIP
+        place = stored.file, stored.offset
+        if size < _SEARCH_MIN_BYTES or not holds_tensor or stored.crc32 is not None or place in self._places:
             return
+        self._places.add(place)
         ends = {0: bytearray(_END_BYTES), size - _END_BYTES: bytearray(_END_BYTES)}
 
         def take(position: int, data: memoryview) -> None:
@@ -77,7 +75,7 @@ class ArchiveSearch:
         def locate(_: memoryview) -> None:
             located = locate_tensor(stored, *map(bytes, ends.values()))
             if located is not None:
-                self.found[stored.file, stored.offset] = located
+                self.found[place] = located
 
         # As bare bytes: a part of an archive has no CRC of its own. What of it is used is checked then.
         bare = replace(stored, framing=Framing.RAW)
@@ -133,11 +131,10 @@ def _is_stored(record: zipfile.ZipInfo) -> bool:
 
 def _data_start(ends: _Ends, record: zipfile.ZipInfo) -> int:
     ends.seek(record.header_offset)
-    header = ends.read(_LOCAL_BYTES)
-    name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
-    if header[:4] != b"PK\x03\x04" or ends.read(name_bytes) != record.orig_filename.encode():
+    lengths = local_lengths(ends.read(LOCAL.size))
+    if lengths is None or ends.read(lengths[0]) != record.orig_filename.encode():
         raise zipfile.BadZipFile("a record's header is damaged")
-    return record.header_offset + _LOCAL_BYTES + int(name_bytes) + int(extra_bytes)
+    return record.header_offset + LOCAL.size + sum(lengths)
 
 
 class _Ends(io.RawIOBase):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import torch
 
-from dcp_core.encoding.block_transforms import block_undo
 from dcp_core.encoding.transforms import ExtensionRegistry
 from dcp_core.errors import CorruptCheckpointError, DcpError
 from dcp_core.records.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorageMetadata, note_checkpoint_id
@@ -20,27 +19,30 @@ from dcp_core.records.plan import LoadItemType, LoadPlan, ReadItem
 from dcp_core.records.protocols import CheckpointId, LoadPlanner, StorageReader
 from dcp_core.storage.byte_storage import ByteStorage
 from dcp_core.storage.gc_pause import collector_paused
-from dcp_core.storage.read_requests import (
-    archive_request,
-    direct_memory,
-    encoded_request,
-    object_request,
-    tensor_request,
-)
-from dcp_core.storage.stock_archive import ArchivedTensor, ArchiveSearch
+from dcp_core.storage.item_decoder import ItemDecoder
+from dcp_core.storage.read_requests import direct_memory, object_request, tensor_request, whole_request
 from dcp_core.storage.whole_reads import split_whole_reads
 from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tensors.device_copy import DeviceCopies
+from dcp_io.requests import ReadRequest
 from dcp_manifest.index.items import Framing, StoredItem
-from dcp_manifest.requests import ReadRequest
 
 __all__ = ["ByteStorageReader"]
 
 _SHOWN_KEYS = 20
 
 
+class _Wanted(NamedTuple):
+    """A part of a tensor that is wanted, and the chunk that holds it as the index describes it."""
+
+    item: ReadItem
+    stored: StoredItem
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+
+
 class ByteStorageReader(ByteStorage, StorageReader):
-    """Reads checkpoints through a `ByteBackend`: ours in any layout, and those that stock wrote.
+    """Reads checkpoints through a `dcp_io.StoreBackend`: ours in any layout, and those that stock wrote.
 
     Every byte that reaches a value is checked against the checkpoint's CRCs as the backend's `verify` setting says;
     what has none is listed in `unverified_keys`.
@@ -120,45 +122,29 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return done
 
     def _requests(self, plan: LoadPlan, planner: LoadPlanner) -> list[ReadRequest]:
-        copies = DeviceCopies()
-        archives: dict[tuple[str, int], list[ReadItem]] = defaultdict(list)
-        encoded: dict[tuple[str, int], list[ReadItem]] = defaultdict(list)
+        decoder = ItemDecoder(self._extensions)
         requests, items = split_whole_reads(plan, planner, self._known(), direct_memory)
+        tensors: list[_Wanted] = []
         for item in items:
             stored = self._stored(item)
             if item.type is LoadItemType.BYTE_IO:
-                requests.append(object_request(item, stored, planner, self._extensions))
-            elif stored.blocks is not None or (stored.framing is Framing.RAW and not stored.chain):
-                undo = block_undo(stored, item.storage_index.fqn, self._extensions) if stored.blocks else None
-                requests.append(tensor_request(item, stored, *self._chunk(item), planner, copies, undo))
-            elif stored.chain:
-                encoded[stored.file, stored.offset].append(item)
+                requests.append(object_request(item, stored, planner, decoder))
             else:
-                archives[stored.file, stored.offset].append(item)
-        for items in encoded.values():
-            dtype, _ = self._chunk(items[0])
-            sizes = {self._chunk(item)[1] for item in items}
-            stored = self._stored(items[0])
-            requests.append(encoded_request(items, stored, dtype, sizes, planner, self._extensions))
-        located = self._search(archives.values())
-        for place, items in archives.items():
-            sizes = {self._chunk(item)[1] for item in items}
-            values = located.get(place)
-            if values is None or sizes != {values.sizes}:
-                requests.append(archive_request(items, self._stored(items[0]), sizes, planner))
-                continue
-            for item in items:
-                requests.append(tensor_request(item, values.item, values.dtype, values.sizes, planner, copies))
+                tensors.append(_Wanted(item, stored, *self._chunk(item)))
+        keyed = ((one.item.storage_index.fqn, one.stored) for one in tensors)
+        self.bytes_read += decoder.look_into(keyed, self._backend.read)
+        copies = DeviceCopies()
+        whole: dict[tuple[str, int, tuple[int, ...]], list[_Wanted]] = defaultdict(list)
+        for one in tensors:
+            part = decoder.in_parts(one.item.storage_index.fqn, one.stored, one.sizes)
+            if part is None:
+                whole[one.stored.file, one.stored.offset, one.sizes].append(one)
+            else:
+                requests.append(tensor_request(one.item, part, one.dtype, one.sizes, planner, copies))
+        for several in whole.values():
+            _, stored, dtype, sizes = several[0]
+            requests.append(whole_request([one.item for one in several], stored, dtype, sizes, planner, decoder))
         return requests
-
-    def _search(self, archives: Iterable[list[ReadItem]]) -> dict[tuple[str, int], ArchivedTensor]:
-        """Where the values of large archives are, as far as those are ordinary: file and offset → values."""
-        search = ArchiveSearch()
-        for items in archives:
-            search.add(items[0].storage_index.fqn, self._stored(items[0]))
-        if search.requests:
-            self.bytes_read += self._backend.read(search.requests).bytes_read
-        return search.found
 
     def _known(self) -> Metadata:
         if self._metadata is None:

@@ -17,19 +17,19 @@ import torch
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_core.records.lazy import LazyList
-from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
+from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.plan import SavePlan
 from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult
 from dcp_core.storage.byte_storage import ByteStorage
 from dcp_core.storage.gc_pause import collector_paused
-from dcp_core.storage.write_requests import column_requests, item_request
-from dcp_core.tables.metadata_columns import index_from_metadata, metadata_from_index
-from dcp_core.tables.plan_columns import WrittenColumns, columns_of, write_result
-from dcp_core.tables.written_index import index_with_items
+from dcp_core.storage.write_requests import column_requests
+from dcp_core.tables.columns_of_items import columns_of
+from dcp_core.tables.metadata_columns import metadata_from_index
+from dcp_core.tables.plan_columns import WrittenColumns
+from dcp_core.tables.written_index import written_index
+from dcp_io.requests import Writable
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
-from dcp_manifest.index.items import StoredItem
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_manifest.requests import Writable
 from dcp_ranks import check_fence
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
@@ -58,7 +58,7 @@ class SavePlacement:
 
 
 class ByteStorageWriter(ByteStorage, StorageWriter):
-    """Writes items through a `ByteBackend` and publishes the index in one step.
+    """Writes items through a `dcp_io.StoreBackend` and publishes the index in one step.
 
     Args:
         checkpoint_id: Where to save; may be replaced by `reset`.
@@ -215,19 +215,12 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
             self._backend.join_save(placement.save_id)
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         columns = columns_of(plan.items)
-        if columns is not None:
-            with collector_paused():
-                requests = list(column_requests(columns, planner))
-            stored = self._write(requests, placement)
-            table = stored if isinstance(stored, StoredItems) else StoredItems.of(stored)
-            done.set_result(LazyList(WrittenColumns(columns, table)))
-        else:
-            items = [*plan.items]
-            stored = self._write([item_request(item, planner) for item in items], placement)
-            done.set_result([*map(write_result, items, stored)])
+        with collector_paused():
+            requests = list(column_requests(columns, planner))
+        done.set_result(LazyList(WrittenColumns(columns, self._write(requests, placement))))
         return done
 
-    def _write(self, requests: Sequence[Writable], placement: SavePlacement) -> Sequence[StoredItem]:
+    def _write(self, requests: Sequence[Writable], placement: SavePlacement) -> StoredItems:
         if not self._compression.changes_nothing:
             requests = [CompressedRequest(request, self._compression) for request in requests]
         return self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
@@ -237,11 +230,9 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         placement = self._placement
         if placement is None:
             raise DcpError("finish was called before a plan was prepared")
-        index = index_with_items(metadata, results)
-        if index is None:
-            metadata.storage_data = _storage_data(metadata, results)
+        index = written_index(metadata, results)
         metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=placement.save_id)
-        info = ManifestInfo(
+        index.info = ManifestInfo(
             save_id=placement.save_id,
             world_size=placement.world_size,
             writer=_writer_name(),
@@ -249,11 +240,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
             rank=self._rank if self._rank_local else None,
             created_ns=time.time_ns(),
         )
-        if index is None:
-            index = index_from_metadata(metadata, info=info, aliases=metadata.aliases)
-        else:
-            index.info = info
-            metadata.storage_data = metadata_from_index(index).storage_data
+        metadata.storage_data = metadata_from_index(index).storage_data
         data = encode(index, interop=self._interop)
         if self._rank_local:
             self._backend.publish(f"__{self._rank}.{placement.save_id}{METADATA_NAME}", data)
@@ -285,20 +272,6 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         """Remove what this rank wrote for a save that failed with `error`."""
         del error
         self._backend.abort_save()
-
-
-def _storage_data(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> dict[MetadataIndex, Any]:
-    """The place of every item, aliases included."""
-    places: dict[MetadataIndex, Any] = {}
-    for rank_results in results:
-        for result in rank_results:
-            places[result.index] = result.storage_data
-    for alias, target in (metadata.aliases or {}).items():
-        entry = metadata.state_dict_metadata[target]
-        for position, chunk in enumerate(getattr(entry, "chunks", ())):
-            place = places[MetadataIndex(target, chunk.offsets, position)]
-            places[MetadataIndex(alias, chunk.offsets, position)] = place
-    return places
 
 
 def _writer_name() -> str:

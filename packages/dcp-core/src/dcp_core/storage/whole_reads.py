@@ -18,15 +18,15 @@ from dcp_core.records.plan import LoadPlan, ReadItem
 from dcp_core.records.protocols import LoadPlanner
 from dcp_core.tables.load_columns import read_columns_of
 from dcp_core.tables.records_of_index import StorageRecords
-from dcp_manifest.index.items import Framing, StoredItem
-from dcp_manifest.requests import ReadRequest
+from dcp_io.requests import ReadRequest
+from dcp_manifest.index.items import Framing, ItemKind, StoredItem
 
 __all__ = ["split_whole_reads"]
 
 Memory = Callable[[torch.Tensor, torch.dtype], memoryview | None]
 
 _NO_CRCS = np.zeros(0, np.uint32)
-_RAW = int(Framing.RAW)
+_RAW = int(ItemKind.RAW)
 
 
 def split_whole_reads(
@@ -60,7 +60,7 @@ def split_whole_reads(
             column[chunks].tolist()
             for column in (
                 *(stored.file, stored.offset, stored.length, stored.lead, stored.stored_bytes),
-                *(stored.framing, stored.chain, stored.checked, stored.crc32, first, borders),
+                *(stored.kinds(), stored.checked, stored.crc32, first, borders),
             )
         ),
         strict=True,
@@ -69,11 +69,11 @@ def split_whole_reads(
     filled: list[torch.Tensor] = []
     others: list[ReadItem] = []
     files, dtypes = records.index.files, records.dtypes
-    for name, dtype, file, offset, length, lead, size, framing, chain, checked, crc, start, count in table:
+    for name, dtype, file, offset, length, lead, size, kind, checked, crc, start, count in table:
         known, target = dtypes[dtype], targets[name]
         if target.requires_grad or type(target) is not torch.Tensor:
             target = target.detach()
-        into = None if framing != _RAW or chain or known is None else memory_of(target, known)
+        into = None if kind != _RAW or known is None else memory_of(target, known)
         if into is None or len(into) != size:
             others.append(columns.whole(name))
             continue

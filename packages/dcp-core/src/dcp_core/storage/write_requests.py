@@ -6,27 +6,28 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 
 from dcp_core.encoding.payloads import PayloadError, bytes_payload, tensor_payload
+from dcp_core.records.abilities import SavePlannerAbilities, abilities
 from dcp_core.records.plan import WriteItem
 from dcp_core.records.protocols import SavePlanner
 from dcp_core.tables.plan_columns import PlanColumns, object_item
 from dcp_core.tables.records_of_index import dtype_of
 from dcp_core.tables.value_table import is_plain
 from dcp_core.tensors.tensor_bytes import small_bytes, tensor_bytes
+from dcp_io.requests import Payload, Writable, WriteRequest
 from dcp_manifest.index.items import Framing
-from dcp_manifest.requests import Payload, Writable, WriteRequest
 
-__all__ = ["column_requests", "item_request"]
+__all__ = ["column_requests"]
 
 # So small a tensor is copied rather than viewed: for a few bytes that is cheaper.
 _SMALL_BYTES = 4 << 10
 
 
-def item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
+def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
     """The request of one item whose data the planner resolves."""
 
     def resolve() -> Payload:
@@ -47,25 +48,30 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
 
     Where the planner writes values as they are, ordinary tensors get theirs without a record of the item.
     """
-    find = getattr(planner, "plain_values", None)  # a planner ported from stock need not have it
+    find = abilities(planner, SavePlannerAbilities).plain_values
     values: Mapping[str, Any] = (find() if find is not None else None) or {}
     index = columns.index
-    item_bytes = [dtype_of(name).itemsize for name in index.dtypes]
+    dtypes = [dtype_of(name) for name in index.dtypes]
     rows = zip(index.tensor_names, index.tensor_dtype.tolist(), columns.shapes, columns.whole.tolist(), strict=True)
     kinds: dict[tuple[int, tuple[int, ...]], _SmallTensors] = {}
     for row, (name, dtype, shape, whole) in enumerate(rows):
         value = values.get(name) if whole else None
-        if value is None or not is_plain(value) or value.is_quantized:
+        if not _is_as_planned(value, dtypes[dtype], shape):
             for item in columns.tensor_items(row):
-                yield item_request(item, planner)
+                yield _item_request(item, planner)
             continue
-        nbytes = math.prod(shape) * item_bytes[dtype]
+        nbytes = math.prod(shape) * dtypes[dtype].itemsize
         alike = kinds.get((dtype, shape)) if 0 < nbytes <= _SMALL_BYTES else None
         if alike is None and 0 < nbytes <= _SMALL_BYTES:
             alike = kinds[dtype, shape] = _SmallTensors(index.dtypes[dtype], shape)
         yield _WholeTensor(name, nbytes, value, index.dtypes[dtype], shape, alike)
     for name, nbytes in zip(index.object_names, columns.object_bytes.tolist(), strict=True):
-        yield item_request(object_item(name, nbytes), planner)
+        yield _item_request(object_item(name, nbytes), planner)
+
+
+def _is_as_planned(value: object, dtype: torch.dtype, shape: tuple[int, ...]) -> TypeGuard[torch.Tensor]:
+    """Whether a value is an ordinary tensor of what the plan says; a planner may have planned it otherwise."""
+    return is_plain(value) and not value.is_quantized and value.dtype is dtype and value.shape == shape
 
 
 @dataclass(slots=True, eq=False)

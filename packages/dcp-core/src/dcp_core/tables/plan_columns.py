@@ -31,7 +31,6 @@ __all__ = [
     "PlanColumns",
     "Selection",
     "WrittenColumns",
-    "columns_of",
     "object_item",
     "tensor_facts",
     "write_result",
@@ -93,13 +92,15 @@ class PlanColumns:
         self.hints = hints
         self.chosen: Selection | None = None
         """By what these were selected from what the rank holds, if they were. Does not travel."""
+        self.order: Sequence[str] | None = None
+        """Names in the order in which `items` gives theirs; None for tensors before objects. Does not travel."""
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
         return self.index, self.whole, self.object_bytes, self.hints
 
     def __setstate__(self, state: tuple[CheckpointIndex, U8, I64, I64 | None]) -> None:
         self.index, self.whole, self.object_bytes, self.hints = state
-        self.chosen = None
+        self.chosen = self.order = None
 
     def __len__(self) -> int:
         return int(self.index.tensor_chunks.sum()) + len(self.index.object_names)
@@ -182,12 +183,12 @@ class PlanColumns:
             object_owner=index.object_owner[chosen.objects],
         )
         made = PlanColumns(taken, whole, self.object_bytes[chosen.objects], hints=chosen.hints)
-        made.chosen = chosen
+        made.chosen, made.order = chosen, self.order
         return made
 
-    def items(self, order: Sequence[str] | None = None) -> LazyList[WriteItem]:
-        """The items as a plan holds them: tensors before objects, or in the order of these names."""
-        return LazyList(self, key=None if order is None else _by_name(order))
+    def items(self) -> LazyList[WriteItem]:
+        """The items as a plan holds them."""
+        return LazyList(self, key=None if self.order is None else _by_name(self.order))
 
 
 def _by_name(order: Sequence[str]) -> Callable[[WriteItem], int]:
@@ -218,12 +219,6 @@ def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
 def object_item(name: str, nbytes: int) -> WriteItem:
     """The item of an object; `nbytes` is -1 where it is not known."""
     return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, BytesIOWriteData(nbytes) if nbytes >= 0 else None)
-
-
-def columns_of(items: Sequence[WriteItem]) -> PlanColumns | None:
-    """The columns behind a plan's items; None if somebody has looked at them or made them otherwise."""
-    source = items.source if isinstance(items, LazyList) else None
-    return source if isinstance(source, PlanColumns) else None
 
 
 class PlannedItems(Protocol):

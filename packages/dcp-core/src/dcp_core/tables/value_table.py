@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dcp_core.records.metadata import ChunkStorageMetadata, TensorProperties
-from dcp_core.records.plan import WriteItem, WriteItemType
+from dcp_core.records.plan import WriteItem
 from dcp_core.shards.shards import LocalTensor, local_tensor, write_items
 from dcp_core.shards.tensor_checks import check_memory
 from dcp_core.tables.metadata_columns import dtype_name, flag_bits
@@ -30,7 +30,7 @@ class LocalValues:
     """The values of a flat state dict as this rank sees them."""
 
     items: list[WriteItem]
-    """What this rank could write, replicas included; lazy unless a value decides on its items in an unusual way."""
+    """What this rank could write, replicas included; lazy unless a value decides on its items itself."""
     held: dict[str, Held] = field(default_factory=dict)
     """Of the tensors, except those that decide on their items themselves."""
     objects: list[str] = field(default_factory=list)
@@ -69,10 +69,14 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
             table.add(fqn, held.properties, held.size, held.chunks, whole=held.whole)
         else:
             values.objects.append(fqn)
-    if all(table.add_items(fqn, items) for fqn, items in own.items()):
-        values.items = table.columns(values.objects).items(tuple(state_dict))
-    else:
-        values.items = [item for fqn, value in state_dict.items() for item in own.get(fqn) or write_items(fqn, value)]
+    columns = table.columns(values.objects)
+    columns.order = tuple(state_dict)
+    values.items = columns.items()
+    if own:
+        given: dict[str, list[WriteItem]] = {}
+        for item in values.items:
+            given.setdefault(item.index.fqn, []).append(item)
+        values.items = [item for fqn in state_dict for item in own.get(fqn) or given.get(fqn, [])]
     return values
 
 
@@ -118,22 +122,6 @@ class Table:
         for chunk in chunks:
             self._offsets.extend(chunk.offsets)
             self._sizes.extend(chunk.sizes)
-
-    def add_items(self, fqn: str, items: Sequence[WriteItem]) -> bool:
-        """What a value says of itself, if columns can say it."""
-        data = [item.tensor_data for item in items if item.tensor_data is not None]
-        usual = len(data) == len(items) and all(
-            item.index.fqn == fqn
-            and item.index.index is None
-            and item.index.offset == one.chunk.offsets
-            and len(one.chunk.offsets) == len(one.chunk.sizes) == len(one.size)
-            and (item.type, one.size, one.properties) == (items[0].type, data[0].size, data[0].properties)
-            for item, one in zip(items, data, strict=True)
-        )
-        if usual and data:
-            whole = items[0].type is WriteItemType.TENSOR
-            self.add(fqn, data[0].properties, data[0].size, [one.chunk for one in data], whole=whole)
-        return usual
 
     def columns(self, objects: list[str], object_bytes: Sequence[int] | None = None) -> PlanColumns:
         """All tensors that were added, and the objects, with their sizes if they are known."""

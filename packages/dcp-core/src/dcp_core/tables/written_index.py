@@ -1,25 +1,44 @@
-"""The index of a save as it is published: the planned index, with what ranks say they wrote, while both are columns."""
+"""The index of a save as it is published: the planned index, with what ranks report that they wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.records.metadata import Metadata
+from dcp_core.records.metadata import Metadata, MetadataIndex
 from dcp_core.records.protocols import WriteResult
-from dcp_core.tables.metadata_columns import paths_of
+from dcp_core.tables.metadata_columns import index_from_metadata, paths_of
 from dcp_core.tables.plan_columns import PlanColumns, WrittenColumns, written_of
 from dcp_core.tables.planned_rows import PlannedRows, rows_of
 from dcp_core.tables.records_of_index import StateRecords, records_of
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.stored_items import StoredItems
 
-__all__ = ["index_with_items"]
+__all__ = ["index_with_items", "written_index"]
 
 I64 = npt.NDArray[np.int64]
+
+
+def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex:
+    """The index of a save, from its metadata and what the ranks wrote; records become columns.
+
+    Args:
+        metadata: Of the global plan. Gets `storage_data` where it was changed by a planner or a storage.
+        results: Of each rank.
+
+    Raises:
+        PlanError: Nothing was stored for an item.
+        UnsupportedValueError: `planner_data` is not of a form that a manifest can hold.
+    """
+    index = index_with_items(metadata, results)
+    if index is None:
+        metadata.storage_data = _storage_data(metadata, results)
+        index = index_from_metadata(metadata, aliases=metadata.aliases)
+    return index
 
 
 def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex | None:
@@ -69,3 +88,17 @@ def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I
         parts += [found[0], chunks + found[1]]
     rows = np.concatenate([np.zeros(0, np.int64), *parts])
     return rows if np.array_equal(np.sort(rows), np.arange(chunks + len(index.object_names))) else None
+
+
+def _storage_data(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> dict[MetadataIndex, Any]:
+    """The place of every item, aliases included."""
+    places: dict[MetadataIndex, Any] = {}
+    for rank_results in results:
+        for result in rank_results:
+            places[result.index] = result.storage_data
+    for alias, target in (metadata.aliases or {}).items():
+        entry = metadata.state_dict_metadata[target]
+        for position, chunk in enumerate(getattr(entry, "chunks", ())):
+            place = places[MetadataIndex(target, chunk.offsets, position)]
+            places[MetadataIndex(alias, chunk.offsets, position)] = place
+    return places

@@ -6,12 +6,13 @@ Their integers mean nothing without the quantizer: scheme, scale and zero point,
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import torch
 
 from dcp_core.errors import UnsupportedValueError
 
-__all__ = ["archive_quantized", "check_divisible", "copy_quantized", "is_quantized_dtype"]
+__all__ = ["archive_quantized", "check_divisible", "copy_quantized", "empty_like_part", "is_quantized_dtype"]
 
 _DTYPES = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 _OF_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
@@ -67,6 +68,45 @@ def check_divisible(key: str, tensor: torch.Tensor) -> None:
             "torch cannot divide; use tensors that are quantized per tensor or per channel as the stored parts are, "
             "also as the template, or dequantize before saving"
         )
+
+
+def empty_like_part(key: str, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """A whole tensor without elements, with the quantizer of this rank's part of it.
+
+    Args:
+        key: FQN, for messages.
+        part: Without elements, too; it may have fewer columns, say, than the whole.
+        sizes: Of the whole.
+
+    Returns:
+        The part itself if it is the whole.
+
+    Raises:
+        UnsupportedValueError: The part has the scales of its own channels alone.
+    """
+    if tuple(part.shape) == tuple(sizes):
+        return part.detach()
+    if not part.is_quantized:
+        return part.new_empty(sizes)
+    scheme = _scheme(part)
+    # `new_empty` and the like give a tensor without a quantizer, or none at all.
+    if scheme in _OF_TENSOR:
+        return torch._empty_affine_quantized(  # noqa: SLF001
+            tuple(sizes), scale=part.q_scale(), zero_point=part.q_zero_point(), dtype=part.dtype, device=part.device
+        )
+    if scheme in _OF_CHANNELS and part.size(part.q_per_channel_axis()) == sizes[part.q_per_channel_axis()]:
+        return torch._empty_per_channel_affine_quantized(  # noqa: SLF001
+            tuple(sizes),
+            scales=part.q_per_channel_scales(),
+            zero_points=part.q_per_channel_zero_points(),
+            axis=part.q_per_channel_axis(),
+            dtype=part.dtype,
+            device=part.device,
+        )
+    raise UnsupportedValueError(
+        f"{key!r} has no elements, and its quantizer ({scheme}) is sharded: no rank has all of it; replicate the "
+        "tensor before saving, or leave it out"
+    )
 
 
 def copy_quantized(key: str, target: torch.Tensor, source: torch.Tensor, *, is_whole: bool) -> None:

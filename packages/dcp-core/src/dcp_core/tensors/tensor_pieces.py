@@ -20,7 +20,7 @@ _HOST_PIECE_BYTES = 4 << 20
 
 
 class TensorPieces:
-    """Row-major elements of a strided tensor of any layout and device; satisfies `dcp_manifest.PiecewiseData`.
+    """Row-major elements of a strided tensor of any layout and device; satisfies `dcp_io.PiecewiseData`.
 
     Args:
         tensor: Detached; conjugated and negated views are resolved on the way.

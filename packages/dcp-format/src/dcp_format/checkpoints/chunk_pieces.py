@@ -25,7 +25,7 @@ Step = tuple[StoredChunk, int, int]
 
 
 class ChunkPieces:
-    """The values of a tensor; satisfies `dcp_manifest.PiecewiseData`.
+    """The values of a tensor; satisfies `dcp_io.PiecewiseData`.
 
     Args:
         reader: Reads the chunks.

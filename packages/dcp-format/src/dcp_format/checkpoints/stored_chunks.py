@@ -11,17 +11,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from dcp_core.block_transforms import BlockUndo, block_undo
+import torch
+
 from dcp_core.errors import CorruptCheckpointError
-from dcp_core.objects.objects import load_tensor
-from dcp_core.storage.stock_archive import ArchiveSearch
+from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
 from dcp_core.tensors.element_copy import contiguous
 from dcp_core.tensors.tensor_bytes import tensor_bytes
-from dcp_core.transforms import ExtensionRegistry, undo
-from dcp_io import Store, read_items
-from dcp_manifest import ITEM_BYTES, Framing, ReadRequest, StoredItem
+from dcp_core.transforms import ExtensionRegistry
+from dcp_io import ReadRequest, Store, read_items
+from dcp_manifest import ITEM_BYTES, StoredItem
 
 __all__ = ["ChunkReader", "StoredChunk"]
 
@@ -33,7 +34,6 @@ _KEPT_BATCHES = 4
 _KEPT_DECODED = 2
 # Boxes of columns need all of their chunks for each box: what is dropped between two of them is decoded again.
 _DECODED_BYTES = 64 << 20
-_ARCHIVE_BYTES = 1 << 20
 # As many as a checkpoint's writer has: each of its threads has one that reads for it.
 _READ_AHEAD_THREADS = 2
 
@@ -63,10 +63,9 @@ class ChunkReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._registry = ExtensionRegistry()
+        self._decoder = ItemDecoder(ExtensionRegistry())
         self._lock = threading.Lock()
-        self._bare: dict[StoredChunk, StoredItem] = {}
-        self._undo: dict[StoredChunk, BlockUndo] = {}
+        self._partial: dict[StoredChunk, PartialItem] = {}
         self._batch_of: dict[StoredChunk, int] = {}
         self._batches: list[list[StoredChunk]] = []
         self._kept: OrderedDict[int, dict[StoredChunk, bytes]] = OrderedDict()
@@ -83,21 +82,12 @@ class ChunkReader:
 
         A tensor may need a chunk of every file: groups that followed the files would be read for one chunk each.
         """
-        search = ArchiveSearch()
+        self._decoder.look_into(((chunk.name, chunk.item) for chunk in chunks), partial(read_items, self._store))
         for chunk in chunks:
-            search.add(chunk.name, chunk.item)
-        if search.requests:
-            read_items(self._store, search.requests)
-        for chunk in chunks:
-            found = search.found.get((chunk.item.file, chunk.item.offset))
-            if chunk.item.blocks is not None:
-                self._bare[chunk] = chunk.item
-                self._undo[chunk] = block_undo(chunk.item, chunk.name, self._registry)
-            elif chunk.item.framing is Framing.RAW and not chunk.item.chain:
-                self._bare[chunk] = chunk.item
-            elif found is not None and found.sizes == chunk.sizes and str(found.dtype) == f"torch.{chunk.dtype}":
-                self._bare[chunk] = found.item
-        small = [chunk for chunk in chunks if chunk in self._bare and 0 < chunk.nbytes <= _SMALL_BYTES]
+            found = self._decoder.in_parts(chunk.name, chunk.item, chunk.sizes)
+            if found is not None and found.dtype in (None, _dtype_of(chunk)):
+                self._partial[chunk] = found
+        small = [chunk for chunk in chunks if chunk in self._partial and 0 < chunk.nbytes <= _SMALL_BYTES]
         room = 0
         for chunk in small:
             if chunk.nbytes > room:
@@ -109,7 +99,8 @@ class ChunkReader:
 
     def item(self, chunk: StoredChunk) -> StoredItem | None:
         """The chunk's values as an item that can be read in parts; None if they must be decoded whole."""
-        return self._bare.get(chunk)
+        found = self._partial.get(chunk)
+        return None if found is None else found.item
 
     def read(self, chunk: StoredChunk, start: int, into: memoryview) -> None:
         """Fill `into` with the chunk's bytes from `start` on.
@@ -120,13 +111,12 @@ class ChunkReader:
         """
         if not len(into):
             return
-        item = self._bare.get(chunk)
-        if item is None:
+        if chunk not in self._partial:
             into[:] = self._decode(chunk)[start : start + len(into)]
         elif chunk in self._batch_of:
             into[:] = self._small(chunk)[start : start + len(into)]
         else:
-            read_items(self._store, [self._request(chunk, item, start, start + len(into), into)])
+            read_items(self._store, [self._request(chunk, start, start + len(into), into)])
 
     def _small(self, chunk: StoredChunk) -> bytes:
         """All values of a chunk of a batch, which is read whole once: who comes back later reads in another order."""
@@ -145,14 +135,15 @@ class ChunkReader:
     def _request(
         self,
         chunk: StoredChunk,
-        item: StoredItem,
         start: int,
         stop: int,
         into: memoryview | None,
         done: Callable[[memoryview], None] | None = None,
     ) -> ReadRequest:
-        decoder = self._undo.get(chunk)
-        return ReadRequest(chunk.name, item, start, stop, into, done, decoder=decoder, decoded_bytes=chunk.nbytes)
+        found = self._partial[chunk]
+        return ReadRequest(
+            chunk.name, found.item, start, stop, into, done, decoder=found.decoder, decoded_bytes=chunk.nbytes
+        )
 
     def _read_batch(self, chunks: Sequence[StoredChunk]) -> dict[StoredChunk, bytes]:
         found: dict[StoredChunk, bytes] = {}
@@ -163,11 +154,7 @@ class ChunkReader:
 
             return done
 
-        requests = []
-        for chunk in chunks:
-            item = self._bare[chunk]
-            requests.append(self._request(chunk, item, 0, chunk.nbytes, None, keep(chunk)))
-        read_items(self._store, requests)
+        read_items(self._store, [self._request(chunk, 0, chunk.nbytes, None, keep(chunk)) for chunk in chunks])
         return found
 
     def _decode(self, chunk: StoredChunk) -> memoryview:
@@ -183,12 +170,13 @@ class ChunkReader:
 
     def _decode_now(self, chunk: StoredChunk) -> memoryview:
         item, found = chunk.item, list[memoryview]()
-        limit = chunk.nbytes + _ARCHIVE_BYTES
 
         def done(data: memoryview) -> None:
-            if item.chain:
-                data = undo(data, item, chunk.name, self._registry, limit)
-            found.append(data if item.framing is Framing.RAW else _archived(chunk, data))
+            dtype = _dtype_of(chunk)
+            tensor = self._decoder.tensor(chunk.name, item, data, dtype, chunk.sizes)
+            if tensor.is_quantized or tensor.dtype is not (dtype or torch.uint8):
+                raise _damage(chunk, f"it is no tensor of dtype {chunk.dtype}")
+            found.append(tensor_bytes(contiguous(tensor.resolve_conj().resolve_neg())))
 
         read_items(self._store, [ReadRequest(chunk.name, item, 0, item.stored_bytes, None, done)])
         if len(found[0]) != chunk.nbytes:
@@ -196,14 +184,8 @@ class ChunkReader:
         return found[0]
 
 
-def _archived(chunk: StoredChunk, data: memoryview) -> memoryview:
-    try:
-        tensor = load_tensor(data)
-    except Exception as error:
-        raise _damage(chunk, f"it cannot be read: {error}") from error
-    if tensor.is_quantized or str(tensor.dtype) != f"torch.{chunk.dtype}":
-        raise _damage(chunk, f"it is no tensor of dtype {chunk.dtype}")
-    return tensor_bytes(contiguous(tensor.resolve_conj().resolve_neg()))
+def _dtype_of(chunk: StoredChunk) -> torch.dtype | None:
+    return getattr(torch, chunk.dtype, None)
 
 
 def _damage(chunk: StoredChunk, what: str) -> CorruptCheckpointError:

@@ -10,16 +10,15 @@ import functools
 from collections.abc import Iterator
 
 from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
-from dcp_core.transforms import ExtensionRegistry, undo
+from dcp_core.storage.item_decoder import ItemDecoder
+from dcp_core.transforms import ExtensionRegistry
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
 from dcp_format.content.content import Content, TensorEntry
-from dcp_io import Store, coverage_problems, read_items
-from dcp_manifest import CheckpointIndex, ReadRequest, StoredItem, TensorFlags
+from dcp_io import ReadRequest, Store, read_items
+from dcp_manifest import CheckpointIndex, StoredItem, TensorFlags, coverage_problems
 
 __all__ = ["stored_content"]
-
-_MAX_OBJECT_BYTES = 4 << 30
 
 
 def stored_content(store: Store, index: CheckpointIndex) -> Content:
@@ -101,10 +100,10 @@ def _objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
 
 def _object(store: Store, name: str, item: StoredItem) -> bytes:
     """The bytes of an object, verified and decoded."""
-    found: list[bytes] = []
+    decoder, found = ItemDecoder(ExtensionRegistry()), list[bytes]()
 
     def done(data: memoryview) -> None:
-        found.append(bytes(undo(data, item, name, ExtensionRegistry(), _MAX_OBJECT_BYTES) if item.chain else data))
+        found.append(bytes(decoder.object(name, item, data)))
 
     read_items(store, [ReadRequest(name, item, 0, item.stored_bytes, None, done)])
     return found[0]

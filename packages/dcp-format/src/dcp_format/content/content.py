@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dcp_core.errors import UnsupportedValueError
+from dcp_io.requests import PiecewiseData
 from dcp_manifest import PathElement
-from dcp_manifest.requests import PiecewiseData
 
 __all__ = ["Content", "TensorEntry", "refuse_objects"]
 

@@ -19,8 +19,8 @@ from dcp_format.content.new_file import WriteBack
 from dcp_format.safetensors.file_sets import SUFFIX
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING
-from dcp_io import Store
-from dcp_manifest import Framing, Payload
+from dcp_io import Payload, Store
+from dcp_manifest import Framing
 
 __all__ = ["OneFile", "Placement", "names_of_files", "sharded_files", "write_part"]
 

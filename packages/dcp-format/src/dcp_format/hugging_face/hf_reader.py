@@ -62,7 +62,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
 
 class SafetensorsBackend(StoreBackend):
-    """Safetensors files as a `ByteBackend` that can be read, not written."""
+    """Safetensors files as a backend that can be read, not written."""
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
         place = file_path(path)

@@ -35,16 +35,15 @@ from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
 from dcp_format.content.content import Content, TensorEntry
 from dcp_format.torch_save.archive_records import ArchiveRecords
-from dcp_io import LocalStore
+from dcp_io import LocalStore, is_zip
+from dcp_io.requests import PiecewiseData
 from dcp_manifest import Framing, StoredItem
 from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
-from dcp_manifest.requests import PiecewiseData
 from dcp_manifest.schemes import file_path
 
 __all__ = ["is_torch_save", "map_torch_save", "open_torch_save"]
 
-_MAGIC = b"PK\x03\x04"
 _NO_TENSORS = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -54,7 +53,7 @@ def is_torch_save(path: str | os.PathLike[str]) -> bool:
         # Opening a pipe in another way would wait for whoever writes into it.
         descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return stat.S_ISREG(os.fstat(descriptor).st_mode) and os.pread(descriptor, 4, 0) == _MAGIC
+            return stat.S_ISREG(os.fstat(descriptor).st_mode) and is_zip(os.pread(descriptor, 4, 0))
         finally:
             os.close(descriptor)
     return False

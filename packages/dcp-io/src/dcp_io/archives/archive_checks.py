@@ -7,23 +7,36 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dcp_io.archives.crc import crc32
+from dcp_io.archives.zip_format import (
+    CENTRAL,
+    END,
+    LOCAL,
+    MAX16,
+    MAX32,
+    ZIP64_END,
+    ZIP64_LOCATOR,
+    is_zip,
+    local_lengths,
+)
 from dcp_manifest.errors import CorruptCheckpointError
 
-__all__ = ["ZipRecord", "is_zip", "record_crc32", "verify_zip", "zip_records"]
+__all__ = [
+    "ZipRecord",
+    "archive_problem",
+    "inflated",
+    "is_zip",
+    "record_crc32",
+    "refuse_bomb",
+    "verify_zip",
+    "zip_records",
+]
 
-_END = struct.Struct("<4sHHHHIIH")
-_ZIP64_LOCATOR = struct.Struct("<4sIQI")
-_ZIP64_END = struct.Struct("<4sQHHIIQQQQ")
-_CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
-_LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _MAX_COMMENT_BYTES = 65535
-_MAX16 = 0xFFFF
-_MAX32 = 0xFFFFFFFF
-_STORED, _DEFLATED = 0, 8
+_STORED, _DEFLATED, _ENCRYPTED = 0, 8, 1
 _STEP_BYTES = 1 << 20
 
 
@@ -40,11 +53,6 @@ class ZipRecord:
     """Size once inflated."""
 
 
-def is_zip(data: memoryview | bytes) -> bool:
-    """Whether the bytes begin as an archive does."""
-    return bytes(data[:4]) == b"PK\x03\x04"
-
-
 def verify_zip(data: memoryview | bytes) -> bool | None:
     """Whether every record of an archive matches its CRC.
 
@@ -59,12 +67,50 @@ def verify_zip(data: memoryview | bytes) -> bool | None:
     if not is_zip(view):
         return None
     try:
-        records = [record for record in zip_records(view) if record.bytes]
-        if records and not any(record.crc32 for record in records):
-            return None
-        return all(record_crc32(view, record) == record.crc32 for record in records)
+        records = zip_records(view)
+        return _bad_record(view, records) is None if _has_crcs(records) else None
     except (CorruptCheckpointError, zlib.error):
         return False
+
+
+def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
+    """What is wrong with the bytes of an archive of `torch.save`; None if nothing is, or if nothing can be said.
+
+    Nothing can be said of bytes that do not begin as an archive does, and of one whose writer left its CRCs out. No
+    more is inflated than the bytes that there are.
+    """
+    view = memoryview(data)
+    if not is_zip(view):
+        return None
+    try:
+        records = zip_records(view)
+        refuse_bomb(records, len(view))
+        bad = _bad_record(view, records) if _has_crcs(records) else None
+    except (CorruptCheckpointError, zlib.error) as error:
+        return f"its archive cannot be read: {error}"
+    return None if bad is None else f"the record {bad.name!r} of its archive does not match its CRC"
+
+
+def refuse_bomb(records: Sequence[ZipRecord], nbytes: int) -> None:
+    """Make sure that records take no more than the `nbytes` of their archive: `torch.save` compresses none.
+
+    Also of records that share their bytes, so that one may seem to be many.
+
+    Raises:
+        CorruptCheckpointError: They do.
+    """
+    if sum(record.bytes for record in records) > nbytes:
+        raise CorruptCheckpointError("its records say that they are longer than it is")
+
+
+def _has_crcs(records: Sequence[ZipRecord]) -> bool:
+    """Whether the archive's writer has left CRCs."""
+    filled = [record for record in records if record.bytes]
+    return not filled or any(record.crc32 for record in filled)
+
+
+def _bad_record(view: memoryview, records: Sequence[ZipRecord]) -> ZipRecord | None:
+    return next((one for one in records if one.bytes and record_crc32(view, one) != one.crc32), None)
 
 
 def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
@@ -88,31 +134,31 @@ def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
 
 def _directory(view: memoryview) -> tuple[int, int, int]:
     """Start, length and number of records of the directory."""
-    tail = bytes(view[-(_END.size + _MAX_COMMENT_BYTES) :])
+    tail = bytes(view[-(END.size + _MAX_COMMENT_BYTES) :])
     found = tail.rfind(b"PK\x05\x06")
     if found < 0:
         raise CorruptCheckpointError("the archive has no directory: it is truncated or damaged")
     end = len(view) - len(tail) + found
-    _, _, _, _, count, size, start, _ = _END.unpack_from(view, end)
-    locator = end - _ZIP64_LOCATOR.size
-    if (count == _MAX16 or size == _MAX32 or start == _MAX32) and locator >= 0:
-        magic, _, position, _ = _ZIP64_LOCATOR.unpack_from(view, locator)
+    _, _, _, _, count, size, start, _ = END.unpack_from(view, end)
+    locator = end - ZIP64_LOCATOR.size
+    if (count == MAX16 or size == MAX32 or start == MAX32) and locator >= 0:
+        magic, _, position, _ = ZIP64_LOCATOR.unpack_from(view, locator)
         if magic == b"PK\x06\x07":
-            if position + _ZIP64_END.size > len(view):
+            if position + ZIP64_END.size > len(view):
                 raise CorruptCheckpointError("the archive's directory lies outside of it")
-            fields = _ZIP64_END.unpack_from(view, position)
+            fields = ZIP64_END.unpack_from(view, position)
             count, size, start = fields[7:10]
     return start, size, count
 
 
 def _entries(view: memoryview, position: int, end: int) -> Iterator[ZipRecord]:
     while position < end:
-        fields = _CENTRAL.unpack_from(view, position)
-        magic, method, crc, stored, size = fields[0], fields[4], fields[7], fields[8], fields[9]
+        fields = CENTRAL.unpack_from(view, position)
+        magic, flags, method, crc, stored, size = fields[0], fields[3], fields[4], *fields[7:10]
         name_bytes, extra_bytes, comment_bytes, header = fields[10], fields[11], fields[12], fields[16]
-        if magic != b"PK\x01\x02" or method not in (_STORED, _DEFLATED):
+        if magic != b"PK\x01\x02" or method not in (_STORED, _DEFLATED) or flags & _ENCRYPTED:
             raise CorruptCheckpointError("the archive's directory is damaged", offset=position)
-        position += _CENTRAL.size
+        position += CENTRAL.size
         name = bytes(view[position : position + name_bytes])
         extra = bytes(view[position + name_bytes : position + name_bytes + extra_bytes])
         size, stored, header = _wide(extra, size, stored, header)
@@ -131,20 +177,20 @@ def _wide(extra: bytes, size: int, stored: int, header: int) -> tuple[int, int, 
         position += 4
         if kind == 1:
             values = struct.iter_unpack("<Q", extra[position : position + length // 8 * 8])
-            wide = [next(values)[0] if field == _MAX32 else field for field in (size, stored, header)]
+            wide = [next(values)[0] if field == MAX32 else field for field in (size, stored, header)]
             return wide[0], wide[1], wide[2]
         position += length
     return size, stored, header
 
 
 def _data_start(view: memoryview, header: int, name: bytes) -> int:
-    if header + _LOCAL.size > len(view):
+    if header + LOCAL.size > len(view):
         raise CorruptCheckpointError("a record lies outside of its archive", offset=header)
-    fields = _LOCAL.unpack_from(view, header)
-    start: int = header + _LOCAL.size + fields[9] + fields[10]
-    if fields[0] != b"PK\x03\x04" or bytes(view[header + _LOCAL.size :][: fields[9]]) != name:
+    start = header + LOCAL.size
+    lengths = local_lengths(view[header:start])
+    if lengths is None or bytes(view[start : start + lengths[0]]) != name:
         raise CorruptCheckpointError("a record's header is damaged", offset=header)
-    return start
+    return start + sum(lengths)
 
 
 def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
@@ -170,3 +216,18 @@ def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
         if size > record.bytes or (not part and not pending):
             break
     return value if inflate.eof and size == record.bytes else None
+
+
+def inflated(view: memoryview, record: ZipRecord) -> bytes:
+    """A copy of a record's data, inflated. Take no more than the archive may hold: see `refuse_bomb`.
+
+    Raises:
+        CorruptCheckpointError: They do not have the promised size or CRC.
+        zlib.error: The data cannot be inflated.
+    """
+    data = bytes(view[record.start : record.start + record.stored_bytes])
+    if record.deflated:
+        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, record.bytes + 1)
+    if len(data) != record.bytes or (record.crc32 and crc32(data) != record.crc32):
+        raise CorruptCheckpointError(f"the record {record.name!r} is damaged", offset=record.start)
+    return data

@@ -11,30 +11,26 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dcp_io.archives.crc import crc32
+from dcp_io.archives.zip_format import (
+    MAX32,
+    central_header,
+    descriptor,
+    directory_end,
+    is_wide,
+    local_header,
+    zip64_directory_end,
+)
 from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
+from dcp_manifest.pickles.opcodes import collected, global_2, integer, text_2
 
 __all__ = ["Frame", "tensor_frame"]
 
 _ARCHIVE = b"a"
 _PAYLOAD_NAME = _ARCHIVE + b"/data/0"
-_DATE = 0x0021  # 1 January 1980, the earliest that the format can express
-_HAS_DESCRIPTOR = 0x0008
-_VERSION = 20
-_ZIP64_VERSION = 45
-_MAX32 = 0xFFFFFFFF
-# From this payload size on, sizes or the directory's position may need 64 bits.
-ZIP64_FROM_BYTES = _MAX32 - 4096
-_LOCAL = struct.Struct("<4sHHHHHIIIHH")
-_CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
-_END = struct.Struct("<4sHHHHIIH")
-_ZIP64_EXTRA = struct.Struct("<HHQQ")
-_ZIP64_END = struct.Struct("<4sQHHIIQQQQ")
-_ZIP64_LOCATOR = struct.Struct("<4sIQI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,73 +75,28 @@ def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = No
     if any(size < 0 for size in sizes):
         raise ValueError(f"sizes {sizes} of a tensor cannot be negative")
     payload_bytes = math.prod(sizes) * item_bytes
-    wide = payload_bytes >= ZIP64_FROM_BYTES
     prefix = bytearray()
     directory = bytearray()
     for name, data in ((b"/data.pkl", _pickle(dtype, sizes, item_bytes)), (b"/version", b"3\n")):
-        header = _local(_ARCHIVE + name, crc=crc32(data), size=len(data))
-        directory += _central(_ARCHIVE + name, crc=crc32(data), size=len(data), start=len(prefix))
-        prefix += header + data
+        crc = crc32(data)
+        directory += central_header(_ARCHIVE + name, len(data), crc, len(prefix), described=False)
+        prefix += local_header(_ARCHIVE + name, len(data), crc=crc) + data
     start = len(prefix)
-    prefix += _local_payload(payload_bytes, wide=wide)
-    before_crc = b"PK\x07\x08"
-    sizes_field = struct.pack("<QQ" if wide else "<II", payload_bytes, payload_bytes)
-    entry = _central_payload(payload_bytes, start=start, wide=wide)
-    directory_start = len(prefix) + payload_bytes + len(before_crc) + 4 + len(sizes_field)
-    directory += entry
-    cut = len(directory) - len(entry) + 16  # the CRC's place in the last entry
-    end = _end(directory_start, len(directory), wide=wide)
+    prefix += local_header(_PAYLOAD_NAME, payload_bytes, says_size=False)
+    behind = descriptor(payload_bytes, 0)
+    directory_start = len(prefix) + payload_bytes + len(behind)
+    cut = len(directory) + 16  # the CRC's place in the last entry
+    directory += central_header(_PAYLOAD_NAME, payload_bytes, 0, start)
+    end = directory_end(directory_start, len(directory), 3)
+    if is_wide(payload_bytes):
+        wide = zip64_directory_end(directory_start, len(directory), 3)
+        end = wide + directory_end(MAX32, len(directory), 3)
     return Frame(
         bytes(prefix),
         payload_bytes,
-        before_crc,
-        sizes_field + bytes(directory[:cut]),
+        behind[:4],
+        behind[8:] + bytes(directory[:cut]),
         bytes(directory[cut + 4 :]) + end,
-    )
-
-
-def _local(name: bytes, *, crc: int, size: int) -> bytes:
-    return _LOCAL.pack(b"PK\x03\x04", _VERSION, 0, 0, 0, _DATE, crc, size, size, len(name), 0) + name
-
-
-def _local_payload(size: int, *, wide: bool) -> bytes:
-    version, field, extra = _VERSION, 0, b""
-    if wide:
-        version, field, extra = _ZIP64_VERSION, _MAX32, _ZIP64_EXTRA.pack(1, 16, size, size)
-    head = _LOCAL.pack(
-        b"PK\x03\x04", version, _HAS_DESCRIPTOR, 0, 0, _DATE, 0, field, field, len(_PAYLOAD_NAME), len(extra)
-    )
-    return head + _PAYLOAD_NAME + extra
-
-
-def _central(name: bytes, *, crc: int, size: int, start: int) -> bytes:
-    return (
-        _CENTRAL.pack(
-            b"PK\x01\x02", _VERSION, _VERSION, 0, 0, 0, _DATE, crc, size, size, len(name), 0, 0, 0, 0, 0, start
-        )
-        + name
-    )
-
-
-def _central_payload(size: int, *, start: int, wide: bool) -> bytes:
-    version, field, extra = _VERSION, size, b""
-    if wide:
-        version, field, extra = _ZIP64_VERSION, _MAX32, _ZIP64_EXTRA.pack(1, 16, size, size)
-    name = _PAYLOAD_NAME
-    head = _CENTRAL.pack(
-        b"PK\x01\x02", version, version, _HAS_DESCRIPTOR, 0, 0, _DATE, 0, field, field,
-        len(name), len(extra), 0, 0, 0, 0, start,
-    )  # fmt: skip
-    return head + name + extra
-
-
-def _end(start: int, size: int, *, wide: bool) -> bytes:
-    if not wide:
-        return _END.pack(b"PK\x05\x06", 0, 0, 3, 3, size, start, 0)
-    return (
-        _ZIP64_END.pack(b"PK\x06\x06", 44, _ZIP64_VERSION, _ZIP64_VERSION, 0, 0, 3, 3, size, start)
-        + _ZIP64_LOCATOR.pack(b"PK\x06\x07", 0, start + size, 1)
-        + _END.pack(b"PK\x05\x06", 0, 0, 3, 3, size, _MAX32, 0)
     )
 
 
@@ -157,40 +108,14 @@ def _pickle(dtype: str, sizes: Sequence[int], item_bytes: int) -> bytes:
     if storage is None:
         function, module, storage = "_rebuild_tensor_v3", "torch.storage", "UntypedStorage"
         count *= item_bytes
-        tail = _global("torch", dtype)
-    place = b"(" + _text("storage") + _global(module, storage) + _text("0") + _text("cpu") + _int(count) + b"tQ"
+        tail = global_2("torch", dtype)
+    place = [text_2("storage"), global_2(module, storage), text_2("0"), text_2("cpu"), integer(count)]
     strides: list[int] = []
     step = 1
     for size in reversed(sizes):
         strides.append(step)
         step *= max(size, 1)
-    arguments = place + _int(0) + _tuple(sizes) + _tuple(strides[::-1])
-    arguments += b"\x89" + _global("collections", "OrderedDict") + b")R" + tail
-    return b"\x80\x02" + _global("torch._utils", function) + b"(" + arguments + b"tR."
-
-
-def _global(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode("ascii")
-
-
-def _text(value: str) -> bytes:
-    data = value.encode("ascii")
-    return b"X" + struct.pack("<I", len(data)) + data
-
-
-def _int(value: int) -> bytes:
-    if value < 1 << 8:
-        return b"K" + struct.pack("<B", value)
-    if value < 1 << 16:
-        return b"M" + struct.pack("<H", value)
-    if value < 1 << 31:
-        return b"J" + struct.pack("<i", value)
-    data = value.to_bytes(value.bit_length() // 8 + 1, "little")
-    return b"\x8a" + struct.pack("<B", len(data)) + data
-
-
-def _tuple(values: Sequence[int]) -> bytes:
-    data = b"".join(map(_int, values))
-    if len(values) <= 3:
-        return data + (b")", b"\x85", b"\x86", b"\x87")[len(values)]
-    return b"(" + data + b"t"
+    numbers = (collected([*map(integer, each)]) for each in (sizes, strides[::-1]))
+    arguments = [collected(place) + b"Q", integer(0), *numbers]
+    arguments += [b"\x89", global_2("collections", "OrderedDict") + b")R", tail]
+    return b"\x80\x02" + global_2("torch._utils", function) + b"(" + b"".join(arguments) + b"tR."

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dcp_io.checkpoints.coverage import coverage_problems
 from dcp_io.checkpoints.verify_file import FileReport, IndexedItem, Problem, verify_file
 from dcp_io.saves.current_checkpoint import rank_index_name
 from dcp_io.stores.local_store import LocalStore
@@ -19,6 +18,7 @@ from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 from dcp_manifest.file.index_problems import Examined, examine
 from dcp_manifest.folders.find_checkpoints import choose_index, is_index_name, needed_bytes
 from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.coverage import coverage_problems
 
 __all__ = ["Problem", "VerifyReport", "verify_checkpoint"]
 

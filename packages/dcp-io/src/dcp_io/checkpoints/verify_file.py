@@ -15,7 +15,7 @@ from dcp_io.saves.own_files import MARK_BYTES, data_mark, own_name
 from dcp_io.stores.store import Source, Store
 from dcp_io.writing.data_file import ALIGNMENT_BYTES
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.index.items import EncodedBlocks, Framing, StoredItem, block_bytes
+from dcp_manifest.index.items import EncodedBlocks, Framing, ItemKind, StoredItem, block_bytes
 
 __all__ = ["FileReport", "IndexedItem", "Problem", "verify_file"]
 
@@ -168,11 +168,11 @@ class _FileCheck:
         item = one.item
         if item.crc32 is not None:
             self._check_crcs(one)
-        elif item.framing is Framing.RAW or item.chain:
-            self.unverified.add(one.key)
-        else:
+        elif item.kind is ItemKind.ARCHIVE:
             self._check_archive(one)
-        if self._exact and item.framing is Framing.RAW and not item.chain:
+        else:
+            self.unverified.add(one.key)
+        if self._exact and item.kind is ItemKind.RAW:
             self._check_frame(one)
 
     def _check_crcs(self, one: IndexedItem) -> None:
@@ -182,7 +182,7 @@ class _FileCheck:
         for piece in self.window.steps(start, start + item.stored_bytes):
             running.update(piece)
         if running.value == item.crc32:
-            if item.framing is Framing.TORCH_ZIP and not item.chain and not self._is_archive(item):
+            if item.kind is ItemKind.ARCHIVE and item.framing is Framing.TORCH_ZIP and not self._is_archive(item):
                 self._report("no archive is stored where there should be one", one.key, start)
             return
         bad = 0

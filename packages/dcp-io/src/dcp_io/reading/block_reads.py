@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from dcp_io.requests import BlockDecoder, ReadRequest
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing, StoredItem
-from dcp_manifest.requests import BlockDecoder, ReadRequest
 
 __all__ = ["with_blocks_apart"]
 

@@ -1,4 +1,4 @@
-"""Byte-range arithmetic of reads: merging neighbours, widening to CRC blocks, splitting. Reads nothing."""
+"""Byte-range arithmetic of reads: merging neighbours, widening to what can be checked, splitting. Reads nothing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.index.items import StoredItem, block_bytes, border_count
+from dcp_manifest.index.items import ItemKind, StoredItem, block_bytes, border_count
 
-__all__ = ["align_to_blocks", "merge_ranges", "merge_runs", "split_range"]
+__all__ = ["align_to_blocks", "merge_ranges", "merge_runs", "range_of_values", "split_range"]
 
 Range = tuple[int, int]
 Positions = npt.NDArray[np.int64]
@@ -57,6 +57,17 @@ def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
         return 0, item.stored_bytes
     block = block_bytes(item.stored_bytes)
     return start // block * block, min(item.stored_bytes, -(-stop // block) * block)
+
+
+def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
+    """The part of an item's stored range that is read for bytes [start, stop) of its values."""
+    if item.blocks is not None:
+        first, last = start // item.blocks.block_bytes, -(-stop // item.blocks.block_bytes)
+        before = int(item.blocks.lengths[:first].sum())
+        return before, before + int(item.blocks.lengths[first:last].sum())
+    if item.kind is not ItemKind.RAW:
+        return 0, item.stored_bytes
+    return (start, stop) if item.crc32 is None else align_to_blocks(item, start, stop)
 
 
 def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> Iterator[Range]:

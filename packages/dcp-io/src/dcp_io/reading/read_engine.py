@@ -30,10 +30,10 @@ from dcp_io.reading.read_plan import (
     plan_reads,
     want,
 )
+from dcp_io.requests import ReadRequest, ReadStats
 from dcp_io.stores.store import Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_manifest.index.items import CRC_BLOCK_MAX_BYTES
-from dcp_manifest.requests import ReadRequest, ReadStats
 
 __all__ = ["MAX_INFLIGHT_BYTES", "read_items"]
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from dcp_io.layout_choices import Verify
 from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, merge_runs, split_range
+from dcp_io.requests import ReadRequest
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, Framing, StoredItem, block_bytes, border_count
+from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, ItemKind, StoredItem, block_bytes, border_count
 from dcp_manifest.index.runs import Runs
-from dcp_manifest.requests import ReadRequest
 
 __all__ = ["Check", "ItemRead", "SharedRead", "Step", "Wanted", "parts_to_read", "plan_reads", "want"]
 
@@ -156,7 +156,7 @@ def _check_of(request: ReadRequest, verify: Verify) -> Check:
         return Check.NOTHING
     if item.crc32 is not None:
         return Check.WHOLE
-    return Check.ARCHIVE if item.framing is not Framing.RAW and not item.chain else Check.NOTHING
+    return Check.ARCHIVE if item.kind is ItemKind.ARCHIVE else Check.NOTHING
 
 
 def plan_reads(

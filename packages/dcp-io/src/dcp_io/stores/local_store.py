@@ -103,14 +103,6 @@ class LocalStore(Store):
         finally:
             source.close()
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from the file."""
-        source = self.open(name)
-        try:
-            source.read_into(offset, [buffer])
-        finally:
-            source.close()
-
     def open(self, name: str) -> Source:
         """The file, opened."""
         with self._finding(name):

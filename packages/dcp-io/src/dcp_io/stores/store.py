@@ -158,14 +158,23 @@ class Store(ABC):
     def read(self, name: str) -> bytes:
         """All bytes of the object. Raises CheckpointNotFoundError if it is missing."""
 
-    @abstractmethod
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the object's bytes from `offset` on: all of it, or an exception.
+
+        A store overrides this, `open` or both: this opens the object for one read, and the plain source of `open` comes
+        here for each.
 
         Raises:
             CheckpointNotFoundError: There is no such object; names it.
             CorruptCheckpointError: The object ends before; names it and the offset.
         """
+        if type(self).open is Store.open:
+            raise NotImplementedError(f"{type(self).__name__} overrides neither read_into nor open: it cannot be read")
+        source = self.open(name)
+        try:
+            source.read_into(offset, [buffer])
+        finally:
+            source.close()
 
     def open(self, name: str) -> Source:
         """The object for many reads; missing ones may raise here or at the first read."""

@@ -112,14 +112,6 @@ class StreamStore(Store):
         with self._finding(name):
             return read_all(self._fs, self._inside(name))
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from the file, opened for this."""
-        source = self.open(name)
-        try:
-            source.read_into(offset, [buffer])
-        finally:
-            source.close()
-
     def open(self, name: str) -> Source:
         """One stream on the file, for reads one after another."""
         with self._finding(name):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from dcp_io.archives.crc import combine, crc32
+from dcp_io.requests import BlockEncoder, PiecewiseData
 from dcp_io.stores.store import Buffer
 from dcp_manifest.index.items import EncodedBlocks
-from dcp_manifest.requests import BlockEncoder, PiecewiseData
 
 __all__ = ["write_blocks"]
 

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from dcp_io.archives.crc import RunningCrc, crc32
 from dcp_io.archives.tensor_archive import Frame, tensor_frame
+from dcp_io.requests import Alike, BlockEncoder, Payload, PiecewiseData
 from dcp_io.saves.own_files import MARK_BYTES, data_mark
 from dcp_io.stores.store import Buffer, Sink
 from dcp_io.writing.block_writes import write_blocks
 from dcp_io.writing.stream_writes import encode_payload
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing
-from dcp_manifest.requests import Alike, BlockEncoder, Payload, PiecewiseData
 
 __all__ = ["ALIGNMENT_BYTES", "DataFile", "Place", "alignment"]
 

@@ -13,8 +13,8 @@ from typing import IO, cast
 
 from dcp_io.archives.crc import crc32
 from dcp_io.archives.tensor_archive import Frame
+from dcp_io.requests import PiecewiseData, StreamEncoder
 from dcp_io.stores.store import Buffer
-from dcp_manifest.requests import PiecewiseData, StreamEncoder
 
 __all__ = ["EncodedData", "encode_payload"]
 

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_io.layout_choices import Layout, check_layout
+from dcp_io.requests import Alike, Writable
 from dcp_io.stores.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_io.writing.data_file import DataFile, Place
 from dcp_manifest.index.columns import BlockColumns, ItemColumns
 from dcp_manifest.index.items import EncodedBlocks
 from dcp_manifest.index.stored_items import StoredItems, block_columns
-from dcp_manifest.requests import Alike, Writable
 
 __all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "assign_to_threads", "write_items"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.index.items import EncodedBlocks, Framing, StoredItem, border_counts
+from dcp_manifest.index.items import EncodedBlocks, Framing, ItemKind, StoredItem, border_counts
 
 __all__ = [
     "BlockColumns",
@@ -61,6 +61,17 @@ class TensorFlags:
 _LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged")
 
 
+_KINDS = np.array(
+    [
+        [[ItemKind.of(framing, has_chain=any_chain, has_blocks=in_blocks) for in_blocks in (False, True)]
+         for any_chain in (False, True)]
+        for framing in Framing
+    ],
+    np.uint8,
+)  # fmt: skip
+"""`ItemKind` by framing, whether there is a chain, and whether there are blocks."""
+
+
 @dataclass(slots=True)
 class BlockColumns:
     """`EncodedBlocks` as columns: one row per item, and one per block, one item's after another's."""
@@ -101,6 +112,12 @@ class ItemColumns:
 
     def __len__(self) -> int:
         return len(self.file)
+
+    def kinds(self) -> U8:
+        """The `ItemKind` of each row."""
+        in_blocks = np.zeros(len(self), np.bool_) if self.blocks is None else self.blocks.counts > 0
+        kinds: U8 = _KINDS[self.framing, (self.chain > 0).astype(np.uint8), in_blocks.astype(np.uint8)]
+        return kinds
 
     def running_counts(self) -> I64:
         """How many running CRCs each row has: none if it is unchecked, or encoded in blocks with CRCs of their own."""

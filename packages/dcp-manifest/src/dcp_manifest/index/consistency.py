@@ -8,7 +8,7 @@ import numpy.typing as npt
 from dcp_manifest.index.box_columns import BoxLayout, starts
 from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns, ManifestInfo, TensorFlags
 from dcp_manifest.index.dtypes import ITEM_BYTES
-from dcp_manifest.index.items import ENCODED_BLOCK_MAX_BYTES, Framing
+from dcp_manifest.index.items import ENCODED_BLOCK_MAX_BYTES, Framing, ItemKind
 
 __all__ = ["MAX_NDIM", "MAX_NUMBERS_PER_BYTE", "check_index", "derived_bytes"]
 
@@ -170,8 +170,7 @@ def _check_blocks(items: ItemColumns, blocks: BlockColumns, decoded: npt.NDArray
 
 
 def _check_raw_bytes(index: CheckpointIndex, items: ItemColumns, wanted: npt.NDArray[np.int64]) -> None:
-    plain = (items.framing == Framing.RAW) & (items.chain == 0)
-    bad = plain & (wanted >= 0) & (items.stored_bytes.astype(np.int64) != wanted)
+    bad = (items.kinds() == ItemKind.RAW) & (wanted >= 0) & (items.stored_bytes.astype(np.int64) != wanted)
     if bad.any():
         row = int(np.argmax(bad))
         tensor = int(np.searchsorted(starts(index.tensor_chunks), row, "right")) - 1

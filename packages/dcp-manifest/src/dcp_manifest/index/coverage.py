@@ -1,4 +1,4 @@
-"""Proof over columns that the chunks of every tensor lie in it, do not overlap and fill it.
+"""Coverage of tensors by their chunks, proven over columns: they lie in it, do not overlap and fill it.
 
 Most tensors are cut along one dimension, into a grid, or not at all: all of them together are a sort for each
 dimension. Only tensors that are cut in other ways are looked at one by one.
@@ -6,6 +6,7 @@ dimension. Only tensors that are cut in other ways are looked at one by one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from dcp_manifest.index.box_columns import starts
 from dcp_manifest.index.boxes import find_overlap
 from dcp_manifest.index.columns import CheckpointIndex
 
-__all__ = ["SameDims", "by_dims", "is_proper"]
+__all__ = ["SameDims", "by_dims", "coverage_problems", "is_proper"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -56,6 +57,33 @@ def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
     if not (index.tensor_chunks > 0).all():
         return False
     return all(_is_proper(chunks, complete=complete) for chunks in by_dims(index))
+
+
+def coverage_problems(index: CheckpointIndex) -> list[tuple[str, str]]:
+    """Return, for every tensor whose chunks do not cover it exactly, its name and a sentence that says where."""
+    if is_proper(index, complete=True):
+        return []
+    found: list[tuple[str, str]] = []
+    chunk_starts, box_starts, shape_starts = index.chunk_starts(), index.box_starts(), index.shape_starts()
+    for row, name in enumerate(index.tensor_names):
+        ndim, count = int(index.tensor_ndim[row]), int(chunk_starts[row + 1] - chunk_starts[row])
+        numbers = slice(int(box_starts[row]), int(box_starts[row + 1]))
+        offsets, sizes = (box[numbers].reshape(count, ndim) for box in (index.chunk_offsets, index.chunk_sizes))
+        shape = tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist())
+        problem = _problem(offsets, sizes, shape)
+        if problem is not None:
+            found.append((name, problem))
+    return found
+
+
+def _problem(offsets: I64, sizes: I64, shape: tuple[int, ...]) -> str | None:
+    boxes = [(tuple(offset), tuple(size)) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+    pair = find_overlap(boxes)
+    if pair is not None:
+        one, two = (f"{offset}+{size}" for offset, size in (boxes[position] for position in pair))
+        return f"the chunks {one} and {two} (offsets+sizes) store the same elements"
+    stored, wanted = sum(math.prod(size) for _, size in boxes), math.prod(shape)
+    return None if stored == wanted else f"chunks hold {stored} of the {wanted} elements of shape {shape}"
 
 
 def _is_proper(chunks: SameDims, *, complete: bool) -> bool:

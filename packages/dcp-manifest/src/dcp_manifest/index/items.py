@@ -18,6 +18,7 @@ __all__ = [
     "ENCODED_BLOCK_MAX_BYTES",
     "EncodedBlocks",
     "Framing",
+    "ItemKind",
     "StoredItem",
     "block_bytes",
     "border_count",
@@ -55,6 +56,28 @@ class EncodedBlocks:
     """CRC32 of each encoded block."""
 
 
+class ItemKind(IntEnum):
+    """How the values of an item are read: in parts if they are `RAW` or in `BLOCKS`, else from all of its bytes."""
+
+    RAW = 0
+    """The stored range is the values."""
+    BLOCKS = 1
+    """The stored range is `EncodedBlocks`."""
+    ARCHIVE = 2
+    """The stored range is an archive, which holds the values."""
+    STREAM = 3
+    """The stored range went through a chain of transforms whole; bare values or an archive come out of it."""
+
+    @classmethod
+    def of(cls, framing: int, *, has_chain: bool, has_blocks: bool) -> ItemKind:
+        """Return the kind of an item: the one place that decides it."""
+        if has_blocks:
+            return cls.BLOCKS
+        if has_chain:
+            return cls.STREAM
+        return cls.RAW if framing == Framing.RAW else cls.ARCHIVE
+
+
 @dataclass(frozen=True, slots=True)
 class StoredItem:
     """Where one item lies, and what proves that its bytes are whole.
@@ -76,6 +99,11 @@ class StoredItem:
     running_crcs: npt.NDArray[np.uint32] | None = None
     chain: tuple[str, ...] = ()
     blocks: EncodedBlocks | None = None
+
+    @property
+    def kind(self) -> ItemKind:
+        """How its values are read."""
+        return ItemKind.of(self.framing, has_chain=bool(self.chain), has_blocks=self.blocks is not None)
 
 
 def block_bytes(stored_bytes: int) -> int:

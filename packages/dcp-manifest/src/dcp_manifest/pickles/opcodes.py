@@ -1,4 +1,7 @@
-"""Writing pickles opcode by opcode, protocol 4: values, records of classes that need not exist here, and a memo."""
+"""Writing pickles opcode by opcode: values, records of classes that need not exist here, and a memo.
+
+Protocol 4, and protocol 2 where torch.load wants it (`text_2`, `global_2`; all other opcodes are of both).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from dcp_manifest.container.strings import encode_text
 
-__all__ = ["MEMOIZE", "PickleWriter", "collected", "global_", "integer", "text"]
+__all__ = ["MEMOIZE", "PickleWriter", "collected", "global_", "global_2", "integer", "text", "text_2"]
 
 MEMOIZE = b"\x94"
 _U32 = struct.Struct("<I")
@@ -30,14 +33,23 @@ def integer(value: int) -> bytes:
 def text(value: str) -> bytes:
     """Opcodes that push a str."""
     data = encode_text(value)
-    if len(data) < 256:
-        return b"\x8c" + bytes((len(data),)) + data
+    return b"\x8c" + bytes((len(data),)) + data if len(data) < 256 else text_2(value)
+
+
+def text_2(value: str) -> bytes:
+    """Opcodes that push a str, in protocol 2."""
+    data = encode_text(value)
     return b"X" + _U32.pack(len(data)) + data
 
 
 def global_(module: str, name: str) -> bytes:
     """Opcodes that push a class or function."""
     return text(module) + text(name) + b"\x93"
+
+
+def global_2(module: str, name: str) -> bytes:
+    """Opcodes that push a class or function, in protocol 2."""
+    return f"c{module}\n{name}\n".encode()
 
 
 def collected(items: Sequence[bytes]) -> bytes:

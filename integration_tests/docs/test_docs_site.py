@@ -14,7 +14,7 @@ import pytest
 from docs_site import generated
 from docs_site.links import site_links
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = frozenset(
     {"async.md", "index.md", "packages/dcp-io.md", "decisions/index.md", "decisions/0001-x.md", "reference/hooks.md"}
 )

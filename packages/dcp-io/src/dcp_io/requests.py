@@ -1,8 +1,4 @@
-"""Requests that planners' storages hand to an IO engine: items to write, byte ranges to read.
-
-They live beside the records of stored items so that a torch-side storage and a torch-free engine meet without
-importing each other.
-"""
+"""Requests that a checkpoint storage makes of the engine: items to write, byte ranges to read."""
 
 from __future__ import annotations
 

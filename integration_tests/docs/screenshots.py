@@ -25,7 +25,7 @@ from dcp_ranks.testing.ranks import RankPool
 __all__ = ["main"]
 
 WIDTH = 104
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 RANKS = 4
 COMMANDS = {
     "ls": ["ls", "runs"],

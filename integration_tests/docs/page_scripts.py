@@ -1,7 +1,7 @@
 """A process that has imported torch and us, and forks the scripts of the docs: a new one takes milliseconds.
 
-Run as `python -m integration_tests.page_scripts`: a script per line of stdin, the exit statuses of its ranks on stdout,
-as JSON. `PageScripts` is the client. Ranks find each other as those of torchrun do.
+Run as `python -m integration_tests.docs.page_scripts`: a script per line of stdin, the exit statuses of its ranks on
+stdout, as JSON. `PageScripts` is the client. Ranks find each other as those of torchrun do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from integration_tests.launcher import launcher_store, rank_environment
 
 __all__ = ["PageScripts"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class PageScripts:
@@ -30,7 +30,7 @@ class PageScripts:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, *WARNINGS, "-m", "integration_tests.page_scripts"],
+            [sys.executable, *WARNINGS, "-m", "integration_tests.docs.page_scripts"],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
             cwd=ROOT,
             stdin=subprocess.PIPE,

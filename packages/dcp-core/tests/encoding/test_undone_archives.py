@@ -11,7 +11,7 @@ import torch
 
 from dcp_core.encoding.transforms import ExtensionRegistry, StreamTransformExtension, undo
 from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError
-from dcp_core.objects.archive_crcs import archive_problem
+from dcp_io.archives.archive_checks import archive_problem
 from dcp_manifest.index.items import Framing, StoredItem
 
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from integration_tests.release import change_notes, versions
+
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # type: ignore[no-redef]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 # dcp_all has a module for each of PyTorch's, under the same names.
@@ -164,17 +166,23 @@ def test_packages_are_complete(package: Path) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=name)
-def test_packages_declare_compatible_versions_of_each_other(package: Path) -> None:
+def test_packages_declare_their_licence_and_carry_it(package: Path) -> None:
     project = toml(package / "pyproject.toml")["project"]
     assert project["license"] == "BSD-3-Clause"
     assert project["requires-python"] == ">=3.10"
-    versions = {other.name: toml(other / "pyproject.toml")["project"]["version"] for other in PACKAGES}
-    for line in project["dependencies"]:
-        found = re.fullmatch(r"(dcp-[\w-]+)>=(\d+)\.(\d+),<(\d+)\.(\d+)", line)
-        if line.startswith("dcp-"):
-            assert found, f"{line}: write it as dcp-x>=0.1,<0.2"
-            major, minor = versions[found[1]].split(".")[:2]
-            assert found.groups()[1:] == (major, minor, major, str(int(minor) + 1))
+    licence = package / "LICENSE"
+    assert not licence.is_symlink(), "a source archive would hold a link that leads nowhere: copy the file"
+    assert licence.read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_all_packages_have_one_version_and_require_each_other_at_its_minor() -> None:
+    assert versions.disagreements(ROOT) == []
+
+
+def test_change_notes_are_named_so_that_a_release_collects_them() -> None:
+    assert change_notes.misnamed(ROOT) == []
+    page = (ROOT / "docs" / "development" / "change-notes.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*change_notes.HEADINGS]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=name)

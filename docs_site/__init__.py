@@ -1,1 +1,0 @@
-"""How the site of the docs is made and checked; used by `mkdocs.yml` and `nox -s docs`. The text is in `docs/`."""

@@ -1,0 +1,1 @@
+"""Compression and other transforms of what is stored, for every kind of value."""

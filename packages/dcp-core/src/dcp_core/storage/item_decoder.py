@@ -1,0 +1,132 @@
+"""Decoding stored items: from the bytes of an item, whatever its kind, to the values that were saved.
+
+Bare values, also those in an ordinary archive, and blocks that are decoded one by one can be read in parts. Everything
+else is read and decoded whole. Where values go is the business of `read_requests`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from dcp_core.encoding.block_transforms import block_undo
+from dcp_core.encoding.transforms import ExtensionRegistry, undo
+from dcp_core.errors import CorruptCheckpointError
+from dcp_core.objects.objects import load_tensor
+from dcp_core.storage.stock_archive import ArchiveSearch
+from dcp_io.requests import BlockDecoder, ReadRequest, ReadStats
+from dcp_manifest.index.items import Framing, ItemKind, StoredItem
+
+__all__ = ["ItemDecoder", "PartialItem"]
+
+# What transforms may become when they are undone: elements of the largest dtype and what an archive has around them
+# (a planner may have stored another dtype than the index says), and objects, of whose size nothing is known.
+_MAX_ITEM_BYTES = 16
+_MAX_ARCHIVE_BYTES = 1 << 20
+_MAX_OBJECT_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PartialItem:
+    """An item of which any range of the values can be read."""
+
+    item: StoredItem
+    decoder: BlockDecoder | None = None
+    """What decodes the item's blocks, if it has any."""
+    dtype: torch.dtype | None = None
+    """Of the values, if the item itself says it: it may be another than the index says."""
+
+
+class ItemDecoder:
+    """Decodes stored items of every kind. For several threads at once, once `look_into` is done.
+
+    Args:
+        registry: Where transforms are found.
+    """
+
+    def __init__(self, registry: ExtensionRegistry) -> None:
+        self._registry = registry
+        self._search = ArchiveSearch()
+
+    def look_into(self, items: Iterable[tuple[str, StoredItem]], read: Callable[[list[ReadRequest]], ReadStats]) -> int:
+        """Find the values in large archives, so that those of ordinary archives can be read in parts.
+
+        Args:
+            items: Keys and items.
+            read: Carries requests out.
+
+        Returns:
+            The bytes that were read for it.
+        """
+        for key, item in items:
+            self._search.add(key, item)
+        return read(self._search.requests).bytes_read if self._search.requests else 0
+
+    def in_parts(self, key: str, item: StoredItem, sizes: tuple[int, ...]) -> PartialItem | None:
+        """Return the item to read parts of a tensor from; None if it must be read whole, and decoded by `tensor`.
+
+        Args:
+            key: Its FQN, for messages.
+            item: Where it is stored.
+            sizes: Of the stored tensor, as indexed.
+
+        Raises:
+            UnsupportedFormatError: A transform of its blocks is not known.
+        """
+        kind = item.kind
+        if kind is ItemKind.RAW:
+            return PartialItem(item)
+        if kind is ItemKind.BLOCKS:
+            return PartialItem(item, block_undo(item, key, self._registry))
+        found = self._search.found.get((item.file, item.offset)) if kind is ItemKind.ARCHIVE else None
+        return PartialItem(found.item, None, found.dtype) if found is not None and found.sizes == sizes else None
+
+    def tensor(
+        self, key: str, item: StoredItem, data: memoryview, dtype: torch.dtype | None, sizes: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Return the tensor that all bytes of an item hold; arguments as for `in_parts`.
+
+        Args:
+            key: See there.
+            item: See there.
+            data: The bytes, verified.
+            dtype: Of the stored values, as indexed. None if this torch does not know it: bare values remain bytes.
+            sizes: See there.
+
+        Raises:
+            CorruptCheckpointError: They hold something else; names file, key and offset.
+            UnsupportedFormatError: A transform is not known.
+        """
+        elements = math.prod(sizes)
+        if item.kind is ItemKind.STREAM:
+            data = undo(data, item, key, self._registry, elements * _MAX_ITEM_BYTES + _MAX_ARCHIVE_BYTES)
+        if item.framing is not Framing.RAW:
+            return _archived(key, item, data, sizes)
+        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
+        if dtype is None:
+            return flat
+        if len(data) != elements * dtype.itemsize:
+            what = f"has {len(data)} bytes once it is decoded, not {elements * dtype.itemsize}"
+            raise _damage(key, item, f"the stored tensor {what}")
+        return flat.view(dtype).view(sizes)
+
+    def object(self, key: str, item: StoredItem, data: memoryview) -> memoryview:
+        """Return the bytes that `dump_object` gave, from all bytes of an object's item; raises as `tensor` does."""
+        return undo(data, item, key, self._registry, _MAX_OBJECT_BYTES) if item.kind is ItemKind.STREAM else data
+
+
+def _archived(key: str, item: StoredItem, data: memoryview, sizes: tuple[int, ...]) -> torch.Tensor:
+    try:
+        tensor = load_tensor(data)
+    except Exception as error:
+        raise _damage(key, item, f"the stored tensor cannot be read: {error}") from error
+    if tuple(tensor.shape) != sizes:
+        raise _damage(key, item, f"the stored tensor has sizes {tuple(tensor.shape)}, not {sizes} as indexed")
+    return tensor
+
+
+def _damage(key: str, item: StoredItem, what: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(what, file=item.file, key=key, offset=item.offset)
