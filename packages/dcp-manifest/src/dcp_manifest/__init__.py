@@ -19,14 +19,15 @@ from dcp_manifest.folders.find_checkpoints import (
     DATA_SUFFIX,
     METADATA_NAME,
     FoundCheckpoint,
+    checkpoints_below,
     choose_index,
     file_sizes,
-    find_checkpoints,
+    first_valid,
     index_of,
-    latest_valid,
     needed_bytes,
     noted_step_of,
 )
+from dcp_manifest.folders.folder import LocalFolder
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
 from dcp_manifest.index.consistency import check_index
 from dcp_manifest.index.coverage import coverage_problems
@@ -56,6 +57,7 @@ __all__ = [
     "ItemColumns",
     "ItemKind",
     "LiteralKey",
+    "LocalFolder",
     "ManifestFile",
     "ManifestInfo",
     "PathElement",
@@ -69,15 +71,15 @@ __all__ = [
     "border_count",
     "border_counts",
     "check_index",
+    "checkpoints_below",
     "choose_index",
     "coverage_problems",
     "decode",
     "encode",
     "file_sizes",
-    "find_checkpoints",
+    "first_valid",
     "index_of",
     "is_stock_readable",
-    "latest_valid",
     "merge_rank_indexes",
     "needed_bytes",
     "noted_step_of",
