@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dcp_core.storage.serialization_format import SerializationFormat
 from dcp_fsspec.filesystem import FileSystem
-from dcp_fsspec.layout import SerializationFormat
 from dcp_fsspec.opening import open_store
 from dcp_fsspec.store import FsspecStore
 

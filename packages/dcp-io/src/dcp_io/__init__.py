@@ -50,10 +50,9 @@ if TYPE_CHECKING:
     from dcp_io.stores.stream_files import StreamFileSystem
     from dcp_io.stores.stream_store import StreamStore
     from dcp_io.stores.upload_sink import UploadSink
-    from dcp_io.writing.write_engine import DATA_SUFFIX, write_items
+    from dcp_io.writing.write_engine import write_items
 
 __all__ = [
-    "DATA_SUFFIX",
     "READING_PREFIX",
     "REMOVING",
     "STALE_AFTER_SECONDS",
@@ -237,10 +236,7 @@ _HOMES = {
         "VerifyReport",
         "verify_checkpoint",
     ),
-    "writing.write_engine": (
-        "DATA_SUFFIX",
-        "write_items",
-    ),
+    "writing.write_engine": ("write_items",),
     "archives.archive_checks": (
         "ZipRecord",
         "is_zip",
