@@ -107,9 +107,9 @@ def _check(state: dict[str, Any]) -> None:
 
 @_step("dcp-manifest")
 def _find_checkpoints(folder: str) -> None:
-    from dcp_manifest import find_checkpoints
+    from dcp_manifest import LocalFolder, checkpoints_below
 
-    assert [*find_checkpoints(folder)] == []
+    assert [*checkpoints_below(LocalFolder(folder))] == []
 
 
 @_step("dcp-hooks")

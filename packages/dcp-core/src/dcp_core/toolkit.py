@@ -32,6 +32,7 @@ from dcp_core.storage.checkpoint_ids import absolute_id, absolute_id_for
 from dcp_core.storage.file_attributes import FileAttributes
 from dcp_core.storage.gc_pause import collector_paused
 from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
+from dcp_core.storage.serialization_format import SerializationFormat, check_format
 from dcp_core.storage.storage_choice import resolve_writer
 from dcp_core.tables.value_table import is_plain
 from dcp_core.tensors.dtensors import is_dtensor
@@ -57,6 +58,7 @@ __all__ = [
     "LocalTensor",
     "ObjectArchive",
     "PartialItem",
+    "SerializationFormat",
     "TensorPieces",
     "absolute_id",
     "absolute_id_for",
@@ -69,6 +71,7 @@ __all__ = [
     "as_metadata",
     "as_write_item",
     "box_view",
+    "check_format",
     "check_memory",
     "collector_paused",
     "contiguous",

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, load, save
+from dcp_core.testing.trees import same
 from dcp_format import (
     BroadcastingTorchSaveReader,
     DynamicMetaLoadPlanner,
@@ -80,13 +81,6 @@ def local(value: Any) -> torch.Tensor:
 
 def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        (one[name].dtype, one[name].shape, bits(one[name])) == (other[name].dtype, other[name].shape, bits(other[name]))
-        for name in one
-    )
 
 
 @pytest.mark.parametrize("readers", [1, 2, 4])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from dcp_hooks import import_lazily
 
 if TYPE_CHECKING:
+    from dcp_core.toolkit import SerializationFormat
     from dcp_fs.filesystem import FileSystem, FileSystemBase
-    from dcp_fs.layout import SerializationFormat
     from dcp_fs.reader import FileSystemReader
     from dcp_fs.writer import FileSystemWriter
     from dcp_io import Layout, Verify
@@ -30,7 +30,7 @@ __getattr__, __dir__ = import_lazily(
     __name__,
     {
         "dcp_fs.filesystem": ("FileSystem", "FileSystemBase"),
-        "dcp_fs.layout": ("SerializationFormat",),
+        "dcp_core.toolkit": ("SerializationFormat",),
         "dcp_fs.reader": ("FileSystemReader",),
         "dcp_fs.writer": ("FileSystemWriter",),
         "dcp_io": ("Layout", "Verify"),

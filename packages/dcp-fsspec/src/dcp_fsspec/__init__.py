@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dcp_hooks import import_lazily
 
 if TYPE_CHECKING:
+    from dcp_core.toolkit import SerializationFormat
     from dcp_fsspec.filesystem import FileSystem
-    from dcp_fsspec.layout import SerializationFormat
     from dcp_fsspec.opening import open_store
     from dcp_fsspec.reader import FsspecReader
     from dcp_fsspec.store import FsspecStore
@@ -24,7 +24,7 @@ __getattr__, __dir__ = import_lazily(
     __name__,
     {
         "dcp_fsspec.filesystem": ("FileSystem",),
-        "dcp_fsspec.layout": ("SerializationFormat",),
+        "dcp_core.toolkit": ("SerializationFormat",),
         "dcp_fsspec.opening": ("open_store",),
         "dcp_fsspec.reader": ("FsspecReader",),
         "dcp_fsspec.store": ("FsspecStore",),

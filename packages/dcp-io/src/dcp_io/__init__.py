@@ -51,10 +51,9 @@ if TYPE_CHECKING:
     from dcp_io.stores.stream_files import StreamFileSystem
     from dcp_io.stores.stream_store import StreamStore
     from dcp_io.stores.upload_sink import UploadSink
-    from dcp_io.writing.write_engine import DATA_SUFFIX, write_items
+    from dcp_io.writing.write_engine import write_items
 
 __all__ = [
-    "DATA_SUFFIX",
     "READING_PREFIX",
     "REMOVING",
     "STALE_AFTER_SECONDS",
@@ -177,6 +176,6 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.stores.stream_files": ("StreamFileSystem",),
         "dcp_io.stores.stream_store": ("StreamStore",),
         "dcp_io.stores.upload_sink": ("UploadSink",),
-        "dcp_io.writing.write_engine": ("DATA_SUFFIX", "write_items"),
+        "dcp_io.writing.write_engine": ("write_items",),
     },
 )

@@ -19,8 +19,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from dcp_core.errors import CheckpointException, DcpError
 from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
-from dcp_core.testing.conformance.states import FailingPlanner, blank, same
+from dcp_core.testing.conformance.states import FailingPlanner, blank
 from dcp_core.testing.sharding import distribute
+from dcp_core.testing.trees import same
 
 __all__ = ["RankTests"]
 

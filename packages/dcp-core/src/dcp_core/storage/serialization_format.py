@@ -1,4 +1,7 @@
-"""Stock's names of what can be chosen about data files."""
+"""Stock's choice of how files of a checkpoint are written, of which one is supported.
+
+Source: torch 2.13 `torch.distributed.checkpoint.filesystem.SerializationFormat`.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ __all__ = ["SerializationFormat", "check_format"]
 
 
 class SerializationFormat(Enum):
-    """Stock's choice of item format. Source: torch 2.13 `torch.distributed.checkpoint.filesystem`."""
+    """Stock's choice of item format."""
 
     TORCH_SAVE = "torch_save"
     SAFETENSORS = "safetensors"
 
 
 def check_format(serialization_format: Enum) -> None:
-    """Refuse item formats but `TORCH_SAVE`; by value, as the enums of stock and of other storages mean the same."""
+    """Refuse item formats but `TORCH_SAVE`; by value, as stock's enum means the same. Raises ValueError."""
     if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
         raise ValueError(
             f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "
