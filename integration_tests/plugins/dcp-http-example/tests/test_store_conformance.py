@@ -11,7 +11,7 @@ from dcp_http_example import HttpStore
 from dcp_http_example.address import parse_address
 from dcp_http_example.raw_folder import RawFolder
 from dcp_http_example.server import ObjectServer
-from dcp_io import StoreConformance
+from dcp_io.testing import StoreConformance
 
 _numbers = itertools.count()
 
