@@ -64,18 +64,19 @@ class FittedState:
     ) -> None:
         for name, value in values.items():
             if not isinstance(value, torch.Tensor):
-                held[name] = value
+                if name in held or not _is_for_torch(value):  # a class may have put what it was given elsewhere
+                    held[name] = value
             elif name in dtypes and isinstance(held.get(name), torch.Tensor) and held[name].dtype != value.dtype:
                 held[name] = value.to(held[name].device)
 
 
 def _without_others(values: Mapping[str, Any]) -> dict[str, Any]:
     """What torch can load: tensors, numbers and containers that can be made of a generator."""
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, torch.Tensor | int | float | bool | dict) or type(value) in (list, tuple) or value is None
-    }
+    return {name: value for name, value in values.items() if _is_for_torch(value)}
+
+
+def _is_for_torch(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | int | float | bool | dict) or type(value) in (list, tuple) or value is None
 
 
 def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Any) -> None:
