@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from dcp_core.testing.ranks import RankPool
     from dcp_io.testing.s3_server import S3Server
+    from dcp_ranks.testing.ranks import RankPool
 
 # For a call of ranks. It takes seconds, but more on a busy machine; a test has longer, so that stacks are shown.
 PATIENCE_SECONDS = 240.0
@@ -76,7 +76,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
     """Real ranks, kept between tests: `ranks.run(world_size, function, *args)` gives each rank's result."""
-    pool_type = pytest.importorskip("dcp_core.testing.ranks", reason="needs dcp-core[testing]").RankPool
+    pool_type = pytest.importorskip("dcp_ranks.testing.ranks", reason="needs dcp-ranks[testing]").RankPool
     with pool_type(timeout_seconds=PATIENCE_SECONDS) as pool:
         yield pool
 
@@ -94,6 +94,6 @@ def s3() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def s3_ranks(s3: S3Server) -> Iterator[RankPool]:  # noqa: ARG001 - the ranks start in its environment
     """As `ranks`, started in the environment that leads to the server."""
-    pool_type = pytest.importorskip("dcp_core.testing.ranks", reason="needs dcp-core[testing]").RankPool
+    pool_type = pytest.importorskip("dcp_ranks.testing.ranks", reason="needs dcp-ranks[testing]").RankPool
     with pool_type(4, timeout_seconds=PATIENCE_SECONDS) as pool:
         yield pool

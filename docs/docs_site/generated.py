@@ -17,9 +17,10 @@ PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml")
 BESIDE_THE_FRONT_DOOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "dcp_async": ("saver",),
-        "dcp_core": ("plugins", "transforms", "block_transforms", "testing.conformance", "testing.ranks"),
+        "dcp_core": ("plugins", "transforms", "block_transforms", "testing.conformance"),
         "dcp_format": ("converters",),
         "dcp_io": ("testing",),
+        "dcp_ranks": ("testing.ranks",),
         "dcp_state": ("adapters",),
     }
 )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dcp_async import AsyncSaver, WorkerError, shared_saver
 from dcp_core import load
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 
 KINDS = ["thread", "process"]
 

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 import dcp_all as dcp
-from dcp_core.testing.ranks import RankPool
 from dcp_fsspec import FsspecWriter
 from dcp_manager import CheckpointManager
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.asynchronous.other_writers import EnvironmentWriter, StockStyleWriter
 
 KINDS = ["thread", "process"]

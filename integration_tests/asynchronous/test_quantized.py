@@ -213,11 +213,19 @@ def _declared_alone(tensor: Any, *, parts: int) -> torch.Tensor:
     return tensor  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("saver", SAVERS)
+@pytest.fixture(scope="module", params=SAVERS)
+def save(request: pytest.FixtureRequest) -> Iterator[Callable[[Any, str], Any]]:
+    """The function of `_saver`, one for all tests of this process."""
+    with _saver(request.param) as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", UNABLE)
-def test_what_cannot_be_divided_is_refused_by_its_key(name: str, saver: str, tmp_path: Path) -> None:
+def test_what_cannot_be_divided_is_refused_by_its_key(
+    save: Callable[[Any, str], Any], name: str, tmp_path: Path
+) -> None:
     make, message = UNABLE[name]
-    with _saver(saver) as save, pytest.raises(UnsupportedValueError, match=message):
+    with pytest.raises(UnsupportedValueError, match=message):
         save({"model": {"q": make()}}, str(tmp_path))
     assert not (tmp_path / ".metadata").exists()
 

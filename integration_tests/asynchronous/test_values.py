@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,18 @@ from dcp_async import (
 )
 from dcp_core import DefaultSavePlanner, Metadata, PerRank, SavePlan, load, save
 from dcp_core.records.protocols import StorageWriter, WriteResult
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 
 KINDS = ["thread", "process"]
 # With the start of a process for each rank, which imports torch.
 PATIENCE_SECONDS = 200.0
+
+
+@pytest.fixture(scope="module")
+def savers() -> Iterator[dict[str, AsyncSaver]]:
+    """A saver of each kind for all tests of this process: the worker is started once."""
+    with AsyncSaver("thread") as thread, AsyncSaver("process") as process:
+        yield {"thread": thread, "process": process}
 
 
 def _state() -> dict[str, Any]:
@@ -86,12 +94,11 @@ def _spoil(value: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_value_as_it_was_at_the_call(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_value_as_it_was_at_the_call(savers: dict[str, AsyncSaver], tmp_path: Path, kind: str) -> None:
     state, wanted = _state(), _state()
-    with AsyncSaver(kind) as saver:
-        future = saver.save(state, checkpoint_id=tmp_path / "ours")
-        _spoil(state)
-        metadata = future.result()  # type: ignore[union-attr]
+    future = savers[kind].save(state, checkpoint_id=tmp_path / "ours")
+    _spoil(state)
+    metadata = future.result()  # type: ignore[union-attr]
     expected = save(_state(), checkpoint_id=tmp_path / "sync")
     found = {**_spoil(_state()), "expanded": torch.zeros(5)}  # an expanded tensor cannot be loaded into
     load(found, checkpoint_id=tmp_path / "ours")
@@ -231,10 +238,9 @@ class OneFile(StorageWriter):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_writers_of_others(tmp_path: Path, kind: str) -> None:
-    with AsyncSaver(kind) as saver:
-        writer = OneFile(str(tmp_path / "sum"))
-        metadata = saver.save({"w": torch.ones(3)}, storage_writer=writer).result()  # type: ignore[union-attr]
+def test_writers_of_others(savers: dict[str, AsyncSaver], tmp_path: Path, kind: str) -> None:
+    writer = OneFile(str(tmp_path / "sum"))
+    metadata = savers[kind].save({"w": torch.ones(3)}, storage_writer=writer).result()  # type: ignore[union-attr]
     assert list(metadata.state_dict_metadata) == ["w"]
     assert (tmp_path / "sum").read_text() == "3.0"
 
@@ -263,28 +269,29 @@ def test_writers_with_collectives_get_a_group_in_the_worker(ranks: RankPool, tmp
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stagers_that_give_futures(tmp_path: Path, kind: str) -> None:
+def test_stagers_that_give_futures(savers: dict[str, AsyncSaver], tmp_path: Path, kind: str) -> None:
     state = {"w": torch.ones(1 << 20), "step": 1}
-    with AsyncSaver(kind) as saver:
-        answer = saver.save(state, checkpoint_id=tmp_path, async_stager=DefaultStager(StagingOptions()))
-        assert isinstance(answer, AsyncSaveResponse)
-        with saver.lock():
-            state["w"].zero_()
-        assert answer.staging_completion.result() is None
-        answer.upload_completion.result()
+    answer = savers[kind].save(state, checkpoint_id=tmp_path, async_stager=DefaultStager(StagingOptions()))
+    assert isinstance(answer, AsyncSaveResponse)
+    with savers[kind].lock():
+        state["w"].zero_()
+    assert answer.staging_completion.result() is None
+    answer.upload_completion.result()
     found = {"w": torch.zeros(1 << 20), "step": 0}
     load(found, checkpoint_id=tmp_path)
     assert found["w"].min() == 1
 
 
-def test_later_saves_send_an_identifier_and_changed_scalars(tmp_path: Path) -> None:
+def test_later_saves_send_an_identifier_and_changed_scalars(savers: dict[str, AsyncSaver], tmp_path: Path) -> None:
     state: dict[str, Any] = {f"p{number}": torch.ones(8) for number in range(1000)}
     sent = []
-    with AsyncSaver("process") as saver:
-        for number in range(4):
-            state["step"] = number
-            saver.save(state, checkpoint_id=tmp_path / str(number % 2)).result()  # type: ignore[union-attr]
-            sent.append(saver.backend.worker.bytes_sent)  # type: ignore[attr-defined]
+    saver: Any = savers["process"]
+    saver.warm_up()
+    before = saver.backend.worker.bytes_sent
+    for number in range(4):
+        state["step"] = number
+        saver.save(state, checkpoint_id=tmp_path / str(number % 2)).result()
+        sent.append(saver.backend.worker.bytes_sent - before)
     assert sent[0] > 20_000
     most = 250 + len(str(tmp_path))
     assert all(after - before < most for before, after in itertools.pairwise(sent[1:]))
@@ -315,11 +322,10 @@ def test_errors_of_the_state_come_at_once_and_to_all(ranks: RankPool, tmp_path: 
     assert "rank 1" in told[0]
 
 
-def test_unpicklable_writers_are_refused_clearly(tmp_path: Path) -> None:
+def test_unpicklable_writers_are_refused_clearly(savers: dict[str, AsyncSaver], tmp_path: Path) -> None:
     writer = OneFile(str(tmp_path))
     writer.callback = lambda: None
-    with AsyncSaver("process") as saver:
-        error = saver.save({"w": torch.ones(3)}, storage_writer=writer).exception()  # type: ignore[union-attr]
+    error = savers["process"].save({"w": torch.ones(3)}, storage_writer=writer).exception()  # type: ignore[union-attr]
     assert isinstance(error, WorkerError)
     assert "storage writer" in str(error)
     assert "thread saver" in str(error)

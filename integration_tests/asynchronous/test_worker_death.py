@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from dcp_async import AsyncSaver, SaverDeadlineError, SaverOptions, WorkerLostError, WorkerOptions, shared_saver
 from dcp_core import CheckpointException, load
-from dcp_core.testing.ranks import RankPool
 from dcp_fs import FileSystemWriter
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.process_end import has_ended
 
 PHASES = [
@@ -150,7 +150,7 @@ def test_disk_full_in_the_worker(ranks: RankPool, tmp_path: Path) -> None:
 def test_a_worker_that_hangs_is_ended(tmp_path: Path, what: str, error: type[Exception]) -> None:
     patient = SaverOptions(save_seconds=240.0)
     impatient = WorkerOptions(silence_seconds=3.0)
-    options = replace(patient, worker=impatient) if what == "stop" else replace(patient, save_seconds=10.0)
+    options = replace(patient, worker=impatient) if what == "stop" else replace(patient, save_seconds=4.0)
     with AsyncSaver("process", options=options) as saver:
         saver.warm_up()
         failed = saver.save(_state(1), storage_writer=DyingWriter(str(tmp_path / "a"), "write", 0, what))

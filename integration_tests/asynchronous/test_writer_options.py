@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import dcp_all as dcp
-from dcp_core.testing.ranks import RankPool
+from dcp_core.testing.trees import same
 from dcp_fsspec import FsspecWriter
+from dcp_ranks.testing.ranks import RankPool
 from dcp_transforms import BlockZStandard, FloatPlanes, ZStandard
 
 STATE: dict[str, Any] = {
@@ -68,16 +69,6 @@ def _saved(saver: dcp.AsyncSaver, state: dict[str, Any], writer: Any) -> None:
     assert future.result().state_dict_metadata is not None
 
 
-def _same(found: Any, saved: Any) -> bool:
-    if isinstance(saved, torch.Tensor):
-        return found.dtype == saved.dtype and torch.equal(found, saved)
-    if isinstance(saved, dict):
-        return found.keys() == saved.keys() and all(_same(found[key], saved[key]) for key in saved)
-    if isinstance(saved, list):
-        return len(found) == len(saved) and all(map(_same, found, saved))
-    return type(found) is type(saved) and bool(found == saved)
-
-
 @pytest.mark.parametrize("storage", [dcp.FileSystemWriter, FsspecWriter])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_each_option(saver: dcp.AsyncSaver, storage: Any, options: dict[str, Any], tmp_path: Path) -> None:
@@ -85,7 +76,7 @@ def test_each_option(saver: dcp.AsyncSaver, storage: Any, options: dict[str, Any
         options = {}
     place = tmp_path / "step"
     _saved(saver, STATE, storage(str(place), **options))
-    assert _same(dcp.load_keys(checkpoint_id=place), STATE)
+    assert same(dcp.load_keys(checkpoint_id=place), STATE)
 
 
 @pytest.mark.parametrize("state", SMALL, ids=range(len(SMALL)))
@@ -93,7 +84,7 @@ def test_states_without_bytes(saver: dcp.AsyncSaver, state: dict[str, Any], tmp_
     for options in ({}, {"compression": "auto"}, {"layout": "raw"}):
         _saved(saver, state, dcp.FileSystemWriter(tmp_path / "step", **options))
         found = dcp.load_keys(checkpoint_id=tmp_path / "step")
-        assert _same(found, state) or not any(isinstance(value, dict) for value in found.values())
+        assert same(found, state) or not any(isinstance(value, dict) for value in found.values())
 
 
 def _scalars_on_one_rank(root: str, kind: str) -> list[str]:

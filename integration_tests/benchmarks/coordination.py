@@ -28,9 +28,8 @@ import torch.distributed
 from rich.console import Console
 from rich.table import Table
 
-from dcp_core.ranks.make_coordinator import StoreCoordinator
-from dcp_core.ranks.peers.monitor import PeerOptions, Peers
-from dcp_core.ranks.peers.process_identity import own_identity
+from dcp_ranks import PeerOptions, Peers, StoreCoordinator
+from dcp_ranks.peers.process_identity import own_identity
 from integration_tests.benchmarks import machine
 from integration_tests.launcher import launcher_store
 

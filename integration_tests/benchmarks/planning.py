@@ -25,8 +25,6 @@ import torch.distributed.checkpoint as stock
 from dcp_core.planning.plan_cache import RANK_PLANS
 from dcp_core.planning.plan_exchange import PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
-from dcp_core.ranks.phases.coordinator import Coordinator
-from dcp_core.ranks.transport.pickled import decode, encode
 from dcp_core.records.metadata import StorageMeta
 from dcp_core.records.plan import SavePlan
 from dcp_core.tables.plan_columns import PlanColumns
@@ -35,6 +33,7 @@ from dcp_manifest import CheckpointIndex, ManifestFile
 from dcp_manifest import encode as encode_index
 from dcp_manifest.index.box_columns import starts
 from dcp_manifest.index.items import Framing
+from dcp_ranks import Coordinator, decode, encode
 from integration_tests.benchmarks.manifest import INFO, items
 
 RANKS = (64, 256, 1024, 4096)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.call_paths.counting import CallPath
 from integration_tests.call_paths.operations import operations
 

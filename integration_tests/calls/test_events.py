@@ -15,7 +15,7 @@ import torch.distributed as dist
 import dcp_all as dcp
 from dcp_core import hookimpl
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.testing.group_store import group_store
+from dcp_ranks.testing.group_store import group_store
 
 REST_SECONDS = 3.0  # what the others do themselves takes milliseconds
 

@@ -63,28 +63,33 @@ def is_like(found: dict[str, Any]) -> bool:
     )
 
 
+@pytest.fixture(scope="module")
+def savers() -> Iterator[dict[str, dcp.AsyncSaver]]:
+    """A saver of each kind for all tests of this process: the worker is started once."""
+    with dcp.AsyncSaver("thread") as thread, dcp.AsyncSaver("process") as process:
+        yield {"thread": thread, "process": process}
+
+
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 @pytest.mark.parametrize("kind", ["sync", "thread", "process"])
-def test_a_mode_changes_nothing(tmp_path: Path, kind: str) -> None:
-    saver = None if kind == "sync" else dcp.AsyncSaver(kind)
-    with saver or contextlib.nullcontext():
-        for name, mode in MODES.items():
-            place = tmp_path / name
-            with mode():
-                if saver is None:
-                    dcp.save(state(), checkpoint_id=place)
-                else:
-                    saver.save(state(), checkpoint_id=place).result()
-                found = dcp.load_keys(checkpoint_id=place)
-                template = {
-                    "tensor": torch.zeros(3, device="cpu"),
-                    "strided": torch.zeros(6, dtype=torch.int64, device="cpu")[::2],
-                }
-                dcp.load(template, checkpoint_id=place)
-            assert {value.device.type for value in found.values() if isinstance(value, torch.Tensor)} == {"cpu"}, name
-            assert is_like(found), name
-            assert torch.equal(template["tensor"], state()["tensor"]), name
-            assert torch.equal(template["strided"], state()["strided"]), name
+def test_a_mode_changes_nothing(savers: dict[str, dcp.AsyncSaver], tmp_path: Path, kind: str) -> None:
+    for name, mode in MODES.items():
+        place = tmp_path / name
+        with mode():
+            if kind == "sync":
+                dcp.save(state(), checkpoint_id=place)
+            else:
+                savers[kind].save(state(), checkpoint_id=place).result()
+            found = dcp.load_keys(checkpoint_id=place)
+            template = {
+                "tensor": torch.zeros(3, device="cpu"),
+                "strided": torch.zeros(6, dtype=torch.int64, device="cpu")[::2],
+            }
+            dcp.load(template, checkpoint_id=place)
+        assert {value.device.type for value in found.values() if isinstance(value, torch.Tensor)} == {"cpu"}, name
+        assert is_like(found), name
+        assert torch.equal(template["tensor"], state()["tensor"]), name
+        assert torch.equal(template["strided"], state()["strided"]), name
 
 
 def test_calls_within_a_compiled_function(tmp_path: Path) -> None:
@@ -111,7 +116,9 @@ def test_calls_within_a_compiled_function(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "thread", "process", "torch.save"])
-def test_times_and_storages_come_back_as_they_were(tmp_path: Path, kind: str) -> None:
+def test_times_and_storages_come_back_as_they_were(
+    savers: dict[str, dcp.AsyncSaver], tmp_path: Path, kind: str
+) -> None:
     storage = torch.arange(4, dtype=torch.uint8).untyped_storage()
     values = {
         "twice": dt.datetime(2024, 10, 27, 2, 30, fold=1),  # noqa: DTZ001 - naive times have folds, too
@@ -124,8 +131,7 @@ def test_times_and_storages_come_back_as_they_were(tmp_path: Path, kind: str) ->
     if kind in ("sync", "torch.save"):
         dcp.save({"o": (values,)}, checkpoint_id=tmp_path / "c")
     else:
-        with dcp.AsyncSaver(kind) as saver:
-            saver.save({"o": (values,)}, checkpoint_id=tmp_path / "c").result()
+        savers[kind].save({"o": (values,)}, checkpoint_id=tmp_path / "c").result()
     place = tmp_path / "c"
     if kind == "torch.save":
         dcp.convert(tmp_path / "c", tmp_path / "c.pt")

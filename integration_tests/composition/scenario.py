@@ -107,9 +107,18 @@ def _check(state: dict[str, Any]) -> None:
 
 @_step("dcp-manifest")
 def _find_checkpoints(folder: str) -> None:
-    from dcp_manifest import find_checkpoints
+    from dcp_manifest import LocalFolder, checkpoints_below
 
-    assert [*find_checkpoints(folder)] == []
+    assert [*checkpoints_below(LocalFolder(folder))] == []
+
+
+@_step("dcp-hooks")
+def _find_plugins(folder: str) -> None:
+    from dcp_hooks import installed
+
+    for info in installed.list():
+        assert info.error is None, info
+        installed.import_offers(info)
 
 
 @_step("dcp-io")
@@ -120,6 +129,14 @@ def _store_bytes(folder: str) -> None:
     store.make()
     store.publish("name", b"bytes")
     assert store.read("name") == b"bytes"
+
+
+@_step("dcp-ranks")
+def _agree(folder: str) -> None:
+    from dcp_ranks import make_coordinator
+
+    with make_coordinator(no_dist=True) as ranks:
+        assert ranks.all_reduce("count", lambda: 3, sum) == 3
 
 
 @_step("dcp-core")

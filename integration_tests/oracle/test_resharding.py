@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -36,15 +37,23 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(
-    max_examples=8,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],  # each example is a minute of ranks: do not shrink
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(batch=st.lists(cases(), min_size=12, max_size=12))
-def test_bits_survive_any_resharding(ranks: Any, batch: list[Case]) -> None:
+@pytest.mark.parametrize("examples", [4, pytest.param(16, marks=pytest.mark.slow)])
+def test_bits_survive_any_resharding(ranks: Any, examples: int) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],  # each example is many seconds of ranks: do not shrink
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(batch=st.lists(cases(), min_size=12, max_size=12))
+    def check(batch: list[Case]) -> None:
+        _check(ranks, batch)
+
+    check()
+
+
+def _check(ranks: Any, batch: list[Case]) -> None:
     for outcomes in ranks.run(RANKS, reshard, batch):
         wrong = [(case, outcome) for case, outcome in zip(batch, outcomes, strict=True) if outcome != "ok"]
         assert not wrong

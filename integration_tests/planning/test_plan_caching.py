@@ -21,7 +21,7 @@ import dcp_all as dcp
 from dcp_all._nested_dict import flatten_state_dict
 from dcp_core.planning import plan_cache
 from dcp_core.planning.diagnose_duplicates import DivergentReplicaWarning
-from dcp_core.ranks.transport.chunked_store import StoreWire
+from dcp_ranks import StoreWire
 
 LAYERS = 60
 

@@ -21,8 +21,8 @@ import torch.distributed as dist
 import dcp_all as dcp
 from dcp_core import hookimpl, plugins
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.ranks.peers.monitor import PeerOptions
-from dcp_core.testing.coordinators import pretended_host
+from dcp_ranks import PeerOptions
+from dcp_ranks.testing.coordinators import pretended_host
 from integration_tests import failing
 
 __all__ = [

@@ -17,9 +17,9 @@ import torch
 import dcp_all as dcp
 import dcp_format
 from dcp_core.errors import CorruptCheckpointError, DcpError, UnsupportedFormatError
-from dcp_io import LocalStore, verify_checkpoint
+from dcp_io import LocalStore, latest_valid, verify_checkpoint
 from dcp_io.stores.local_store import _LocalSource
-from dcp_manifest import index_of, latest_valid, read_index
+from dcp_manifest import index_of, read_index
 from dcp_manifest.container.footer import FOOTER_BYTES, Footer, read_footer
 from integration_tests.robustness.crafted import METADATA, little_memory
 

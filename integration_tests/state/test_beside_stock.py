@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import dcp_state
 from dcp_core.errors import DcpError
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.state.compare import differences
 from integration_tests.state.jobs import stock_modules
 from integration_tests.state.nets import KINDS, VARIANTS, build, kinds_for
@@ -206,19 +206,24 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def _after_setting(api: Any, given: Any, kind: str, options: dict[str, Any]) -> tuple[bool, bool, bool]:
-    """Whether setting raised, and whether it changed the model and the optimizer."""
-    run = _trained(kind, "adamw", seed=1)
+def _whole(run: Any) -> Any:
+    options = dcp_state.StateDictOptions(full_state_dict=True)
+    return copy.deepcopy(dcp_state.get_state_dict(run.parts[0], run.optimizer, options=options))
+
+
+def _after_setting(api: Any, given: Any, run: Any, before: Any, options: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """Whether setting raised, and whether it changed the model and the optimizer, which are then as before."""
     (model,), optimizer = run.parts, run.optimizer
-    before = dcp_state.get_state_dict(model, optimizer, options=dcp_state.StateDictOptions(full_state_dict=True))
-    before = copy.deepcopy(before)
+    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     raised = False
     try:
         states = {"model_state_dict": dict(given[0]), "optim_state_dict": dict(given[1])}
         api.set_state_dict(model, optimizer, **states, options=api.StateDictOptions(**options))
     except RuntimeError:  # ours are that, too
         raised = True
-    after = dcp_state.get_state_dict(model, optimizer, options=dcp_state.StateDictOptions(full_state_dict=True))
+    after = _whole(run)
+    model.load_state_dict(kept[0])
+    optimizer.load_state_dict(kept[1])
     return raised, *(any(differences(one, other)) for one, other in zip(after, before, strict=True))
 
 
@@ -226,14 +231,16 @@ def _set_with_empty_parts(kind: str) -> list[str]:
     from torch.distributed.checkpoint import state_dict as stock
 
     told = []
+    run = _trained(kind, "adamw")
+    targets = [(api, _trained(kind, "adamw", seed=1)) for api in (stock, dcp_state)]
+    before = _whole(targets[0][1])  # both are equal, and are set back after each case
     for options in SETTINGS:
-        run = _trained(kind, "adamw")
         whole = dcp_state.StateDictOptions(full_state_dict=options.get("full_state_dict", False))
         full = copy.deepcopy(dcp_state.get_state_dict(run.parts[0], run.optimizer, options=whole))
         for given in (({}, full[1]), (full[0], {}), ({}, {}), full):
             if not given[1] and options.get("broadcast_from_rank0"):
                 continue  # stock takes it for success; ours says that nothing is there
-            theirs, ours = (_after_setting(api, given, kind, options) for api in (stock, dcp_state))
+            theirs, ours = (_after_setting(api, given, target, before, options) for api, target in targets)
             if theirs != ours:
                 told.append(f"{options}, {[*map(bool, given)]}: {ours}, stock {theirs} (raised, model, optimizer)")
     return told

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
 import dcp_state
 from dcp_core import load, save
-from dcp_core.testing.ranks import RankPool
 from dcp_fs import FileSystemReader
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.state.compare import differences
 from integration_tests.state.nets import Run, build
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dcp_state
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.state.nets import Run, build
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dcp_core import load_keys
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.state.compare import differences
 from integration_tests.state.jobs import STEPS, resume, train_and_save
 from integration_tests.state.nets import KINDS, OTHERS, VARIANTS, kinds_for

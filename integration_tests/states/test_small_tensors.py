@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint import state_dict_loader as stock
 
 import dcp_all as dcp
+from dcp_core.testing.trees import same
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
 
@@ -31,11 +32,6 @@ def small_tensors() -> dict[str, torch.Tensor]:
             value = torch.nn.Parameter(value)
         state[f"layer.{number}.value"] = value
     return state
-
-
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    first, second = (each.detach().resolve_conj().reshape(-1).view(torch.uint8) for each in (one, other))
-    return one.dtype is other.dtype and one.shape == other.shape and torch.equal(first, second)
 
 
 @pytest.mark.parametrize("layout", ["torch", "raw"])

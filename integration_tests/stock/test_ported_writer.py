@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,27 @@ STOCK = "torch.distributed.checkpoint"
 OURS = "dcp_all"
 FULL = torch.arange(30, dtype=torch.float32).reshape(6, 5)
 
-# What a process knows that has never heard of us.
+# What a process knows that has never heard of us: it loads the folders that it reads the names of.
 STRANGER = """
-import sys, torch, warnings
+import sys, torch, traceback, warnings
 warnings.simplefilter("ignore")
 import torch.distributed.checkpoint as dcp
-folder, dtype = sys.argv[1], getattr(torch, sys.argv[2])
-state = {"model": {"w": torch.zeros(6, 5, dtype=dtype), "b": torch.zeros(3, dtype=dtype)}, "step": 0, "names": []}
-dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
-assert torch.equal(state["model"]["w"], torch.arange(30.0).reshape(6, 5).to(dtype)), state
-assert torch.equal(state["model"]["b"], torch.ones(3, dtype=dtype)), state
-assert (state["step"], state["names"]) == (7, ["a", "b"]), state
-assert not [name for name in sys.modules if name.startswith("dcp_")]
-print("loaded")
+
+def check(folder, dtype):
+    state = {"model": {"w": torch.zeros(6, 5, dtype=dtype), "b": torch.zeros(3, dtype=dtype)}, "step": 0, "names": []}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    assert torch.equal(state["model"]["w"], torch.arange(30.0).reshape(6, 5).to(dtype)), state
+    assert torch.equal(state["model"]["b"], torch.ones(3, dtype=dtype)), state
+    assert (state["step"], state["names"]) == (7, ["a", "b"]), state
+    assert not [name for name in sys.modules if name.startswith("dcp_")]
+
+for line in sys.stdin:
+    dtype, folder = line.rstrip().split(" ", 1)
+    try:
+        check(folder, getattr(torch, dtype))
+        print("loaded", flush=True)
+    except Exception:
+        print(repr(traceback.format_exc()), flush=True)
 """
 
 
@@ -92,22 +101,31 @@ def _load(library: str, folder: str, how: str) -> bool:
     return _same(state)
 
 
-def _stranger_loads(folder: Path, dtype: str = "float32") -> None:
-    command = [sys.executable, "-c", STRANGER, str(folder), dtype]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "loaded"
+@pytest.fixture(scope="module")
+def stranger() -> Iterator[Callable[[Path, str], str]]:
+    """Loads a folder of a dtype by stock, where nothing of ours is imported; `loaded`, or what went wrong."""
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", STRANGER], **pipes) as process:
+
+        def loads(folder: Path, dtype: str) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{dtype} {folder}\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        yield loads
 
 
 @pytest.mark.interop
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("planner", [None, "FP16Planner"])
 def test_ported_writer_writes_what_stock_and_we_load(
-    ranks: Any, tmp_path: Path, world: int, planner: str | None
+    ranks: Any, stranger: Callable[[Path, str], str], tmp_path: Path, world: int, planner: str | None
 ) -> None:
     folder = tmp_path / "ported"
     assert ranks.run(world, _save, OURS, str(folder), planner) == ["dcp_core.records.metadata"] * world
-    _stranger_loads(folder, "float16" if planner else "float32")
+    assert stranger(folder, "float16" if planner else "float32") == "loaded"
     for ranks_that_load in {world, 1}:
         for how in ("own", "ported"):
             for library in (OURS, STOCK):
@@ -150,11 +168,13 @@ def _save_halved(library: str, folder: str) -> None:
 
 @pytest.mark.interop
 @pytest.mark.parametrize("world", [1, 2])
-def test_planner_that_edits_the_plan_and_converts_the_data(ranks: Any, tmp_path: Path, world: int) -> None:
+def test_planner_that_edits_the_plan_and_converts_the_data(
+    ranks: Any, stranger: Callable[[Path, str], str], tmp_path: Path, world: int
+) -> None:
     ranks.run(world, _save_halved, OURS, str(tmp_path / "halved"))
     metadata = importlib.import_module(OURS).FileSystemReader(tmp_path / "halved").read_metadata()
     assert metadata.state_dict_metadata["model.w"].properties.dtype is torch.float16
-    _stranger_loads(tmp_path / "halved", "float16")
+    assert stranger(tmp_path / "halved", "float16") == "loaded"
     assert ranks.run(world, _load, OURS, str(tmp_path / "halved"), "own") == [True] * world
 
 

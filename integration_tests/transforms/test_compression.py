@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import dcp_all as dcp
 from dcp_core.hookspecs import hookimpl
 from dcp_core.testing.sharding import distribute
+from dcp_core.testing.trees import same
 from dcp_io import verify_checkpoint
 from dcp_transforms import BlockZStandard, FloatPlanes, ZStandard
 from integration_tests.robustness.damage import flipped
@@ -61,15 +62,6 @@ def zeroed(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: zeroed(each) for key, each in value.items()}
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)()
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if not isinstance(one, torch.Tensor):
-        return bool(one == other)
-    raw = [each.contiguous().reshape(-1).view(torch.uint8) if each.numel() else each for each in (one, other)]
-    return one.dtype is other.dtype and one.shape == other.shape and torch.equal(*raw)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=["auto", "planes", "zstd", "descriptor", "object", "chain", "by-key"])

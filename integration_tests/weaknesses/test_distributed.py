@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 import dcp_all as dcp
-from dcp_core.testing.coordinators import every_failure_is_heard
+from dcp_ranks.testing.coordinators import every_failure_is_heard
 from integration_tests import failing
 
 WITHIN_SECONDS = 20.0  # of half an hour that ranks would wait otherwise; it takes a fraction of a second

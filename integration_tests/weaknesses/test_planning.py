@@ -14,11 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import dcp_all as dcp
-from dcp_core.ranks.make_coordinator import StoreCoordinator
-from dcp_core.ranks.transport.pickled import encode
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.records.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from dcp_manifest.index import coverage as sweep
+from dcp_ranks import StoreCoordinator, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

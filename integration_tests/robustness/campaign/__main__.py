@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 from integration_tests.robustness.campaign.report import summary, table
 from integration_tests.robustness.campaign.subjects import NAMES, make_all
 from integration_tests.robustness.campaign.trials import BAD

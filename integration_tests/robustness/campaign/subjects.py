@@ -21,7 +21,7 @@ from dcp_transforms import ZStandard
 from integration_tests.robustness import states
 
 if TYPE_CHECKING:
-    from dcp_core.testing.ranks import RankPool
+    from dcp_ranks.testing.ranks import RankPool
 
 __all__ = ["NAMES", "NEW", "OLD", "Subject", "make_all", "open_subject"]
 

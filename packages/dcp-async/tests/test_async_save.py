@@ -28,7 +28,7 @@ from dcp_async import (
     close_savers,
     shared_saver,
 )
-from dcp_async.async_save import _at_exit
+from dcp_async.shared_savers import _at_exit
 from dcp_core import BlockingAsyncStager, load
 from dcp_core.errors import PluginNotFoundError
 from dcp_core.testing.memory import MemoryReader, MemoryWriter, files_in

@@ -1,38 +1,21 @@
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 
-import pluggy
-import pytest
-
-from dcp_core import hookspecs
-from dcp_core.hookspecs import HookSpecs, hookimpl
+import dcp_hooks.hookspecs
+from dcp_core import errors, hookspecs
 
 
-def hooks() -> list[str]:
-    return [name for name in vars(HookSpecs) if name.startswith("dcp_")]
+def test_the_hooks_are_those_of_dcp_hooks() -> None:
+    assert hookspecs.__all__ == dcp_hooks.hookspecs.__all__
+    assert all(getattr(hookspecs, name) is getattr(dcp_hooks.hookspecs, name) for name in hookspecs.__all__)
 
 
-def test_every_hook_is_a_described_specification() -> None:
-    manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
-    manager.add_hookspecs(HookSpecs)
-    assert set(vars(manager.hook)) & set(hooks()) == set(hooks())
-    for name in hooks():
-        assert inspect.getdoc(getattr(HookSpecs, name))
-
-
-def test_a_hook_that_does_not_exist_is_found_out() -> None:
-    class Plugin:
-        @hookimpl
-        def dcp_register_everything(self) -> None: ...
-
-    manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
-    manager.add_hookspecs(HookSpecs)
-    manager.register(Plugin())
-    with pytest.raises(pluggy.PluginValidationError):
-        manager.check_pending()
+def test_errors_of_plugins_are_caught_as_either_packages() -> None:
+    for name in ("PluginNotFoundError", "PluginLoadError", "DuplicatePluginError"):
+        assert issubclass(getattr(errors, name), (errors.DcpError))
+        assert issubclass(getattr(errors, name), getattr(dcp_hooks, name))
 
 
 def test_importing_dcp_core_reads_no_entry_points() -> None:

@@ -12,8 +12,7 @@ import pytest
 from dcp_core import plugins
 from dcp_core.errors import DuplicatePluginError, PluginLoadError, PluginNotFoundError
 from dcp_core.hookspecs import CheckpointEvent, StorageBackendSpec, hookimpl
-from dcp_core.logs import LOGGER_NAME
-from dcp_core.plugin_registry import PluginRegistry
+from dcp_hooks import PluginRegistry, installed
 
 # The environment may hold real plugins; only those of a test are in this group.
 GROUP = "dcp-test-plugins"
@@ -45,7 +44,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         made.append(f"{name}_plugin")
 
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(plugins, "_registry", PluginRegistry(GROUP))
+    monkeypatch.setattr(installed, "_registry", PluginRegistry(GROUP))
     yield install
     for name in made:
         sys.modules.pop(name, None)
@@ -185,7 +184,7 @@ def test_observers_never_fail_the_caller(install: Install, caplog: pytest.LogCap
 
     for plugin in (Watcher(), Failing(), Silent()):
         plugins.register(plugin, name=type(plugin).__name__)
-    with caplog.at_level(logging.WARNING, LOGGER_NAME):
+    with caplog.at_level(logging.WARNING, "dcp_hooks"):
         plugins.emit(EVENT)
     assert seen == [EVENT, EVENT]
     assert "Failing" in caplog.text

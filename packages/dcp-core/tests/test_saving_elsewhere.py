@@ -12,14 +12,13 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 from dcp_core import DefaultSavePlanner, PlanError, hookimpl, load, plugins, save
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.objects.objects import DumpedObject, dump_object
-from dcp_core.ranks.make_coordinator import LocalCoordinator
-from dcp_core.ranks.world_size import assume_job_size, job_size
 from dcp_core.records.metadata import TensorProperties
 from dcp_core.saving import save_with
 from dcp_core.shards.shards import LocalShard, LocalTensor, local_tensor
 from dcp_core.state_dict.flatten import flatten
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks import LocalCoordinator, assume_job_size, job_size
+from dcp_ranks.testing.ranks import RankPool
 
 
 def _half(values: torch.Tensor, first: int, rows: int) -> LocalTensor:

@@ -20,6 +20,7 @@ from dcp_core import (
     save,
 )
 from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
+from dcp_core.testing.trees import same
 from dcp_format import Content, TensorEntry, WriteOptions, convert, detect, open_content
 from dcp_format.content.changes import select_values
 from dcp_format.converters import converter_for
@@ -32,12 +33,6 @@ def source(path: Path) -> dict[str, torch.Tensor]:
     value = {"a": weight, "b": torch.arange(12).view(3, 4), "tied": weight, "c": torch.randn(3, dtype=torch.bfloat16)}
     save(value, checkpoint_id=path)
     return value
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
 
 
 NAMES = {"checkpoint": "ckpt", "torch": "model.pt", "safetensors": "model.safetensors"}

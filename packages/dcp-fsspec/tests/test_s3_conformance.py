@@ -14,13 +14,13 @@ from torch.distributed.tensor import Shard
 
 from dcp_core import load, save
 from dcp_core.testing.conformance import StorageConformance
-from dcp_core.testing.ranks import RankPool
 from dcp_core.testing.sharding import distribute
 from dcp_fsspec import FsspecReader, FsspecStore, FsspecWriter, open_store
 from dcp_io.testing import StoreConformance
 from dcp_io.testing.fault_proxy import Fault, FaultProxy, sometimes
 from dcp_io.testing.raw_bucket import RawBucket
 from dcp_io.testing.s3_server import S3Server
+from dcp_ranks.testing.ranks import RankPool
 
 pytest.importorskip("s3fs", reason="needs s3fs")
 _numbers = itertools.count()

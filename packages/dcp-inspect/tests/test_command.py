@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dcp_hooks import PluginRegistry, StoreSpec, hookimpl, installed
 from dcp_inspect.cli import COMMANDS, run
 from dcp_inspect.layout import plan_reads, plan_writes
 from dcp_io import LocalStore, Payload, ProcessIdentity, StoreBackend, WriteRequest, this_process
@@ -368,6 +369,52 @@ def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
         assert one["problem"] is None
         assert one["hooks"]
     assert dcp(capsys, "plugins")[0] == 0
+
+
+class Wrong:
+    """Names what is not there."""
+
+    @hookimpl
+    def dcp_register_savers(self) -> dict[str, str]:
+        return {"gone": "no_such_module_anywhere:Saver"}
+
+    @hookimpl
+    def dcp_register_stores(self) -> list[StoreSpec]:
+        return [StoreSpec("toy", "io:BytesIO")]
+
+
+def test_plugins_that_are_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "bad-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[dcp-of-test]\nbad = no_such_module_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(installed, "_registry", PluginRegistry("dcp-of-test"))
+    installed.register(Wrong(), name="wrong")
+    code, out, _ = dcp(capsys, "plugins", "--json")
+    assert code == 1
+    bad, wrong = json.loads(out)
+    assert {**bad, "problem": ""} == {
+        "name": "bad",
+        "distribution": "bad 1.2",
+        "module": "no_such_module_anywhere",
+        "hooks": [],
+        "offers": [],
+        "problem": "",
+    }
+    assert "No module named" in bad["problem"]
+    assert (wrong["problem"], wrong["offers"]) == (None, ["toy://", "gone"])
+    assert wrong["hooks"] == ["dcp_register_savers", "dcp_register_stores"]
+    code, out, _ = dcp(capsys, "plugins", "--load", "--json")
+    assert "no_such_module_anywhere:Saver" in json.loads(out)[1]["problem"]
+
+
+def test_no_plugins(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "_registry", PluginRegistry("dcp-of-no-one"))
+    code, out, _ = dcp(capsys, "plugins")
+    assert (code, out.split("\n")[0].startswith("no installed package")) == (0, True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

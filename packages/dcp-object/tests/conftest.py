@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 
 
 @pytest.fixture(scope="session")

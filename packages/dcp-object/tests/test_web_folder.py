@@ -20,10 +20,10 @@ from dcp_core import (
     load,
     save,
 )
-from dcp_core.testing.ranks import RankPool
 from dcp_core.testing.sharding import distribute
 from dcp_io import LocalStore, StorageError, StoreBackend, verify_checkpoint
 from dcp_object import ObjectStoreReader, open_store
+from dcp_ranks.testing.ranks import RankPool
 
 ROWS = 4096
 

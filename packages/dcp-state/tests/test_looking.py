@@ -101,13 +101,30 @@ class Inherits(torch.optim.AdamW):
         super().step()
 
 
-OPTIMIZERS = {**_variants(CHOICES), "by value": ByValue, "inherits": Inherits}
+class Packs(torch.optim.SGD):
+    """Has momentum in a dict within its state dict, as the optimizers of bitsandbytes do."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, lr=0.01, momentum=0.9)
+
+    def state_dict(self) -> dict[str, Any]:
+        packed = super().state_dict()
+        state = {index: {"packed": dict(values)} for index, values in packed["state"].items()}
+        return {**packed, "state": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = {index: dict(values["packed"]) for index, values in state_dict["state"].items()}
+        super().load_state_dict({**state_dict, "state": state})
+
+
+OPTIMIZERS = {**_variants(CHOICES), "by value": ByValue, "inherits": Inherits, "packs": Packs}
 OFTEN = [
     "AdamW {'fused': True, 'amsgrad': True}",
     "SGD {'momentum': 0.9, 'dampening': 0.5}",
     "Adafactor {}",
     "by value",
     "inherits",
+    "packs",
 ]
 ROWS = [
     pytest.param(name, steps, marks=[] if name in OFTEN else pytest.mark.slow)
@@ -205,6 +222,15 @@ def test_looking_changes_nothing_and_what_was_saved_resumes(name: str, steps: in
     wanted = train(*untouched, range(7, 10))
     for run in (looked_at, by_dict, by_checkpoint):
         assert equal(train(*run, range(7, 10)), wanted)
+
+
+def test_what_a_class_packs_is_held_unpacked() -> None:
+    looked_at, restored = make_run(Packs, 0), make_run(Packs, 1)
+    train(*looked_at, range(2))
+    look(*looked_at)
+    load({"app": app_state(*restored, step=0)}, storage_reader=MemoryReader("looking"))
+    for _, optimizer in (looked_at, restored):
+        assert {name for values in optimizer.state.values() for name in values} == {"momentum_buffer"}
 
 
 @pytest.mark.parametrize("name", list(_variants(ONLY_LOOKED_AT))[::4])

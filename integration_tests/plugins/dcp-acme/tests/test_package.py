@@ -17,11 +17,12 @@ from dcp_acme.storage import VaultWriter
 from dcp_acme.vault import VAULT_VARIABLE, folder_of, open_store
 from dcp_core import UnsafeCheckpointError, UnsupportedValueError, load, plugins, save
 from dcp_format import convert
-from dcp_manifest import find_checkpoints
+from dcp_io import find_checkpoints
 from dcp_state import get_model_state_dict
 
 OFFERS = {
     "storage": ("acme",),
+    "stores": ("acme",),
     "transforms": ("block.acme-deflate",),
     "state_adapters": ("acme-shell",),
     "converters": ("npz",),

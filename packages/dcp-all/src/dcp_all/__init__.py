@@ -54,7 +54,6 @@ from dcp_core import (
     LoadReport,
     Metadata,
     PeerLostError,
-    PeerOptions,
     PerRank,
     ReadItem,
     SavePlan,
@@ -104,6 +103,7 @@ from dcp_manager import (
     OnSignal,
 )
 from dcp_object import ObjectStoreReader, ObjectStoreWriter
+from dcp_ranks import PeerOptions
 from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
 
 __all__ = [

@@ -14,13 +14,13 @@ from dcp_all.planner import (
 )
 from dcp_all.staging import BlockingAsyncStager
 from dcp_all.storage import StorageReader, StorageWriter, WriteResult
-from dcp_core.planning.stock_global_plan import FORMAT_VERSION as CURRENT_DCP_VERSION
 from dcp_core.records.metadata import StorageInfo
 from dcp_core.records.metadata import StorageInfo as _StorageInfo
 from dcp_fs import FileSystem, FileSystemBase, FileSystemReader, FileSystemWriter, SerializationFormat
 from dcp_fs import FileSystemWriter as _FileSystemWriter
 from dcp_manifest import DATA_SUFFIX as DEFAULT_SUFFIX
 from dcp_manifest import METADATA_NAME as _metadata_fn  # noqa: N811 - stock's name
+from dcp_manifest.stock.stock_class_paths import STOCK_VERSION as CURRENT_DCP_VERSION
 
 __all__ = [
     "CURRENT_DCP_VERSION",

@@ -1,6 +1,6 @@
 """Registers the savers of this package. Imports nothing heavy."""
 
-from dcp_core.hookspecs import hookimpl
+from dcp_hooks import hookimpl
 
 __all__ = ["dcp_register_savers"]
 

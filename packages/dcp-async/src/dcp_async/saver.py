@@ -37,9 +37,7 @@ from dcp_core import (
     StorageWriter,
     plugins,
 )
-from dcp_core.outside_compile import outside_compile
-from dcp_core.records.protocols import CheckpointId
-from dcp_core.storage.checkpoint_ids import absolute_id_for
+from dcp_core.toolkit import CheckpointId, absolute_id_for, outside_compile
 
 if TYPE_CHECKING:
     from typing_extensions import Self

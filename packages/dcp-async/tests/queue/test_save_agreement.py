@@ -11,7 +11,7 @@ from dcp_async import AsyncSaver
 from dcp_async.options import SaverOptions
 from dcp_async.queue.save_agreement import CollectiveLink, LinkTable, StoreLink
 from dcp_core.testing.memory import MemoryWriter
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 
 
 def _decide() -> tuple[list[str], list[int], list[int]]:

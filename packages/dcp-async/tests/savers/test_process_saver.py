@@ -20,7 +20,7 @@ from dcp_async.staging.arena import ArenaPool
 from dcp_async.staging.copy_state import Stager
 from dcp_async.staging.copying import Copier
 from dcp_core import PeerOptions
-from dcp_core.ranks.phases.outcomes import failure_of
+from dcp_ranks import failure_of
 
 
 class FakeWorker:

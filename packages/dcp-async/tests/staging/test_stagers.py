@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 from dcp_async import AsyncStager, BlockingAsyncStager, DefaultStager, StagingOptions, StateDictStager
 from dcp_async.staging.stagers import is_plain_blocking
 from dcp_core.testing.memory import MemoryWriter
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 
 NOW = StagingOptions(use_async_staging=False)
 

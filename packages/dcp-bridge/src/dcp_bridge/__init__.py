@@ -5,8 +5,11 @@ calls and records. Stock is imported with the first of these names that is used,
 installed, its plugin module is imported by every process that looks for plugins.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dcp_hooks import import_lazily
 
 if TYPE_CHECKING:
     from dcp_bridge.bridging import from_stock, to_stock
@@ -30,9 +33,14 @@ __all__ = [
     "to_stock",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # This module has all of these names imported, as what it translates needs them.
-    return getattr(importlib.import_module("dcp_bridge.bridging"), name)
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_bridge.bridging": ("from_stock", "to_stock"),
+        "dcp_bridge.load_planners": ("LoadPlannerForStock", "StockLoadPlanner"),
+        "dcp_bridge.readers": ("ReaderForStock", "StockReader"),
+        "dcp_bridge.save_planners": ("SavePlannerForStock", "StockSavePlanner"),
+        "dcp_bridge.stock_writer": ("StockStagingWriter", "StockWriter"),
+        "dcp_bridge.writer_for_stock": ("WriterForStock",),
+    },
+)

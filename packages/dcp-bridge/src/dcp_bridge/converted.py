@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from dcp_core.records.lazy import LazyList
+from dcp_core.toolkit import LazyList
 
 __all__ = ["converted"]
 

@@ -21,9 +21,7 @@ from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
 from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan, stock_storage_meta
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, StorageWriter
-from dcp_core.logs import library_logger
-from dcp_core.records.foreign_records import as_metadata
-from dcp_core.records.protocols import placed_plans
+from dcp_core.toolkit import as_metadata, library_logger, placed_plans
 
 __all__ = ["WriterForStock"]
 

@@ -26,7 +26,6 @@ from dcp_core.planning.diagnose_duplicates import DivergentReplicaWarning
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.planning.load_report import LoadMismatchError, LoadProblem, LoadReport
 from dcp_core.planning.save_planner import DefaultSavePlanner
-from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.records.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -61,6 +60,7 @@ from dcp_core.state_dict.per_rank import PerRank
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
+from dcp_ranks import PeerOptions
 
 __all__ = [
     "PROJECT_NAME",

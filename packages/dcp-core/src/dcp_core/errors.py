@@ -1,4 +1,4 @@
-"""Every exception of `dcp_core`, and those of the packages below it, re-exported.
+"""Every exception of `dcp_core`, those of the packages below it, and the record of those that ranks raise together.
 
 Each derives from `DcpError` and from the fitting built-in, so that callers can catch either. Messages name what is
 known of key, file and rank, and say what to do.
@@ -6,8 +6,10 @@ known of key, file and rank, and say what to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import Final
 
+import dcp_ranks
+from dcp_hooks import errors as hooks_errors
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -19,6 +21,7 @@ from dcp_manifest.errors import (
 from dcp_manifest.printable import printable
 
 __all__ = [
+    "RANK_ERRORS",
     "CheckpointException",
     "CheckpointNotFoundError",
     "CoordinatorLostError",
@@ -31,6 +34,7 @@ __all__ = [
     "MissingKeyError",
     "NoCheckpointIdError",
     "NotEnoughMemoryError",
+    "OperationError",
     "PeerLostError",
     "PlanError",
     "PluginLoadError",
@@ -44,7 +48,7 @@ __all__ = [
 ]
 
 
-class CheckpointException(DcpError, RuntimeError):  # noqa: N818 - stock's name
+class CheckpointException(DcpError, dcp_ranks.PhaseFailedError):  # noqa: N818 - stock's name
     """A phase of a save or load failed on at least one rank; the same facts are raised on every rank.
 
     Also a RuntimeError, which stock raises where a call of ours fails within a phase, as that no storage takes an id.
@@ -56,28 +60,12 @@ class CheckpointException(DcpError, RuntimeError):  # noqa: N818 - stock's name
     Source: torch 2.13 `torch.distributed.checkpoint.api.CheckpointException`, there a BaseException.
     """
 
-    def __init__(self, msg: str, failures: Mapping[int, tuple[BaseException | None, str]]) -> None:
-        self._message = msg
-        self._failures = dict(sorted(failures.items()))
-        texts = [f"--- rank {rank} ---\n{text.rstrip()}" for rank, (_, text) in self._failures.items()]
-        ranks = ", ".join(map(str, self._failures))
-        where = f" (failed on rank{'s' if len(self._failures) > 1 else ''} {ranks})" if self._failures else ""
-        super().__init__("\n".join([f"{msg}{where}", *texts]))
 
-    @property
-    def failures(self) -> dict[int, tuple[BaseException | None, str]]:
-        """Rank → (exception or None, traceback as text), in the order of ranks."""
-        return self._failures
-
-    def __reduce__(self) -> tuple[type[CheckpointException], tuple[str, dict[int, tuple[BaseException | None, str]]]]:
-        return type(self), (self._message, self._failures)
-
-
-class CoordinatorLostError(DcpError, ConnectionError):
+class CoordinatorLostError(DcpError, dcp_ranks.CoordinatorLostError):
     """The store or group over which ranks coordinate is gone."""
 
 
-class CoordinatorTimeoutError(DcpError, TimeoutError):
+class CoordinatorTimeoutError(DcpError, dcp_ranks.CoordinatorTimeoutError):
     """Ranks that others waited for did not arrive at a phase within the deadline.
 
     Args:
@@ -86,21 +74,8 @@ class CoordinatorTimeoutError(DcpError, TimeoutError):
         waited_seconds: How long the rank that gave up had waited.
     """
 
-    def __init__(self, phase: str, ranks: Sequence[int], waited_seconds: float) -> None:
-        self.phase = phase
-        self.ranks = tuple(ranks)
-        self.waited_seconds = waited_seconds
-        names = ", ".join(map(str, self.ranks))
-        super().__init__(
-            f"phase {phase!r}: waited {waited_seconds:.1f} s for rank{'s' if len(self.ranks) > 1 else ''} {names}; see "
-            "what held them up there, or allow more time with timeout_seconds"
-        )
 
-    def __reduce__(self) -> tuple[type[CoordinatorTimeoutError], tuple[str, tuple[int, ...], float]]:
-        return type(self), (self.phase, self.ranks, self.waited_seconds)
-
-
-class PeerLostError(DcpError, ConnectionError):
+class PeerLostError(DcpError, dcp_ranks.PeerLostError):
     """Ranks that others waited for are gone: their process has ended, or their host does not answer.
 
     Args:
@@ -109,22 +84,24 @@ class PeerLostError(DcpError, ConnectionError):
         how: What is known of each, in words, in the same order.
     """
 
-    def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:
-        self.phase = phase
-        self.ranks = tuple(ranks)
-        self.how = tuple(how)
-        gone = "; ".join(f"rank {rank} is gone ({why})" for rank, why in zip(self.ranks, self.how, strict=True))
-        super().__init__(
-            f"phase {phase!r}: {gone}; no rank waits any longer. Look for the cause in that rank's own output and in "
-            "its machine's log (out of memory?), and restart the job"
-        )
 
-    def __reduce__(self) -> tuple[type[PeerLostError], tuple[str, tuple[int, ...], tuple[str, ...]]]:
-        return type(self), (self.phase, self.ranks, self.how)
-
-
-class RankDisagreementError(DcpError, ValueError):
+class RankDisagreementError(DcpError, dcp_ranks.RankDisagreementError):
     """Ranks that should do the same thing do different ones; the message says which rank does what."""
+
+
+class OperationError(DcpError, dcp_ranks.OperationError):
+    """A save or load cannot go on: it has ended, or the other ranks have given up on this one."""
+
+
+RANK_ERRORS: Final = dcp_ranks.ErrorTypes(
+    phase_failed=CheckpointException,
+    peer_lost=PeerLostError,
+    coordinator_timeout=CoordinatorTimeoutError,
+    coordinator_lost=CoordinatorLostError,
+    rank_disagreement=RankDisagreementError,
+    operation=OperationError,
+)
+"""For every coordinator that a package over this one makes: then `except DcpError` catches what it raises."""
 
 
 class MissingKeyError(DcpError, KeyError):
@@ -159,7 +136,7 @@ class UnloadableObjectError(DcpError, TypeError):
     """An object would be saved in a form that a later load refuses to run."""
 
 
-class PluginNotFoundError(DcpError, LookupError, RuntimeError):
+class PluginNotFoundError(DcpError, hooks_errors.PluginNotFoundError):
     """No installed plugin offers what is needed; the message names the package to install.
 
     Also a RuntimeError, which stock raises for a checkpoint id that none of its storages takes.
@@ -173,9 +150,9 @@ class NoCheckpointIdError(DcpError, ValueError, RuntimeError):
     """
 
 
-class DuplicatePluginError(DcpError, ValueError):
+class DuplicatePluginError(DcpError, hooks_errors.DuplicatePluginError):
     """Two distributions offer a plugin under one name."""
 
 
-class PluginLoadError(DcpError, ImportError):
+class PluginLoadError(DcpError, hooks_errors.PluginLoadError):
     """A plugin that is needed is installed, but cannot be imported or is not valid."""

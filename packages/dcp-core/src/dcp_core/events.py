@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.ranks.phases.coordinator import Coordinator
 from dcp_core.records.protocols import CheckpointId
 from dcp_manifest.logs import library_logger
+from dcp_ranks import Coordinator
 
 __all__ = ["Operation", "Phase"]
 

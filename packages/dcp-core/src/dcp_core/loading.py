@@ -15,15 +15,13 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.adopt_foreign import adopt_load_planner, adopt_reader
-from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.errors import RANK_ERRORS, CheckpointNotFoundError, DcpError
 from dcp_core.events import Operation
 from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.planning.load_report import LoadReport
 from dcp_core.planning.read_items import LocalLoadPlan
 from dcp_core.positional import with_positional_storage
-from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
-from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.records.abilities import LoadPlannerAbilities, ReaderAbilities, abilities, takes
 from dcp_core.records.foreign_records import as_metadata
 from dcp_core.records.metadata import Metadata
@@ -41,6 +39,7 @@ from dcp_core.state_dict.per_rank import RankValues
 from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage.storage_choice import resolve_reader
 from dcp_core.storage.storage_reader import ByteStorageReader
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
 __all__ = ["load", "load_by_reader", "load_keys", "load_state_dict"]
 
@@ -98,7 +97,9 @@ def load(
         assert state["step"] == 100 and state["weight"].sum() == 3
         ```
     """
-    coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
+    coordinator = make_coordinator(
+        process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers, errors=RANK_ERRORS
+    )
     return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator)
 
 
@@ -128,7 +129,9 @@ def load_by_reader(
 
     Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
     """
-    coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
+    coordinator = make_coordinator(
+        process_group, no_dist=no_dist, coordinator_rank=coordinator_rank, errors=RANK_ERRORS
+    )
     return _load(state_dict, None, storage_reader, planner, coordinator)
 
 
@@ -171,7 +174,7 @@ def load_keys(
         ```
     """
     planner = EmptyStateDictLoadPlanner(keys, allow_globals=tuple(allow_globals), trust_objects=trust_objects)
-    coordinator = make_coordinator(process_group, no_dist=no_dist)
+    coordinator = make_coordinator(process_group, no_dist=no_dist, errors=RANK_ERRORS)
     with coordinator:
         run = _Load({}, checkpoint_id, adopt_reader(storage_reader), planner, coordinator)
         run.run()

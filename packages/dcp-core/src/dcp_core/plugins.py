@@ -1,17 +1,17 @@
-"""What installed plugins offer: storages, transforms, savers, adapters, converters, observers.
+"""What installed plug-ins offer to saves and loads, with the errors of this package; `dcp_hooks` finds them.
 
 The functions here ask one registry for the whole process. Importing this module reads no entry points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from dcp_core.errors import PluginNotFoundError
-from dcp_core.hookspecs import ANY_SCHEME, CheckpointEvent
-from dcp_core.plugin_registry import PluginInfo, PluginRegistry, StorageBackend
-from dcp_manifest.schemes import file_path, package_for, scheme_of
+from dcp_core.errors import DuplicatePluginError, PluginLoadError, PluginNotFoundError
+from dcp_hooks import ANY_SCHEME, ErrorTypes, PluginInfo, StorageBackendSpec, installed, resolve
+from dcp_hooks.installed import divert_events, emit, list, names  # noqa: A004 - reads as `plugins.list()`
+from dcp_manifest.schemes import file_path, scheme_of
 
 __all__ = [
     "PluginInfo",
@@ -30,18 +30,23 @@ __all__ = [
     "unregister",
 ]
 
-_registry = PluginRegistry()
-_diverted: Callable[[CheckpointEvent], object] | None = None
+_ERRORS = ErrorTypes(PluginNotFoundError, DuplicatePluginError, PluginLoadError)
 
 
-def list() -> tuple[PluginInfo, ...]:  # noqa: A001 - reads as `plugins.list()`
-    """Every plugin of this process, broken ones included."""
-    return _registry.infos()
+@dataclass(frozen=True, slots=True)
+class StorageBackend:
+    """A storage found by scheme, with the plug-in that offers it."""
 
+    spec: StorageBackendSpec
+    plugin: PluginInfo
 
-def names(table: str) -> tuple[str, ...]:
-    """What one of `storage`, `transforms`, `savers`, `state_adapters`, `converters`, `bridges` offers; sorted."""
-    return _registry.names(table)
+    def load_reader(self) -> Any:
+        """What makes a reader from a checkpoint id. Raises PluginLoadError."""
+        return resolve(self.spec.reader, self.plugin, errors=_ERRORS)
+
+    def load_writer(self) -> Any:
+        """What makes a writer from a checkpoint id. Raises PluginLoadError."""
+        return resolve(self.spec.writer, self.plugin, errors=_ERRORS)
 
 
 def storage_for(uri: str) -> StorageBackend:
@@ -59,11 +64,10 @@ def storage_for(uri: str) -> StorageBackend:
     scheme = scheme_of(uri)
     if scheme == "file":
         file_path(uri)
-    remedy = f"install one that does (pip install {package_for(scheme)}), or pass a storage reader or writer"
     try:
-        spec, plugin = _registry.find("storage", scheme, what=f"a storage for {scheme}:// ids", remedy=remedy)
+        spec, plugin = installed.find("storage", scheme, errors=_ERRORS)
     except PluginNotFoundError as error:
-        for spec, plugin in _registry.offered("storage", ANY_SCHEME):
+        for spec, plugin in installed.offered("storage", ANY_SCHEME):
             backend = StorageBackend(spec, plugin)
             if backend.load_writer().validate_checkpoint_id(uri):
                 return backend
@@ -73,24 +77,22 @@ def storage_for(uri: str) -> StorageBackend:
 
 def transform(descriptor: str) -> Any:
     """The factory of a transform, by its descriptor (`stream.zstd/1`) or registry name. Raises like `storage_for`."""
-    name = descriptor.partition("/")[0]
-    remedy = "install the package that wrote the checkpoint (for zstd and float planes: pip install dcp-transforms)"
-    return _registry.factory("transforms", name, what=f"the transform {name!r}", remedy=remedy)
+    return installed.factory("transforms", descriptor.partition("/")[0], errors=_ERRORS)
 
 
 def saver(name: str) -> Any:
     """The factory of an asynchronous saver. Raises like `storage_for`."""
-    return _registry.factory("savers", name, what=f"the saver {name!r}", remedy="pip install dcp-async")
+    return installed.factory("savers", name, errors=_ERRORS)
 
 
 def state_adapter(name: str) -> Any:
     """An adapter between modules or optimizers and tensors. Raises like `storage_for`."""
-    return _registry.factory("state_adapters", name, what=f"the adapter {name!r}", remedy="pip install dcp-state")
+    return installed.factory("state_adapters", name, errors=_ERRORS)
 
 
 def converter(name: str) -> Any:
     """The converter of a format. Raises like `storage_for`."""
-    return _registry.factory("converters", name, what=f"the converter {name!r}", remedy="pip install dcp-format")
+    return installed.factory("converters", name, errors=_ERRORS)
 
 
 def bridge(package: str) -> Any:
@@ -98,32 +100,14 @@ def bridge(package: str) -> Any:
 
     Raises like `storage_for`.
     """
-    remedy = "pip install dcp-bridge, or change the import of its base class to dcp_core"
-    return _registry.factory("bridges", package, what=f"a bridge to {package}", remedy=remedy)
-
-
-def emit(event: CheckpointEvent) -> None:
-    """Tell all observers of an event; never raises what an observer raises."""
-    if _diverted is None:
-        _registry.emit(event)
-    else:
-        _diverted(event)
-
-
-def divert_events(to: Callable[[CheckpointEvent], object] | None) -> None:
-    """Give events to one function instead of this process's observers; None ends that.
-
-    For a process that saves on behalf of another one, whose observers are told.
-    """
-    global _diverted  # noqa: PLW0603 - there is one registry for the process, too
-    _diverted = to
+    return installed.factory("bridges", package, errors=_ERRORS)
 
 
 def register(plugin: object, *, name: str) -> None:
-    """Add a plugin without an entry point, for this process. Raises PluginLoadError if it is not valid."""
-    _registry.register(plugin, name)
+    """Add a plug-in without an entry point, for this process. Raises PluginLoadError if it is not valid."""
+    installed.register(plugin, name=name, errors=_ERRORS)
 
 
 def unregister(name: str) -> None:
-    """Take away what `register` added. Raises PluginNotFoundError."""
-    _registry.unregister(name)
+    """Remove what `register` added. Raises PluginNotFoundError."""
+    installed.unregister(name, errors=_ERRORS)

@@ -15,13 +15,12 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.adopt_foreign import adopt_save_planner, adopt_writer
+from dcp_core.errors import RANK_ERRORS
 from dcp_core.events import Operation
 from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.plan_exchange import PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.positional import with_positional_storage
-from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
-from dcp_core.ranks.peers.monitor import PeerOptions
 from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, takes
 from dcp_core.records.metadata import DeferredMetadata, Metadata
 from dcp_core.records.plan import SavePlan
@@ -31,6 +30,7 @@ from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage.storage_choice import resolve_writer
 from dcp_core.tables.plan_columns import written_of
 from dcp_manifest.logs import library_logger
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
 __all__ = ["save", "save_state_dict", "save_with"]
 
@@ -91,7 +91,9 @@ def save(
         ```
     """
     return save_with(
-        make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers),
+        make_coordinator(
+            process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers, errors=RANK_ERRORS
+        ),
         state_dict,
         checkpoint_id=checkpoint_id,
         storage_writer=storage_writer,
@@ -112,7 +114,9 @@ def save_state_dict(
     """Deprecated form of `save`, with the coordinator's rank within the group as an argument."""
     warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
     storage_writer.reset()
-    coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
+    coordinator = make_coordinator(
+        process_group, no_dist=no_dist, coordinator_rank=coordinator_rank, errors=RANK_ERRORS
+    )
     group = getattr(process_group, "group_name", None)
     return save_with(coordinator, state_dict, storage_writer=storage_writer, planner=planner, group=group)
 

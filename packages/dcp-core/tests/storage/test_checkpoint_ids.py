@@ -13,7 +13,7 @@ from dcp_core import CheckpointNotFoundError, RankDisagreementError, load, save
 from dcp_core.storage.checkpoint_ids import absolute_id, absolute_id_for
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_core.testing.memory_store import OBJECTS
-from dcp_core.testing.ranks import RankPool
+from dcp_ranks.testing.ranks import RankPool
 
 HERE = "<here>"
 

@@ -3,19 +3,26 @@
 Checkpoints themselves are planned in `dcp_core` and stored by `dcp_fs` and others.
 """
 
-from dcp_format.content.content import Content, TensorEntry
-from dcp_format.convert import convert, open_content
-from dcp_format.converters import Converter, WriteOptions, converter_for, detect
-from dcp_format.hugging_face.consolidate import (
-    consolidate_safetensors_files,
-    consolidate_safetensors_files_on_every_rank,
-)
-from dcp_format.hugging_face.hf_reader import HuggingFaceStorageReader
-from dcp_format.hugging_face.hf_writer import HuggingFaceStorageWriter
-from dcp_format.hugging_face.quantized_reader import QuantizedHuggingFaceStorageReader
-from dcp_format.torch_save.broadcasting_reader import BroadcastingTorchSaveReader
-from dcp_format.torch_save.dynamic_planner import DynamicMetaLoadPlanner
-from dcp_format.torch_save.stock_calls import dcp_to_torch_save, torch_save_to_dcp
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dcp_hooks import import_lazily
+
+if TYPE_CHECKING:
+    from dcp_format.content.content import Content, TensorEntry
+    from dcp_format.conversion import convert, open_content
+    from dcp_format.converters import Converter, WriteOptions, converter_for, detect
+    from dcp_format.hugging_face.consolidate import (
+        consolidate_safetensors_files,
+        consolidate_safetensors_files_on_every_rank,
+    )
+    from dcp_format.hugging_face.hf_reader import HuggingFaceStorageReader
+    from dcp_format.hugging_face.hf_writer import HuggingFaceStorageWriter
+    from dcp_format.hugging_face.quantized_reader import QuantizedHuggingFaceStorageReader
+    from dcp_format.torch_save.broadcasting_reader import BroadcastingTorchSaveReader
+    from dcp_format.torch_save.dynamic_planner import DynamicMetaLoadPlanner
+    from dcp_format.torch_save.stock_calls import dcp_to_torch_save, torch_save_to_dcp
 
 __all__ = [
     "BroadcastingTorchSaveReader",
@@ -36,3 +43,22 @@ __all__ = [
     "open_content",
     "torch_save_to_dcp",
 ]
+
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_format.content.content": ("Content", "TensorEntry"),
+        "dcp_format.conversion": ("convert", "open_content"),
+        "dcp_format.converters": ("Converter", "WriteOptions", "converter_for", "detect"),
+        "dcp_format.hugging_face.consolidate": (
+            "consolidate_safetensors_files",
+            "consolidate_safetensors_files_on_every_rank",
+        ),
+        "dcp_format.hugging_face.hf_reader": ("HuggingFaceStorageReader",),
+        "dcp_format.hugging_face.hf_writer": ("HuggingFaceStorageWriter",),
+        "dcp_format.hugging_face.quantized_reader": ("QuantizedHuggingFaceStorageReader",),
+        "dcp_format.torch_save.broadcasting_reader": ("BroadcastingTorchSaveReader",),
+        "dcp_format.torch_save.dynamic_planner": ("DynamicMetaLoadPlanner",),
+        "dcp_format.torch_save.stock_calls": ("dcp_to_torch_save", "torch_save_to_dcp"),
+    },
+)

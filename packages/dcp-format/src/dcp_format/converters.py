@@ -14,9 +14,7 @@ from dcp_core import plugins
 from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_format.content.content import Content
 from dcp_format.fetched_files import Fetched
-from dcp_manifest import printable
-from dcp_manifest.logs import library_logger
-from dcp_manifest.schemes import file_path, scheme_of
+from dcp_manifest import file_path, library_logger, printable, scheme_of
 
 __all__ = [
     "Converter", "WriteOptions", "converter_for", "detect", "detect_at_uri", "format_of_name", "takes_uris",

@@ -23,6 +23,7 @@ from dcp_core import (
     save,
 )
 from dcp_core.errors import MissingKeyError, UnsupportedValueError
+from dcp_core.testing.trees import same
 from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter, WriteOptions, convert
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
 from dcp_io import LocalStore
@@ -38,15 +39,6 @@ def tensors() -> dict[str, torch.Tensor]:
         "f": torch.tensor([True, False]),
         "g": torch.randn(33, 7, dtype=torch.bfloat16),
     }
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype
-        and torch.equal(one[name].view(-1).view(torch.uint8), other[name].view(-1).view(torch.uint8))
-        and one[name].shape == other[name].shape
-        for name in one
-    )
 
 
 def folder(path: Path, value: dict[str, torch.Tensor]) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, load, save
-from dcp_core.testing.ranks import RankError
+from dcp_core.testing.trees import same
 from dcp_format import (
     BroadcastingTorchSaveReader,
     DynamicMetaLoadPlanner,
@@ -21,6 +23,7 @@ from dcp_format import (
     consolidate_safetensors_files,
     consolidate_safetensors_files_on_every_rank,
 )
+from dcp_ranks.testing.ranks import RankError
 
 SHARDS = {"rows": (10, 6), "columns": (6, 10), "wide": (9, 5)}
 
@@ -82,13 +85,6 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        (one[name].dtype, one[name].shape, bits(one[name])) == (other[name].dtype, other[name].shape, bits(other[name]))
-        for name in one
-    )
-
-
 @pytest.mark.parametrize("readers", [1, 2, 4])
 def test_parts_load_on_other_numbers_of_ranks(ranks: Any, tmp_path: Path, readers: int) -> None:
     ranks.run(3, save_parts, str(tmp_path / "hf"))
@@ -148,6 +144,40 @@ def test_consolidating_fails_on_all_ranks(ranks: Any, tmp_path: Path) -> None:
     for told in ranks.run(2, consolidate, str(tmp_path / "parts"), str(tmp_path / "out")):
         assert "rank 1" in told
         assert "unknown" in told
+
+
+@pytest.mark.parametrize("world_size", [0, 1, 2])
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_full_disk_amid_a_consolidation(ranks: Any, tmp_path: Path, world_size: int, number: int) -> None:
+    """No file of a set appears unless all are written: a folder without an index would be taken for the model."""
+
+    def consolidate(parts: str, out: str) -> str:
+        from dcp_format.hugging_face import consolidate as module
+
+        real = module.write_tensor_file
+
+        def write(sink: Any, *args: Any, **kwargs: Any) -> None:
+            real(sink, *args, **kwargs)
+            if f"model-0000{number}-of" in sink.name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), sink.name)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "write_tensor_file", write)
+            call: Any = consolidate_safetensors_files_on_every_rank if world_size else consolidate_safetensors_files
+            with pytest.raises((OSError, CheckpointException)) as caught:
+                call(parts, out, MAPPING)
+        return str(caught.value)
+
+    ranks.run(2, save_parts, str(tmp_path / "parts"))
+    for older in (False, True):
+        out = tmp_path / "older" if older else tmp_path / "new"
+        if older:
+            consolidate_safetensors_files(str(tmp_path / "parts"), str(out), MAPPING)
+        before = {path.name: path.read_bytes() for path in out.glob("*")}
+        for text in ranks.run(world_size or 1, consolidate, str(tmp_path / "parts"), str(out)):
+            assert os.strerror(errno.ENOSPC) in text
+            assert f"model-0000{number}-of" in text
+        assert {path.name: path.read_bytes() for path in out.glob("*")} == before
 
 
 @pytest.mark.newest

@@ -3,11 +3,18 @@
 Planning and coordination live in `dcp_core`, bytes and durability in `dcp_io`; this package joins them.
 """
 
-from dcp_fs.filesystem import FileSystem, FileSystemBase
-from dcp_fs.layout import SerializationFormat
-from dcp_fs.reader import FileSystemReader
-from dcp_fs.writer import FileSystemWriter
-from dcp_io import Layout, Verify
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dcp_hooks import import_lazily
+
+if TYPE_CHECKING:
+    from dcp_core.toolkit import SerializationFormat
+    from dcp_fs.filesystem import FileSystem, FileSystemBase
+    from dcp_fs.reader import FileSystemReader
+    from dcp_fs.writer import FileSystemWriter
+    from dcp_io import Layout, Verify
 
 __all__ = [
     "FileSystem",
@@ -18,3 +25,14 @@ __all__ = [
     "SerializationFormat",
     "Verify",
 ]
+
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_fs.filesystem": ("FileSystem", "FileSystemBase"),
+        "dcp_core.toolkit": ("SerializationFormat",),
+        "dcp_fs.reader": ("FileSystemReader",),
+        "dcp_fs.writer": ("FileSystemWriter",),
+        "dcp_io": ("Layout", "Verify"),
+    },
+)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dcp_io import LocalStore, Store, StreamStore
+from dcp_manifest import file_path, scheme_of
 from dcp_manifest.errors import InvalidPlaceError
-from dcp_manifest.schemes import file_path, scheme_of
 
 __all__ = ["is_local_id", "local_path", "store_of"]
 

@@ -1,6 +1,6 @@
 """Registers the local folder as the storage of plain paths, `file://` and `local://` URIs. Imports nothing heavy."""
 
-from dcp_core.hookspecs import StorageBackendSpec, hookimpl
+from dcp_hooks import StorageBackendSpec, hookimpl
 
 __all__ = ["dcp_register_storage"]
 

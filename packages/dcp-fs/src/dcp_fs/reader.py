@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from dcp_core import ByteStorageReader
-from dcp_core.storage.file_attributes import FileAttributes
+from dcp_core.toolkit import FileAttributes
 from dcp_core.transforms import ExtensionRegistry
 from dcp_fs.filesystem import FileSystem
 from dcp_fs.layout import default_thread_count

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
-from dcp_core.encoding.compression import Compression, one_setting
-from dcp_core.storage.file_attributes import FileAttributes
+from dcp_core.toolkit import Compression, FileAttributes, SerializationFormat, check_format, one_setting
 from dcp_core.transforms import StreamTransformExtension
 from dcp_fs.filesystem import FileSystem
-from dcp_fs.layout import SerializationFormat, check_format, default_thread_count
+from dcp_fs.layout import default_thread_count
 from dcp_fs.paths import is_local_id, local_path, store_of
 from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, check_layout
 

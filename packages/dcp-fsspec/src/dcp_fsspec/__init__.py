@@ -6,27 +6,28 @@ reader and writer are imported when they are first asked for, since they need to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dcp_fsspec.filesystem import FileSystem
-from dcp_fsspec.layout import SerializationFormat
-from dcp_fsspec.opening import open_store
-from dcp_fsspec.store import FsspecStore
+from dcp_hooks import import_lazily
 
 if TYPE_CHECKING:
+    from dcp_core.toolkit import SerializationFormat
+    from dcp_fsspec.filesystem import FileSystem
+    from dcp_fsspec.opening import open_store
     from dcp_fsspec.reader import FsspecReader
+    from dcp_fsspec.store import FsspecStore
     from dcp_fsspec.writer import FsspecWriter
 
 __all__ = ["FileSystem", "FsspecReader", "FsspecStore", "FsspecWriter", "SerializationFormat", "open_store"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "FsspecReader":
-        from dcp_fsspec.reader import FsspecReader  # noqa: PLC0415 - needs torch
-
-        return FsspecReader
-    if name == "FsspecWriter":
-        from dcp_fsspec.writer import FsspecWriter  # noqa: PLC0415 - needs torch
-
-        return FsspecWriter
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_fsspec.filesystem": ("FileSystem",),
+        "dcp_core.toolkit": ("SerializationFormat",),
+        "dcp_fsspec.opening": ("open_store",),
+        "dcp_fsspec.reader": ("FsspecReader",),
+        "dcp_fsspec.store": ("FsspecStore",),
+        "dcp_fsspec.writer": ("FsspecWriter",),
+    },
+)

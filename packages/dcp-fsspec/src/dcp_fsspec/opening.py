@@ -1,4 +1,4 @@
-"""`open_store`: the store of a URI, the entry point in `dcp.stores.fallback`; imports no torch."""
+"""`open_store`: the store of a URI. This package's plug-in names it as the opener; imports no torch."""
 
 from __future__ import annotations
 

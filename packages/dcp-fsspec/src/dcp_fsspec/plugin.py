@@ -1,11 +1,8 @@
-"""Registers the storage of fsspec's schemes, as a fallback for schemes without a specialised package.
+"""Registers storage and store of fsspec's schemes, as a fallback for specialised packages. Imports nothing heavy."""
 
-Imports nothing heavy.
-"""
+from dcp_hooks import ANY_SCHEME, StorageBackendSpec, StoreSpec, hookimpl
 
-from dcp_core.hookspecs import ANY_SCHEME, StorageBackendSpec, hookimpl
-
-__all__ = ["dcp_register_storage"]
+__all__ = ["dcp_register_storage", "dcp_register_stores"]
 
 _SCHEMES = (
     "memory",
@@ -26,6 +23,7 @@ _SCHEMES = (
         "lakefs",
         "box",
     ),
+    ANY_SCHEME,
 )
 
 
@@ -40,5 +38,11 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
             guarantees=("verified reads", "ranged reads"),
             fallback=True,
         )
-        for scheme in (*_SCHEMES, ANY_SCHEME)
+        for scheme in _SCHEMES
     ]
+
+
+@hookimpl
+def dcp_register_stores() -> list[StoreSpec]:
+    """Their folders, for what needs no PyTorch."""
+    return [StoreSpec(scheme, "dcp_fsspec.opening:open_store", fallback=True) for scheme in _SCHEMES]

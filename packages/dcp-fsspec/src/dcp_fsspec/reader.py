@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcp_core import ByteStorageReader
-from dcp_core.storage.file_attributes import FileAttributes
+from dcp_core.toolkit import FileAttributes
 from dcp_fsspec.filesystem import FileSystem, init_path, made_file_system
 from dcp_fsspec.opening import is_fsspec_id, open_store
 from dcp_io import StoreBackend, StreamStore, Verify, check_verify

@@ -8,11 +8,9 @@ from enum import Enum
 from typing import Any
 
 from dcp_core import BlockingAsyncStager, ByteStorageWriter
-from dcp_core.encoding.compression import Compression, one_setting
-from dcp_core.storage.file_attributes import FileAttributes
+from dcp_core.toolkit import Compression, FileAttributes, SerializationFormat, check_format, one_setting
 from dcp_core.transforms import StreamTransformExtension
 from dcp_fsspec.filesystem import FileSystem, init_path, made_file_system
-from dcp_fsspec.layout import SerializationFormat, check_format
 from dcp_fsspec.opening import is_fsspec_id, open_store
 from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, StreamStore
 

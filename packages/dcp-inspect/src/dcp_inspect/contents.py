@@ -16,7 +16,8 @@ from dcp_manifest import (
     METADATA_NAME,
     CheckpointIndex,
     CheckpointNotFoundError,
-    find_checkpoints,
+    LocalFolder,
+    checkpoints_below,
     index_of,
 )
 
@@ -69,7 +70,7 @@ def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     except CheckpointNotFoundError as error:
         if any(place.glob("*.safetensors")):
             raise OtherFormatError(f"{place} holds safetensors files, not a checkpoint") from error
-        below = find_checkpoints(place)
+        below = checkpoints_below(LocalFolder(place))
         if below:
             raise CheckpointNotFoundError(
                 f"{place} is no checkpoint; below it there are {len(below)}, the newest is {below[0].path}: `dcp ls "

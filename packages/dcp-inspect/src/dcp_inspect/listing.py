@@ -13,8 +13,9 @@ from dcp_manifest import (
     CheckpointIndex,
     DcpError,
     FoundCheckpoint,
+    LocalFolder,
+    checkpoints_below,
     file_sizes,
-    find_checkpoints,
     index_of,
     needed_bytes,
 )
@@ -48,7 +49,7 @@ def find(path: str) -> list[FoundCheckpoint[Any]]:
         CheckpointNotFoundError: There is no such folder.
     """
     # Folders need none of the stores' engines.
-    return find_checkpoints(open_store(path)) if is_uri(path) else find_checkpoints(existing_folder(path))
+    return checkpoints_below(open_store(path) if is_uri(path) else LocalFolder(existing_folder(path)))
 
 
 def look_at(found: FoundCheckpoint[Any]) -> Listed:

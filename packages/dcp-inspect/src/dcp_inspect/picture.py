@@ -8,7 +8,7 @@ from html import escape as escape_markup
 
 from dcp_inspect.layout import RankLoad, Segment
 from dcp_inspect.printing.output import count_bytes
-from dcp_manifest.printable import printable
+from dcp_manifest import printable
 
 __all__ = ["draw", "page"]
 

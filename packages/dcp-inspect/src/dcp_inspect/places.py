@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from dcp_io import LocalStore, Store, open_store, scheme_of
-from dcp_manifest import CheckpointNotFoundError, InvalidPlaceError
-from dcp_manifest.schemes import file_path
+from dcp_manifest import CheckpointNotFoundError, InvalidPlaceError, file_path
 
 __all__ = ["LOCAL_FILE", "PLACE", "existing_folder", "is_uri", "open_folder"]
 

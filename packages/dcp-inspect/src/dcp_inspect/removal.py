@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dcp_hooks import WEB_SCHEMES
 from dcp_inspect.errors import CheckpointInUseError
 from dcp_io import (
     REMOVING,
@@ -19,9 +20,7 @@ from dcp_io import (
     running_saves,
     scheme_of,
 )
-from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError
-from dcp_manifest.folders.find_checkpoints import is_index_name
-from dcp_manifest.schemes import WEB_SCHEMES
+from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError, is_index_name
 
 __all__ = ["Removal", "plan_removal", "remove"]
 

@@ -21,6 +21,7 @@ def formats() -> Any:
         UnsupportedFormatError: It, or torch, is not installed; names what to install.
     """
     try:
+        importlib.import_module("dcp_format.conversion")  # torch included, which its front door leaves for later
         return importlib.import_module("dcp_format")
     except ImportError as error:
         raise UnsupportedFormatError(

@@ -6,8 +6,9 @@ Names are imported when they are first asked for: who only looks at a checkpoint
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dcp_hooks import import_lazily
 
 if TYPE_CHECKING:
     from dcp_io.archives.archive_checks import ZipRecord, is_zip, record_crc32, verify_zip, zip_records
@@ -50,10 +51,9 @@ if TYPE_CHECKING:
     from dcp_io.stores.stream_files import StreamFileSystem
     from dcp_io.stores.stream_store import StreamStore
     from dcp_io.stores.upload_sink import UploadSink
-    from dcp_io.writing.write_engine import DATA_SUFFIX, write_items
+    from dcp_io.writing.write_engine import write_items
 
 __all__ = [
-    "DATA_SUFFIX",
     "READING_PREFIX",
     "REMOVING",
     "STALE_AFTER_SECONDS",
@@ -133,139 +133,49 @@ __all__ = [
     "zip_records",
 ]
 
-_HOMES = {
-    "stores.retries": (
-        "Attempts",
-        "TruncatedError",
-    ),
-    "engine": ("StoreBackend",),
-    "layout_choices": (
-        "Layout",
-        "Verify",
-        "check_layout",
-        "check_verify",
-    ),
-    "archives.crc": (
-        "RunningCrc",
-        "combine",
-        "crc32",
-        "running_crcs",
-    ),
-    "saves.current_checkpoint": (
-        "Current",
-        "range_of_values",
-        "read_current",
-    ),
-    "errors": (
-        "CheckpointExistsError",
-        "CheckpointReplacedError",
-        "SaveInProgressError",
-        "SaveLostError",
-        "StorageError",
-        "StoreNotFoundError",
-    ),
-    "checkpoints.list_checkpoints": (
-        "FoundCheckpoint",
-        "check_files",
-        "find_checkpoints",
-        "running_saves",
-    ),
-    "checkpoints.newest_checkpoint": (
-        "check_checkpoint",
-        "latest_valid",
-    ),
-    "stores.local_store": ("LocalStore",),
-    "stores.open_store": (
-        "file_at",
-        "open_store",
-        "scheme_of",
-    ),
-    "saves.marker_owner": (
-        "ProcessIdentity",
-        "is_gone",
-        "this_process",
-    ),
-    "reading.byte_ranges": (
-        "merge_ranges",
-        "range_of_values",
-        "split_range",
-    ),
-    "reading.read_engine": ("read_items",),
-    "checkpoints.reader_leases": (
-        "READING_PREFIX",
-        "REMOVING",
-        "ReadingSign",
-        "announce_removal",
-        "is_dead_sign",
-        "live_readers",
-    ),
-    "requests": (
-        "Payload",
-        "PiecewiseData",
-        "ReadRequest",
-        "ReadStats",
-        "Writable",
-        "WriteRequest",
-    ),
-    "saves.own_files": (
-        "is_own_file",
-        "temporary_of",
-    ),
-    "checkpoints.remove_checkpoint": (
-        "checkpoint_files",
-        "clear_dead_saves",
-        "remove_checkpoint",
-    ),
-    "saves.save_session": (
-        "STALE_AFTER_SECONDS",
-        "SaveSession",
-        "new_save_id",
-    ),
-    "stores.store": (
-        "TEMPORARY_SUFFIX",
-        "Entry",
-        "Sink",
-        "Source",
-        "Store",
-        "check_name",
-    ),
-    "stores.stream_files": ("StreamFileSystem",),
-    "stores.stream_store": ("StreamStore",),
-    "stores.upload_sink": ("UploadSink",),
-    "checkpoints.verify_checkpoint": (
-        "Problem",
-        "VerifyReport",
-        "verify_checkpoint",
-    ),
-    "writing.write_engine": (
-        "DATA_SUFFIX",
-        "write_items",
-    ),
-    "archives.archive_checks": (
-        "ZipRecord",
-        "is_zip",
-        "record_crc32",
-        "verify_zip",
-        "zip_records",
-    ),
-    "archives.archive_writer": ("ZipFileWriter",),
-    "archives.tensor_archive": (
-        "Frame",
-        "tensor_frame",
-    ),
-}
-"""Module → what of it is public; the same as is imported above for those who check types."""
-
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_io.archives.archive_checks": ("ZipRecord", "is_zip", "record_crc32", "verify_zip", "zip_records"),
+        "dcp_io.archives.archive_writer": ("ZipFileWriter",),
+        "dcp_io.archives.crc": ("RunningCrc", "combine", "crc32", "running_crcs"),
+        "dcp_io.archives.tensor_archive": ("Frame", "tensor_frame"),
+        "dcp_io.checkpoints.list_checkpoints": ("FoundCheckpoint", "check_files", "find_checkpoints", "running_saves"),
+        "dcp_io.checkpoints.newest_checkpoint": ("check_checkpoint", "latest_valid"),
+        "dcp_io.checkpoints.reader_leases": (
+            "READING_PREFIX",
+            "REMOVING",
+            "ReadingSign",
+            "announce_removal",
+            "is_dead_sign",
+            "live_readers",
+        ),
+        "dcp_io.checkpoints.remove_checkpoint": ("checkpoint_files", "clear_dead_saves", "remove_checkpoint"),
+        "dcp_io.checkpoints.verify_checkpoint": ("Problem", "VerifyReport", "verify_checkpoint"),
+        "dcp_io.engine": ("StoreBackend",),
+        "dcp_io.errors": (
+            "CheckpointExistsError",
+            "CheckpointReplacedError",
+            "SaveInProgressError",
+            "SaveLostError",
+            "StorageError",
+            "StoreNotFoundError",
+        ),
+        "dcp_io.layout_choices": ("Layout", "Verify", "check_layout", "check_verify"),
+        "dcp_io.reading.byte_ranges": ("merge_ranges", "range_of_values", "split_range"),
+        "dcp_io.reading.read_engine": ("read_items",),
+        "dcp_io.requests": ("Payload", "PiecewiseData", "ReadRequest", "ReadStats", "Writable", "WriteRequest"),
+        "dcp_io.saves.current_checkpoint": ("Current", "read_current"),
+        "dcp_io.saves.marker_owner": ("ProcessIdentity", "is_gone", "this_process"),
+        "dcp_io.saves.own_files": ("is_own_file", "temporary_of"),
+        "dcp_io.saves.save_session": ("STALE_AFTER_SECONDS", "SaveSession", "new_save_id"),
+        "dcp_io.stores.local_store": ("LocalStore",),
+        "dcp_io.stores.open_store": ("file_at", "open_store", "scheme_of"),
+        "dcp_io.stores.retries": ("Attempts", "TruncatedError"),
+        "dcp_io.stores.store": ("TEMPORARY_SUFFIX", "Entry", "Sink", "Source", "Store", "check_name"),
+        "dcp_io.stores.stream_files": ("StreamFileSystem",),
+        "dcp_io.stores.stream_store": ("StreamStore",),
+        "dcp_io.stores.upload_sink": ("UploadSink",),
+        "dcp_io.writing.write_engine": ("write_items",),
+    },
+)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-import dcp_manifest
 from dcp_io import LocalStore, check_checkpoint, find_checkpoints, latest_valid
+from dcp_manifest import LocalFolder, checkpoints_below
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 VALUES = [{"a": bytes(100_000)}, {"b": b"1" * 500}]
@@ -100,15 +100,13 @@ def test_stores_and_paths_agree_on_the_order(copied):
     for found in (
         find_checkpoints(copied),
         find_checkpoints(f"file://{copied}"),
-        dcp_manifest.find_checkpoints(copied),
+        checkpoints_below(LocalFolder(copied)),
     ):
         assert [one.path.name for one in found] == expected
         assert [one.step for one in found] == [500, 100, None]
-    for latest in (latest_valid, dcp_manifest.latest_valid):
-        assert latest(copied).path.name == "step-500"
+    assert latest_valid(copied).path.name == "step-500"
     (copied / "step-500" / ".dcp-quarantined.json").write_text("{}")
-    for latest in (latest_valid, dcp_manifest.latest_valid):
-        assert latest(copied).path.name == "step-100"
+    assert latest_valid(copied).path.name == "step-100"
 
 
 def test_links_to_data_files_within_a_checkpoint_are_whole(copied):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dcp_hooks import ANY_SCHEME, PluginRegistry, StoreSpec, hookimpl, installed
 from dcp_io import LocalStore, StoreNotFoundError, open_store, scheme_of
 
 
@@ -27,48 +29,89 @@ def test_folders_of_the_file_system(tmp_path: Path) -> None:
         open_store(tmp_path, storage_options={"endpoint": "x"})
 
 
-def test_packages_bring_stores_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    points: dict[str, list[importlib.metadata.EntryPoint]] = {"dcp.stores": [], "dcp.stores.fallback": []}
+class Plugin:
+    """Brings stores: functions of this module by scheme."""
 
-    def entry_points(*, group: str, name: str | None = None) -> list[importlib.metadata.EntryPoint]:
-        return [point for point in points[group] if name in (None, point.name)]
+    def __init__(self, *specs: StoreSpec) -> None:
+        self._specs = specs
 
-    def add(group: str, value: str) -> None:
-        points[group].append(importlib.metadata.EntryPoint("toy", value, group))
+    @hookimpl
+    def dcp_register_stores(self) -> tuple[StoreSpec, ...]:
+        return self._specs
 
-    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+
+def made_by_fallback(uri: str, storage_options: object) -> Any:
+    return "fallback", uri, storage_options
+
+
+def made_by_better(uri: str, storage_options: object) -> Any:
+    return "better", uri, storage_options
+
+
+def refuse(uri: str, storage_options: object) -> None:
+    del storage_options
+    raise ValueError(f"nobody knows {uri}")
+
+
+@pytest.fixture
+def add(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`add(name, scheme, function)` registers a plug-in; those that are installed are not there."""
+    monkeypatch.setattr(installed, "_registry", PluginRegistry("dcp-nothing-installed"))
+    monkeypatch.setitem(sys.modules, "openers_of_test", sys.modules[__name__])
+
+    def add(name: str, *schemes: str, opener: str, fallback: bool = False) -> None:
+        path = opener if ":" in opener else f"openers_of_test:{opener}"
+        installed.register(Plugin(*(StoreSpec(scheme, path, fallback) for scheme in schemes)), name=name)
+
+    return add
+
+
+def test_packages_bring_stores_by_scheme(add: Callable[..., None]) -> None:
     with pytest.raises(StoreNotFoundError, match="toy:// stores; pip install dcp-fsspec"):
         open_store("toy://x")
     with pytest.raises(StoreNotFoundError, match="pip install dcp-object"):
         open_store("s3://x")
-    add("dcp.stores.fallback", "fallback:make")
-    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", lambda point: _maker(point.value))
-    assert _as_any(open_store("toy://x", storage_options={"a": 1})) == ("fallback:make", "toy://x", {"a": 1})
-    assert _as_any(open_store("unnamed://x")) == ("fallback:make", "unnamed://x", None)
-    add("dcp.stores", "better:make")
-    assert _as_any(open_store("TOY://x")) == ("better:make", "TOY://x", None)
-    add("dcp.stores", "other:make")
-    with pytest.raises(StoreNotFoundError, match="uninstall one of them"):
+    add("one", "toy", ANY_SCHEME, opener="made_by_fallback", fallback=True)
+    assert _as_any(open_store("toy://x", storage_options={"a": 1})) == ("fallback", "toy://x", {"a": 1})
+    assert _as_any(open_store("unnamed://x")) == ("fallback", "unnamed://x", None)
+    add("two", "toy", opener="made_by_better")
+    assert _as_any(open_store("TOY://x")) == ("better", "TOY://x", None)
+    add("three", "toy", opener="made_by_fallback")
+    with pytest.raises(StoreNotFoundError, match=r"'two'.*'three'.*uninstall one of them"):
         open_store("toy://x")
 
 
-def test_a_scheme_that_no_fallback_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(uri: str, storage_options: object) -> None:
-        del storage_options
-        raise ValueError(f"nobody knows {uri}")
-
-    point = importlib.metadata.EntryPoint("toy", "fallback:make", "dcp.stores.fallback")
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group, name=None: [] if name else [point] * (len(group) > 10)
-    )
-    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", lambda point: refuse)
+def test_a_scheme_that_no_fallback_knows(add: Callable[..., None]) -> None:
+    add("picky", ANY_SCHEME, opener="refuse")
     with pytest.raises(StoreNotFoundError, match=r"opens other:// stores; .*nobody knows other://x") as caught:
         open_store("other://x")
     assert isinstance(caught.value, RuntimeError)
+    with pytest.raises(StoreNotFoundError, match=r"'1' is no scheme; for a path of that name write \./1://x"):
+        open_store("1://x")
 
 
-def _maker(value: str) -> Any:
-    return lambda uri, storage_options: (value, uri, storage_options)
+def test_a_store_that_cannot_be_imported_says_what_to_install(add: Callable[..., None]) -> None:
+    add("half", "toy", opener="no_such_module_anywhere:open_store")
+    with pytest.raises(StoreNotFoundError, match="half opens such stores, and needs no_such_module_anywhere, which"):
+        open_store("toy://x")
+    add("wrong", "other", opener="no_such_function")
+    with pytest.raises(StoreNotFoundError, match=r"other://x: .*'wrong'.*no_such_function"):
+        open_store("other://x")
+
+
+def test_a_plugin_that_is_broken_is_named_where_it_may_be_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None]
+) -> None:
+    info = tmp_path / "bad-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[dcp-of-test]\nbad = no_such_module_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(installed, "_registry", PluginRegistry("dcp-of-test"))
+    with pytest.raises(StoreNotFoundError, match=r"pip install dcp-fsspec; .*bad 1\.2.*no_such_module_anywhere"):
+        open_store("toy://x")
+    add("any", ANY_SCHEME, opener="made_by_fallback")
+    assert _as_any(open_store("toy://x")) == ("fallback", "toy://x", None)
 
 
 def _as_any(value: Any) -> Any:

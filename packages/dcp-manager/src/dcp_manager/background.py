@@ -12,7 +12,7 @@ from typing import Any
 from dcp_core import CheckpointException
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.together import Ranks
-from dcp_manifest.logs import library_logger
+from dcp_manifest import library_logger
 
 __all__ = ["BackgroundSaves", "Outcome"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dcp_core import CheckpointException, CoordinatorLostError, CoordinatorTimeoutError, PeerLostError
 from dcp_manager.background import Outcome
 from dcp_manager.together import Ranks
-from dcp_manifest.logs import library_logger
+from dcp_manifest import library_logger
 
 __all__ = ["Tolerance", "is_storage_failure"]
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
-from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS
-from dcp_core.storage.checkpoint_ids import absolute_id
+from dcp_core.toolkit import absolute_id
 from dcp_io import STALE_AFTER_SECONDS, open_store
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.errors import UnfinishedSaveError
@@ -34,6 +33,7 @@ from dcp_manager.savers import Saver
 from dcp_manager.signals import SignalWatch
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import Upkeep
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,7 +15,7 @@ from functools import partial
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
 from dcp_manager.root.catalogue import Catalogue
 from dcp_manager.together import Ranks
-from dcp_manifest.logs import library_logger
+from dcp_manifest import library_logger
 
 __all__ = ["Damage", "Restored", "damage_of", "restore_newest", "restore_step"]
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from dcp_core import PeerOptions
-from dcp_core.ranks.make_coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_core.errors import RANK_ERRORS
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 
 __all__ = ["Ranks"]
 
@@ -42,7 +43,11 @@ class Ranks:
     def coordinator(self) -> Coordinator:
         """Return a coordinator for one decision. Every rank of the group, in the same order."""
         return make_coordinator(
-            self.process_group, no_dist=self.no_dist, timeout_seconds=self.timeout_seconds, peers=self.peers
+            self.process_group,
+            no_dist=self.no_dist,
+            timeout_seconds=self.timeout_seconds,
+            peers=self.peers,
+            errors=RANK_ERRORS,
         )
 
     @property

@@ -13,7 +13,7 @@ from dcp_manager.policies.lower_steps import StepGuard
 from dcp_manager.policies.retention import Retention, tell_removed
 from dcp_manager.root.catalogue import Catalogue
 from dcp_manager.together import Ranks
-from dcp_manifest.logs import library_logger
+from dcp_manifest import library_logger
 
 __all__ = ["Upkeep"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -19,14 +20,17 @@ from dcp_manifest.folders.find_checkpoints import (
     DATA_SUFFIX,
     METADATA_NAME,
     FoundCheckpoint,
+    checkpoints_below,
     choose_index,
     file_sizes,
-    find_checkpoints,
+    first_valid,
     index_of,
-    latest_valid,
     needed_bytes,
     noted_step_of,
 )
+from dcp_manifest.folders.folder import LocalFolder
+from dcp_manifest.folders.folder_notes import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
+from dcp_manifest.folders.index_choice import is_index_name
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
 from dcp_manifest.index.consistency import check_index
 from dcp_manifest.index.coverage import coverage_problems
@@ -35,7 +39,10 @@ from dcp_manifest.index.items import Framing, ItemKind, StoredItem, block_bytes,
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.logs import library_logger
+from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
 from dcp_manifest.printable import printable
+from dcp_manifest.schemes import file_path, scheme_of
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import is_stock_readable, stock_head
 from dcp_manifest.stock.stub import stub_head
@@ -44,11 +51,14 @@ __all__ = [
     "DATA_SUFFIX",
     "ITEM_BYTES",
     "METADATA_NAME",
+    "NOTE",
+    "QUARANTINE",
     "TYPED_STORAGES",
     "CheckpointIndex",
     "CheckpointNotFoundError",
     "CorruptCheckpointError",
     "DcpError",
+    "ForbiddenGlobalError",
     "FoundCheckpoint",
     "Framing",
     "InvalidIndexError",
@@ -56,6 +66,7 @@ __all__ = [
     "ItemColumns",
     "ItemKind",
     "LiteralKey",
+    "LocalFolder",
     "ManifestFile",
     "ManifestInfo",
     "PathElement",
@@ -69,21 +80,28 @@ __all__ = [
     "border_count",
     "border_counts",
     "check_index",
+    "checkpoints_below",
     "choose_index",
     "coverage_problems",
     "decode",
     "encode",
+    "file_path",
     "file_sizes",
-    "find_checkpoints",
+    "first_valid",
     "index_of",
+    "is_index_name",
     "is_stock_readable",
-    "latest_valid",
+    "library_logger",
     "merge_rank_indexes",
     "needed_bytes",
     "noted_step_of",
+    "open_descriptor",
     "printable",
+    "put_aside_reason",
+    "quarantine_reason",
     "read_index",
     "read_stock",
+    "scheme_of",
     "step_of",
     "stock_head",
     "stub_head",

@@ -1,4 +1,4 @@
-"""URI schemes: whether a place is a path or a URI, and which package opens which scheme. Looks no package up."""
+"""Paths and URIs: the scheme of a place, and the path that it names. Which package opens a scheme: `dcp_hooks`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,12 @@ import re
 
 from dcp_manifest.errors import InvalidPlaceError
 
-__all__ = ["OBJECT_STORE_SCHEMES", "PATH_SCHEMES", "WEB_SCHEMES", "file_path", "package_for", "scheme_of"]
-
-OBJECT_STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
-WEB_SCHEMES = ("http", "https")
-"""Of web servers, from which checkpoints can be loaded."""
+__all__ = ["PATH_SCHEMES", "file_path", "scheme_of"]
 
 # What is left of a URI that went through a function for paths: `pathlib` makes s3:/bucket/x of s3://bucket/x.
 _LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/")
 _THIS_HOST = "localhost/"
 PATH_SCHEMES = ("file", "local")
-
-
-def package_for(scheme: str) -> str:
-    """The distribution of this project that handles ids of a scheme (`file` for plain paths); one that may, if any."""
-    if scheme in PATH_SCHEMES:
-        return "dcp-fs"
-    return "dcp-object" if scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES) else "dcp-fsspec"
 
 
 def scheme_of(place: str | os.PathLike[str]) -> str:

@@ -10,15 +10,24 @@ import pytest
 from dcp_manifest import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
+    LocalFolder,
     ManifestInfo,
     UnsafeCheckpointError,
+    checkpoints_below,
     encode,
-    find_checkpoints,
+    first_valid,
     index_of,
-    latest_valid,
     needed_bytes,
 )
 from dcp_manifest.folders.find_checkpoints import check_files
+
+
+def find_checkpoints(root):
+    return checkpoints_below(LocalFolder(root))
+
+
+def latest_valid(root):
+    return first_valid(find_checkpoints(root), lambda one: check_files(one.store, index_of(one.store)))
 
 
 @pytest.fixture

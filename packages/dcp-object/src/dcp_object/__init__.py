@@ -6,25 +6,24 @@ them. The reader and writer are imported when they are first asked for, since th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dcp_object.opening import open_store
-from dcp_object.store import ObjectStore
+from dcp_hooks import import_lazily
 
 if TYPE_CHECKING:
+    from dcp_object.opening import open_store
     from dcp_object.reader import ObjectStoreReader
+    from dcp_object.store import ObjectStore
     from dcp_object.writer import ObjectStoreWriter
 
 __all__ = ["ObjectStore", "ObjectStoreReader", "ObjectStoreWriter", "open_store"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "ObjectStoreReader":
-        from dcp_object.reader import ObjectStoreReader  # noqa: PLC0415 - needs torch
-
-        return ObjectStoreReader
-    if name == "ObjectStoreWriter":
-        from dcp_object.writer import ObjectStoreWriter  # noqa: PLC0415 - needs torch
-
-        return ObjectStoreWriter
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_object.opening": ("open_store",),
+        "dcp_object.reader": ("ObjectStoreReader",),
+        "dcp_object.store": ("ObjectStore",),
+        "dcp_object.writer": ("ObjectStoreWriter",),
+    },
+)

@@ -1,4 +1,4 @@
-"""`open_store`: the store of a URI, the entry point in the group `dcp.stores`; imports no torch."""
+"""`open_store`: the store of a URI. This package's plug-in names it as the opener; imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dcp_manifest.schemes import WEB_SCHEMES
+from dcp_hooks import WEB_SCHEMES
 from dcp_object.address import parse_address
 from dcp_object.client import connect
 from dcp_object.options import Options

@@ -1,9 +1,8 @@
-"""Registers the storage of object stores by URI scheme. Imports nothing heavy."""
+"""Registers storages and stores of object services by URI scheme. Imports nothing heavy."""
 
-from dcp_core.hookspecs import StorageBackendSpec, hookimpl
-from dcp_manifest.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES
+from dcp_hooks import OBJECT_STORE_SCHEMES, WEB_SCHEMES, StorageBackendSpec, StoreSpec, hookimpl
 
-__all__ = ["dcp_register_storage"]
+__all__ = ["dcp_register_storage", "dcp_register_stores"]
 
 _READING = ("verified reads", "ranged reads")
 _ALL = ("atomic publish", "durable", *_READING, "parallel uploads")
@@ -22,3 +21,9 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
         )
         for scheme, promised in guarantees.items()
     ]
+
+
+@hookimpl
+def dcp_register_stores() -> list[StoreSpec]:
+    """Their folders, for what needs no PyTorch."""
+    return [StoreSpec(scheme, "dcp_object.opening:open_store") for scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES)]

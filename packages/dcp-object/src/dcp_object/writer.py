@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcp_core import ByteStorageWriter
-from dcp_core.encoding.compression import Compression
+from dcp_core.toolkit import Compression
 from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend
 from dcp_object.address import is_address
 from dcp_object.opening import open_store

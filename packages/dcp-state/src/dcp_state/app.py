@@ -14,10 +14,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dcp_core.planning.comparable_bytes import value_bytes
-from dcp_core.records.protocols import in_shared_order, is_stateful, with_states
-from dcp_core.state_dict.per_rank import PerRank
-from dcp_core.storage.gc_pause import collector_paused
+from dcp_core import PerRank
+from dcp_core.toolkit import collector_paused, in_shared_order, is_stateful, value_bytes, with_states
 from dcp_state.errors import StateMismatchError
 from dcp_state.model import model_state, restore_model
 from dcp_state.names import ModelNames, name_models

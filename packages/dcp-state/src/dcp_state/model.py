@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcp_core.planning.load_report import suggest
-from dcp_core.storage.gc_pause import collector_paused
+from dcp_core.toolkit import collector_paused, suggest
 from dcp_state.direct import can_load_directly, load_directly
 from dcp_state.errors import StateMismatchError
 from dcp_state.names import ModelNames, name_model

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from dcp_core.storage.gc_pause import collector_paused
+from dcp_core.toolkit import collector_paused
 from dcp_state.model import model_state, restore_model
 from dcp_state.names import name_model
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers

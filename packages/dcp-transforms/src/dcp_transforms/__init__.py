@@ -6,8 +6,9 @@ plugins must not cost what encoding needs.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dcp_hooks import import_lazily
 
 if TYPE_CHECKING:
     from dcp_transforms.block_zstd import BlockZStandard
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockZStandard", "FloatPlanes", "ZStandard"]
 
-_HOMES = {"BlockZStandard": "block_zstd", "FloatPlanes": "float_planes", "ZStandard": "zstd"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_transforms.block_zstd": ("BlockZStandard",),
+        "dcp_transforms.float_planes": ("FloatPlanes",),
+        "dcp_transforms.zstd": ("ZStandard",),
+    },
+)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dcp_acme import watch
-from dcp_core.hookspecs import CheckpointEvent, StorageBackendSpec, hookimpl
+from dcp_hooks import CheckpointEvent, StorageBackendSpec, StoreSpec, hookimpl
 
 __all__ = [
     "dcp_on_event",
     "dcp_register_converters",
     "dcp_register_state_adapters",
     "dcp_register_storage",
+    "dcp_register_stores",
     "dcp_register_transforms",
 ]
 
@@ -25,6 +26,12 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
             guarantees=("atomic publish", "durable", "verified reads", "ranged reads"),
         )
     ]
+
+
+@hookimpl
+def dcp_register_stores() -> list[StoreSpec]:
+    """Their folders, for tools that need no PyTorch."""
+    return [StoreSpec("acme", "dcp_acme.vault:open_store")]
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from dcp_core.hookspecs import CheckpointEvent
+from dcp_hooks import CheckpointEvent
 
 __all__ = ["last_operations", "note"]
 

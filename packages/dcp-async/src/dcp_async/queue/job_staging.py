@@ -17,8 +17,7 @@ from dcp_async.staging.copy_state import Staged, Stager
 from dcp_async.staging.copying import on_this_stream
 from dcp_async.staging.stagers import DefaultStager, is_plain_blocking
 from dcp_core import AsyncStager, DefaultSavePlanner, StorageWriter
-from dcp_core.records.protocols import with_states
-from dcp_core.state_dict.per_rank import with_rank_values
+from dcp_core.toolkit import with_rank_values, with_states
 
 __all__ = ["JobStager"]
 

@@ -14,8 +14,7 @@ from dcp_async.queue.save_agreement import GroupLink
 from dcp_async.queue.trainer_environment import Surroundings
 from dcp_async.staging.copy_state import Staged
 from dcp_core import Metadata, SavePlanner, StorageWriter
-from dcp_core.adopt_foreign import adopt_save_planner, adopt_writer
-from dcp_core.records.protocols import CheckpointId
+from dcp_core.toolkit import CheckpointId, adopt_save_planner, adopt_writer
 
 __all__ = ["AsyncSaveResponse", "SaveFuture", "SaveJob"]
 

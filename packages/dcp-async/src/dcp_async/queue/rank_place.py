@@ -9,10 +9,18 @@ import socket
 from dataclasses import dataclass
 
 from dcp_core import PeerOptions
-from dcp_core.ranks.make_coordinator import Coordinator, LocalCoordinator, StoreCoordinator
-from dcp_core.ranks.peers.monitor import Peers
-from dcp_core.ranks.transport.chunked_store import KeyValueStore, guard_store
-from dcp_core.ranks.transport.store_address import STORE_TIMEOUT, connect, prefixed
+from dcp_core.errors import RANK_ERRORS
+from dcp_ranks import (
+    STORE_TIMEOUT,
+    Coordinator,
+    KeyValueStore,
+    LocalCoordinator,
+    Peers,
+    StoreCoordinator,
+    connect_store,
+    guard_store,
+    prefixed_store,
+)
 
 __all__ = ["Meeting", "Seat", "StoreAddress", "Ticket"]
 
@@ -30,12 +38,12 @@ class StoreAddress:
 
         Raises CoordinatorLostError at once if no server listens there.
         """
-        with guard_store("(connecting)"):
+        with guard_store("(connecting)", RANK_ERRORS):
             try:  # torch would try for a minute
                 socket.create_connection((self.host, self.port), STORE_TIMEOUT.total_seconds()).close()
             except OSError as error:
                 raise RuntimeError(f"{self.host}:{self.port}: {error}") from error
-            return prefixed(self.prefix, connect(self.host, self.port))
+            return prefixed_store(self.prefix, connect_store(self.host, self.port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,7 @@ class Meeting:
         """
         seat = self.seat
         if self.store is None:
-            return LocalCoordinator()
+            return LocalCoordinator(errors=RANK_ERRORS)
         if watch:
             self._renew_peers(ticket)
         return StoreCoordinator(
@@ -100,6 +108,7 @@ class Meeting:
             timeout_seconds=seat.timeout_seconds,
             hosts_store=seat.hosts_store,
             peers=self._peers if watch else None,
+            errors=RANK_ERRORS,
         )
 
     def close(self) -> None:
@@ -116,5 +125,6 @@ class Meeting:
         seat, store = self.seat, self.store
         if store is not None:
             # Under numbers of their own: those of `dcp_core`'s operations are positive.
-            self._peers = Peers(store, -1 - ticket.epoch, seat.rank, seat.world_size, 0, options=seat.peers)
+            number = -1 - ticket.epoch
+            self._peers = Peers(store, number, seat.rank, seat.world_size, 0, options=seat.peers, errors=RANK_ERRORS)
             self._epoch = ticket.epoch

@@ -16,11 +16,19 @@ import torch.distributed as dist
 from dcp_async.errors import WorkerError
 from dcp_async.options import SaverOptions
 from dcp_async.queue.rank_place import Meeting, Seat, StoreAddress, Ticket
-from dcp_core.ranks.interrupts import interrupts_deferred
-from dcp_core.ranks.make_coordinator import CollectiveCoordinator, Coordinator
-from dcp_core.ranks.store_connections import borrow_store, store_of
-from dcp_core.ranks.transport.chunked_store import KeyValueStore, StoreWire
-from dcp_core.ranks.transport.store_address import innermost, prefixed
+from dcp_core.errors import RANK_ERRORS
+from dcp_ranks import (
+    CollectiveCoordinator,
+    Coordinator,
+    KeyValueStore,
+    StoreCoordinator,
+    StoreWire,
+    borrow_store,
+    innermost_store,
+    interrupts_deferred,
+    prefixed_store,
+    store_of,
+)
 
 __all__ = ["CollectiveLink", "GroupLink", "LinkTable", "StoreLink"]
 
@@ -101,13 +109,13 @@ class StoreLink(GroupLink):
         super().__init__(seat, background)
         self._group = weakref.ref(group)
         self._store = store
-        self._wire = StoreWire(store, "", seat.world_size)
+        self._wire = StoreWire(store, "", seat.world_size, errors=RANK_ERRORS)
         self._lock = threading.Lock()
 
     def draw(self, overlap: str = "") -> Ticket:
         """See `GroupLink`."""
         with self._lock:
-            sequence = StoreWire(self._store, "dcp/", 1).add(f"drawn/{self.seat.rank}")
+            sequence = StoreCoordinator.draw(self._store, self.seat.rank, RANK_ERRORS)
             claimed = self._wire.claim(f"epoch/{sequence}", f"{self._wire.count('epoch')} {overlap}")
             epoch, _, first = claimed.partition(" ")
             if self.seat.rank == 0 and sequence > _KEPT_SAVES:  # no rank is so far behind
@@ -168,7 +176,7 @@ class CollectiveLink(GroupLink):
     def draw(self, overlap: str = "") -> Ticket:
         """See `GroupLink`."""
         del overlap
-        made = CollectiveCoordinator(self._group, timeout_seconds=self.seat.timeout_seconds)
+        made = CollectiveCoordinator(self._group, timeout_seconds=self.seat.timeout_seconds, errors=RANK_ERRORS)
         ticket = Ticket(made.sequence)
         self._coordinators[ticket] = made
         return ticket
@@ -234,16 +242,16 @@ class LinkTable:
         # Disjoint groups may have one name.
         digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
         key = f"{group.group_name}-{digest}"
-        stores = [borrow_store(group) for _ in range(2)]
-        bases = [innermost(each[0]) for each in stores if each is not None]
+        stores = [borrow_store(group, RANK_ERRORS) for _ in range(2)]
+        bases = [innermost_store(each[0]) for each in stores if each is not None]
         if len(bases) < 2 or dist.get_backend(group) == "fake":
             return CollectiveLink(self._seat(key, rank, len(members), job_size, None), group)
         # Savers of one group, one after the other or side by side, are kept apart: ranks make them in the same order.
-        number = StoreWire(bases[0], f"dcp-async/{key}/savers/", 1).add(str(rank))
+        number = StoreWire(bases[0], f"dcp-async/{key}/savers/", 1, errors=RANK_ERRORS).add(str(rank))
         prefix = f"dcp-async/{key}/{number}"
         address = StoreAddress(bases[0].host, bases[0].port, prefix) if hasattr(bases[0], "port") else None
         seat = self._seat(key, rank, len(members), job_size, address)
-        caller, background = (prefixed(prefix, base) for base in bases)
+        caller, background = (prefixed_store(prefix, base) for base in bases)
         return StoreLink(seat, group, caller, background)
 
     def _seat(self, key: str, rank: int, world_size: int, job_size: int, address: StoreAddress | None) -> Seat:

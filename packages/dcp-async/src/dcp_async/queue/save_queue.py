@@ -16,7 +16,7 @@ from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSkippedEr
 from dcp_async.options import Overlap
 from dcp_async.queue.jobs import SaveJob
 from dcp_core import CoordinatorLostError, Metadata
-from dcp_core.logs import LOGGER_NAME, library_logger
+from dcp_core.toolkit import LOGGER_NAME, library_logger
 
 __all__ = ["SaveQueue"]
 

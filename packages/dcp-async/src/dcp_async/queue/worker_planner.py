@@ -17,8 +17,7 @@ import torch
 
 from dcp_async.errors import WorkerError
 from dcp_core import MetadataIndex, SavePlan, SavePlanner, StorageMeta, WriteItem
-from dcp_core.objects.objects import DumpedObject
-from dcp_core.shards.shards import box_view
+from dcp_core.toolkit import DumpedObject, box_view
 
 __all__ = ["PlannedElsewhere", "StagedPlanner", "pickled", "plan_here"]
 

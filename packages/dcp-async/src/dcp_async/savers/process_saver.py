@@ -28,11 +28,8 @@ from dcp_async.savers.worker_messages import Failed, Forget, ForgetArena, NewAre
 from dcp_async.staging.arena import Arena
 from dcp_async.staging.copy_state import Staged
 from dcp_core import CoordinatorLostError, Metadata
-from dcp_core.planning.comparable_bytes import same_value
-from dcp_core.ranks.phases.outcomes import Failure
-from dcp_core.ranks.transport.pickled import decode
-from dcp_core.records.metadata import DeferredMetadata
-from dcp_core.storage.storage_choice import resolve_writer
+from dcp_core.toolkit import DeferredMetadata, resolve_writer, same_value
+from dcp_ranks import Failure, decode
 
 __all__ = ["ProcessBackend"]
 

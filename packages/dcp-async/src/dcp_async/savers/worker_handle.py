@@ -34,8 +34,7 @@ from dcp_async.savers.worker_messages import (
     send_message,
 )
 from dcp_core import plugins
-from dcp_core.child_interpreter import module_command
-from dcp_core.logs import LOGGER_NAME, library_logger
+from dcp_core.toolkit import LOGGER_NAME, library_logger, module_command
 
 __all__ = ["WorkerProcess"]
 

@@ -150,7 +150,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A save, or the start (number 0), failed: a `dcp_core.ranks.phases.outcomes.Failure`."""
+    """A save, or the start (number 0), failed: a `dcp_ranks.phases.outcomes.Failure`."""
 
     number: int
     failure: Any

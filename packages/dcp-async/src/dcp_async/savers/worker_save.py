@@ -37,12 +37,8 @@ from dcp_async.savers.worker_messages import (
 from dcp_async.staging.copy_state import Structure, staged_tensors
 from dcp_async.staging.skeleton import fill
 from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
-from dcp_core.ranks.phases.outcomes import failure_of
-from dcp_core.ranks.transport.pickled import encode
-from dcp_core.ranks.transport.store_address import prefixed
-from dcp_core.ranks.world_size import assume_job_size
-from dcp_core.saving import save_with
-from dcp_core.storage.storage_choice import resolve_writer
+from dcp_core.toolkit import resolve_writer, save_with
+from dcp_ranks import assume_job_size, encode, failure_of, prefixed_store
 
 __all__ = ["WorkerSaves"]
 
@@ -174,7 +170,7 @@ class WorkerSaves:
             return
         if dist.is_initialized():
             dist.destroy_process_group()
-        store: Any = prefixed(f"process-group/{ticket.epoch}", seat.address.connect())
+        store: Any = prefixed_store(f"process-group/{ticket.epoch}", seat.address.connect())
         timeout = timedelta(seconds=seat.timeout_seconds)
         dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
         self._process_group = wanted

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from dcp_async.staging.placement import Placement
-from dcp_core.tensors.element_copy import copy_elements
+from dcp_core.toolkit import copy_elements
 
 __all__ = ["Copier", "arena_view", "copied_strides", "on_this_stream"]
 

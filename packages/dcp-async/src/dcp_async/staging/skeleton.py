@@ -18,15 +18,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from dcp_core.objects.objects import DumpedObject, dump_object
-from dcp_core.planning.comparable_bytes import value_digest
-from dcp_core.records.metadata import TensorProperties
-from dcp_core.shards.shards import LocalShard, LocalTensor, local_tensor
-from dcp_core.shards.tensor_checks import check_memory
-from dcp_core.state_dict.flatten import holds_entry
-from dcp_core.tables.value_table import is_plain
-from dcp_core.tensors.dtensors import is_dtensor
-from dcp_core.tensors.quantized import archive_quantized, is_quantized_dtype
+from dcp_core import TensorProperties
+from dcp_core.toolkit import (
+    DumpedObject,
+    LocalShard,
+    LocalTensor,
+    archive_quantized,
+    check_memory,
+    dump_object,
+    holds_entry,
+    is_dtensor,
+    is_plain,
+    is_quantized_dtype,
+    local_tensor,
+    value_digest,
+)
 
 __all__ = ["Contents", "Skeleton", "TensorByValue", "fill", "leaves_of", "look_through"]
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.shards.tensor_checks import check_memory
-from dcp_core.tables.value_table import is_plain
-from dcp_core.tensors.dtensors import is_dtensor
+from dcp_core.toolkit import check_memory, is_dtensor, is_plain
 
 __all__ = ["copy_tree"]
 

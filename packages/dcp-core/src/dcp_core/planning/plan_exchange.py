@@ -24,7 +24,6 @@ from dcp_core.planning.plan_cache import (
     fingerprint,
 )
 from dcp_core.planning.write_results import PackedResults, pack, unpack
-from dcp_core.ranks.phases.coordinator import Coordinator
 from dcp_core.records.abilities import SavePlannerAbilities, abilities
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
@@ -35,6 +34,7 @@ from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tables.plan_columns import PlanColumns, Selection, written_of
 from dcp_core.tables.planned_rows import PlannedRows
 from dcp_core.tables.records_of_index import records_of
+from dcp_ranks import Coordinator
 
 __all__ = ["PlanExchange"]
 

@@ -25,7 +25,6 @@ from dcp_core.planning.diagnose_duplicates import (
     report_divergence,
 )
 from dcp_core.planning.global_plan import plan_columns
-from dcp_core.ranks.world_size import job_size
 from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
 from dcp_core.records.plan import SavePlan, WriteItem, WriteItemType
 from dcp_core.records.protocols import SavePlanner
@@ -37,6 +36,7 @@ from dcp_core.tables.plan_columns import PlanColumns
 from dcp_core.tables.value_table import LocalValues, find_ties, local_values
 from dcp_core.tensors.element_copy import contiguous
 from dcp_core.tensors.tensor_bytes import tensor_bytes
+from dcp_ranks import job_size
 
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
 

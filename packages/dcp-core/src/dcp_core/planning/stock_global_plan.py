@@ -20,10 +20,10 @@ from dcp_core.records.metadata import (
 )
 from dcp_core.records.plan import SavePlan, WriteItem, WriteItemType
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, out_of_bounds
+from dcp_manifest.stock.stock_class_paths import STOCK_VERSION
 
-__all__ = ["FORMAT_VERSION", "check_coverage", "create_default_global_save_plan"]
+__all__ = ["check_coverage", "create_default_global_save_plan"]
 
-FORMAT_VERSION = "1.0.0"
 _SHOWN_PROBLEMS = 20
 
 
@@ -44,7 +44,7 @@ def create_default_global_save_plan(
         replace(plan, items=[_add_item(entries, item, rewrite=rewrite_index_hints) for item in plan.items])
         for plan in all_plans
     ]
-    return new_plans, Metadata(entries, version=FORMAT_VERSION)
+    return new_plans, Metadata(entries, version=STOCK_VERSION)
 
 
 def _add_item(entries: dict[str, STORAGE_TYPES], item: WriteItem, *, rewrite: bool) -> WriteItem:

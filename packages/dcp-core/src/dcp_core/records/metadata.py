@@ -25,6 +25,7 @@ from dcp_manifest.index.items import StoredItem
 from dcp_manifest.index.literal_keys import LiteralKey
 
 __all__ = [
+    "MEMORY_FORMATS",
     "STORAGE_TYPES",
     "BytesStorageMetadata",
     "ChunkStorageMetadata",
@@ -48,7 +49,8 @@ class MemoryFormatEncoding(Enum):
     TORCH_PRESERVE_FORMAT = 2
 
 
-_MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
+MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
+"""By the numbers of `MemoryFormatEncoding`."""
 
 
 @dataclass(slots=True)
@@ -88,14 +90,14 @@ class TensorProperties:
             self.dtype,
             self.layout,
             self.requires_grad,
-            MemoryFormatEncoding(_MEMORY_FORMATS.index(self.memory_format)),
+            MemoryFormatEncoding(MEMORY_FORMATS.index(self.memory_format)),
             self.pin_memory,
         )
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.dtype, self.layout, self.requires_grad, encoding, self.pin_memory, *rest = state
         self.strides = rest[0] if rest else None
-        self.memory_format = _MEMORY_FORMATS[encoding.value]
+        self.memory_format = MEMORY_FORMATS[encoding.value]
 
 
 @dataclass(slots=True)

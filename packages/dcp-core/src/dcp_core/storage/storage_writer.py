@@ -16,7 +16,6 @@ import torch
 
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_core.errors import CheckpointNotFoundError, DcpError
-from dcp_core.ranks.phases.fence import check_fence
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.plan import SavePlan
@@ -31,6 +30,7 @@ from dcp_core.tables.written_index import written_index
 from dcp_io.requests import Writable
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
 from dcp_manifest.index.stored_items import StoredItems
+from dcp_ranks import check_fence
 
 __all__ = ["ByteStorageWriter", "SavePlacement"]
 

@@ -16,6 +16,7 @@ import torch
 from dcp_core.errors import PlanError, UnsupportedValueError
 from dcp_core.records.lazy import LazyDict
 from dcp_core.records.metadata import (
+    MEMORY_FORMATS,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -28,9 +29,9 @@ from dcp_core.tables.records_of_index import StateRecords, StorageRecords, dtype
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.stock.stock_class_paths import STOCK_VERSION
 
 __all__ = [
-    "STOCK_VERSION",
     "dtype_name",
     "dtype_of",
     "flag_bits",
@@ -39,9 +40,7 @@ __all__ = [
     "paths_of",
 ]
 
-STOCK_VERSION = "1.0.0"
 _MODULES = ["dcp-manifest/1"]
-_MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -171,7 +170,7 @@ def flag_bits(properties: TensorProperties) -> int:
     return TensorFlags(
         requires_grad=properties.requires_grad,
         pin_memory=properties.pin_memory,
-        memory_format=_MEMORY_FORMATS.index(properties.memory_format),
+        memory_format=MEMORY_FORMATS.index(properties.memory_format),
         layout=str(properties.layout).removeprefix("torch."),
     ).to_bits()
 

@@ -16,6 +16,7 @@ import torch
 from dcp_core.errors import UnsupportedFormatError
 from dcp_core.records.lazy import LazyDict
 from dcp_core.records.metadata import (
+    MEMORY_FORMATS,
     STORAGE_TYPES,
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -29,7 +30,6 @@ from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, RaggedStart
 
 __all__ = ["StateRecords", "StorageRecords", "dtype_of", "properties_of", "records_of"]
 
-_MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 Boxes = list[tuple[int, ...]]
 
 
@@ -50,7 +50,7 @@ def properties_of(dtype: str, flags: int) -> TensorProperties:
         dtype=dtype_of(dtype),
         layout=getattr(torch, found.layout),
         requires_grad=found.requires_grad,
-        memory_format=_MEMORY_FORMATS[found.memory_format],
+        memory_format=MEMORY_FORMATS[found.memory_format],
         pin_memory=found.pin_memory,
     )
 

@@ -14,7 +14,7 @@ __all__ = ["OBJECTS", "MemoryStore"]
 OBJECTS: dict[str, bytes] = {}
 """Path → bytes of every object of this process."""
 
-_lock = threading.Lock()
+_lock = threading.Lock()  # of changes: `touch` reads and writes
 
 
 class _Object(bytes):
@@ -88,7 +88,9 @@ class MemoryStore(Store):
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
         del tag, sync
-        OBJECTS[self._path(name)] = _object(data)
+        path = self._path(name)
+        with _lock:
+            OBJECTS[path] = _object(data)
 
     def touch(self, name: str) -> None:
         path = self._path(name)
@@ -125,7 +127,9 @@ class MemoryStore(Store):
         ]
 
     def delete(self, name: str) -> None:
-        OBJECTS.pop(self._path(name), None)
+        path = self._path(name)
+        with _lock:
+            OBJECTS.pop(path, None)
 
     def sync_folder(self) -> None:
         pass

@@ -13,13 +13,20 @@ from importlib.metadata import version
 
 import numpy as np
 
-from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy
+from dcp_core.toolkit import CompressedRequest, Compression, CompressionPolicy
 from dcp_format.checkpoints.stored_content import stored_content
 from dcp_format.content.content import Content, TensorEntry
-from dcp_io import Layout, LocalStore, Payload, StoreBackend, Writable, WriteRequest, open_store
-from dcp_io.requests import PiecewiseData
-from dcp_manifest import METADATA_NAME, CheckpointIndex, Framing, ManifestInfo, StoredItems, TensorFlags, encode
-from dcp_manifest.folders.index_choice import is_index_name
+from dcp_io import Layout, LocalStore, Payload, PiecewiseData, StoreBackend, Writable, WriteRequest, open_store
+from dcp_manifest import (
+    METADATA_NAME,
+    CheckpointIndex,
+    Framing,
+    ManifestInfo,
+    StoredItems,
+    TensorFlags,
+    encode,
+    is_index_name,
+)
 
 __all__ = ["is_checkpoint", "open_checkpoint", "write_checkpoint"]
 

@@ -17,9 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from dcp_core.errors import CorruptCheckpointError
-from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
-from dcp_core.tensors.element_copy import contiguous
-from dcp_core.tensors.tensor_bytes import tensor_bytes
+from dcp_core.toolkit import ItemDecoder, PartialItem, contiguous, tensor_bytes
 from dcp_core.transforms import ExtensionRegistry
 from dcp_io import ReadRequest, Store, read_items
 from dcp_manifest import ITEM_BYTES, StoredItem

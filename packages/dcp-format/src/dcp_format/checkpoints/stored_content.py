@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator
 
 from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
-from dcp_core.storage.item_decoder import ItemDecoder
+from dcp_core.toolkit import ItemDecoder
 from dcp_core.transforms import ExtensionRegistry
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk

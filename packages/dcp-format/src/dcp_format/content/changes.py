@@ -10,10 +10,9 @@ from typing import TypeVar
 import torch
 
 from dcp_core.errors import DuplicateKeyError, MissingKeyError
-from dcp_core.state_dict.key_map import KeyMap
-from dcp_core.tensors.tensor_bytes import tensor_bytes
+from dcp_core.toolkit import KeyMap, tensor_bytes
 from dcp_format.content.content import Content, TensorEntry
-from dcp_io.requests import PiecewiseData
+from dcp_io import PiecewiseData
 
 __all__ = ["cast_tensors", "rename_values", "select_values"]
 

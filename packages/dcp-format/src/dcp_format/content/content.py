@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dcp_core.errors import UnsupportedValueError
-from dcp_io.requests import PiecewiseData
+from dcp_io import PiecewiseData
 from dcp_manifest import PathElement
 
 __all__ = ["Content", "TensorEntry", "refuse_objects"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dcp_format.content.temporary_files import sweep, temporary_name
 from dcp_io import CheckpointExistsError, LocalStore, Sink
-from dcp_manifest.schemes import file_path
+from dcp_manifest import file_path
 
 __all__ = ["WriteBack", "aborting", "give_name", "new_file", "refuse_existing"]
 

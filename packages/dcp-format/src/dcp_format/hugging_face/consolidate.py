@@ -18,12 +18,13 @@ import torch.distributed as dist
 from dcp_core.errors import CheckpointException, MissingKeyError
 from dcp_format.checkpoints.stored_content import stored_content
 from dcp_format.content.content import TensorEntry
-from dcp_format.content.new_file import new_file
+from dcp_format.content.new_file import WriteBack, aborting, give_name
+from dcp_format.content.temporary_files import sweep, temporary_name
 from dcp_format.safetensors.file_sets import SUFFIX, Stamp, fresh_name, save_id_of
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, open_safetensors
 from dcp_format.safetensors.safetensors_write import index_json, remove_earlier, write_tensor_file
-from dcp_io import LocalStore
-from dcp_manifest.schemes import file_path
+from dcp_io import LocalStore, Sink
+from dcp_manifest import file_path
 
 __all__ = ["consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"]
 
@@ -48,7 +49,7 @@ def consolidate_safetensors_files(
     Ranks: one; not collective.
     """
     plan = _Plan.of(input_dir, output_dir, fqn_to_index_mapping)
-    plan.write(plan.numbers, num_threads)
+    plan.give_names(plan.write(plan.numbers, num_threads))
     plan.write_index()
 
 
@@ -61,6 +62,8 @@ def consolidate_safetensors_files_on_every_rank(
 ) -> None:
     """Consolidate as `consolidate_safetensors_files`, with file n written by rank n modulo the world size.
 
+    No file has its name before all are written, on every rank.
+
     Raises:
         CheckpointException: It failed on some rank; raised on every rank.
 
@@ -70,10 +73,21 @@ def consolidate_safetensors_files_on_every_rank(
         consolidate_safetensors_files(input_dir, output_dir, fqn_to_index_mapping, num_threads)
         return
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    plan, error = None, None
+    plan, error, written = None, None, dict[str, str]()
     try:
         plan = _Plan.of(input_dir, output_dir, fqn_to_index_mapping)
-        plan.write([number for number in plan.numbers if (number - 1) % world_size == rank], num_threads)
+        written = plan.write([number for number in plan.numbers if (number - 1) % world_size == rank], num_threads)
+    except Exception as caught:  # noqa: BLE001 - raised on every rank
+        error = caught
+    try:
+        _raise_together(error, process_group)
+    except BaseException:
+        if plan is not None:
+            plan.discard(written)
+        raise
+    try:
+        if plan is not None:
+            plan.give_names(written)
     except Exception as caught:  # noqa: BLE001 - raised on every rank
         error = caught
     _raise_together(error, process_group)
@@ -134,25 +148,31 @@ class _Plan:
         """Numbers of the files, starting at 1."""
         return [*range(1, len(self.entries) + 1)]
 
-    def write(self, numbers: Sequence[int], threads: int) -> None:
-        """Write some of the files in parallel; raises the first error."""
+    def write(self, numbers: Sequence[int], threads: int) -> dict[str, str]:
+        """Write some of the files under temporary names, several at a time.
+
+        Returns:
+            Temporary name by name, for `give_names`. The first error of any file is raised, and none of them stays.
+        """
         if threads < 1:
             raise ValueError(f"num_threads={threads} must be at least 1")
+        store = LocalStore(self.folder)
+        store.make()
+        sweep(store, self.entries.keys().__contains__)
         names = [*self.entries]
-        queue = iter([names[number - 1] for number in numbers])
+        temporary = {names[number - 1]: temporary_name(names[number - 1]) for number in numbers}
+        queue = iter(temporary.items())
         errors: list[BaseException] = []
         lock = threading.Lock()
 
         def work() -> None:
             while not errors:
                 with lock:
-                    name = next(queue, None)
-                if name is None:
+                    name, place = next(queue, ("", ""))
+                if not name:
                     return
                 try:
-                    with new_file(self.folder / name, overwrite=True) as sink:
-                        inflight = _INFLIGHT_BYTES // threads
-                        write_tensor_file(sink, self.entries[name], self.metadata, max_inflight_bytes=inflight)
+                    self._write_file(WriteBack(store.create(place)), name, _INFLIGHT_BYTES // threads)
                 except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
                     errors.append(error)
 
@@ -164,7 +184,25 @@ class _Plan:
         for worker in workers:
             worker.join()
         if errors:
+            self.discard(temporary)
             raise errors[0]
+        return temporary
+
+    def _write_file(self, sink: Sink, name: str, max_inflight_bytes: int) -> None:
+        with aborting(sink):
+            write_tensor_file(sink, self.entries[name], self.metadata, max_inflight_bytes=max_inflight_bytes)
+            sink.close(sync=True)
+
+    def give_names(self, temporary: Mapping[str, str]) -> None:
+        """Rename the temporary files once all are written: a failure must leave an older set unchanged."""
+        for name, place in temporary.items():
+            give_name(self.folder / place, self.folder / name, overwrite=True)
+        LocalStore(self.folder).sync_folder()
+
+    def discard(self, temporary: Mapping[str, str]) -> None:
+        """Remove the temporary files."""
+        for place in temporary.values():
+            LocalStore(self.folder).delete(place)
 
     def write_index(self) -> None:
         """Write the folder's index: tensors that it does not name are not part of the model."""

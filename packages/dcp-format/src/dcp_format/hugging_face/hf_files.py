@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from dcp_core import SavePlanner, WriteItem, WriteResult
-from dcp_core.encoding.payloads import tensor_payload
 from dcp_core.errors import DcpError, UnsupportedValueError
+from dcp_core.toolkit import tensor_payload
 from dcp_format.content.new_file import WriteBack
 from dcp_format.safetensors.file_sets import SUFFIX
 from dcp_format.safetensors.safetensors_header import build_header

@@ -12,8 +12,7 @@ from dcp_core.errors import UnsupportedFormatError
 from dcp_format.safetensors.hub_cache import local_store
 from dcp_format.safetensors.safetensors_index import open_safetensors
 from dcp_io import StoreBackend
-from dcp_manifest import CheckpointIndex
-from dcp_manifest.schemes import file_path
+from dcp_manifest import CheckpointIndex, file_path
 
 __all__ = ["HuggingFaceStorageReader", "SafetensorsBackend"]
 

@@ -46,7 +46,7 @@ from dcp_format.safetensors.file_sets import Stamp, fresh_name, is_writers_name
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
 from dcp_format.safetensors.safetensors_write import index_json, remove_earlier
 from dcp_io import LocalStore
-from dcp_manifest.schemes import file_path
+from dcp_manifest import file_path
 
 __all__ = ["HuggingFaceStorageWriter"]
 

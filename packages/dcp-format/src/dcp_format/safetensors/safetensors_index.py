@@ -20,8 +20,7 @@ from dcp_format.safetensors.file_sets import SUFFIX, chosen_set, headers_of, is_
 from dcp_format.safetensors.hub_cache import local_store
 from dcp_format.safetensors.safetensors_header import Header, HeaderEntry
 from dcp_io import Store
-from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index
-from dcp_manifest.schemes import file_path
+from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index, file_path
 
 __all__ = [
     "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING",

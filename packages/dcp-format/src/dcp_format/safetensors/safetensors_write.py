@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.objects.objects import load_object
+from dcp_core.toolkit import load_object
 from dcp_format.content.content import Content, TensorEntry, refuse_objects
 from dcp_format.content.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
 from dcp_format.content.temporary_files import sweep, temporary_name
@@ -24,9 +24,7 @@ from dcp_format.safetensors.file_sets import SUFFIX, Stamp, fresh_name, is_write
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files
 from dcp_io import LocalStore, Sink
-from dcp_manifest import ITEM_BYTES
-from dcp_manifest.logs import library_logger
-from dcp_manifest.schemes import file_path
+from dcp_manifest import ITEM_BYTES, file_path, library_logger
 
 __all__ = [
     "OBJECTS_NAME",

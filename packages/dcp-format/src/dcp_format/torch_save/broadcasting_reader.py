@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from dcp_core import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageMeta, StorageReader
 from dcp_core.errors import CheckpointException, CorruptCheckpointError, DcpError
-from dcp_core.state_dict.flatten import flatten
-from dcp_core.tensors.element_copy import copy_elements
+from dcp_core.toolkit import copy_elements, flatten
 from dcp_format.torch_save.torch_save_read import map_torch_save
 
 __all__ = ["BroadcastingTorchSaveReader"]

@@ -11,7 +11,7 @@ import torch
 
 from dcp_core import ChunkStorageMetadata, DefaultLoadPlanner, Metadata, TensorProperties, TensorStorageMetadata
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.state_dict.flatten import flatten
+from dcp_core.toolkit import flatten
 
 __all__ = ["DynamicMetaLoadPlanner"]
 

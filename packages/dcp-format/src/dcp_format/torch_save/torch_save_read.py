@@ -25,22 +25,21 @@ from dcp_core.errors import (
     UnsupportedFormatError,
     UnsupportedValueError,
 )
-from dcp_core.objects.allowed_globals import allowed_globals
-from dcp_core.objects.object_archive import ObjectArchive, read_archive
-from dcp_core.objects.objects import dump_object
-from dcp_core.state_dict.empty_mappings import name_empty_mappings
-from dcp_core.state_dict.flatten import flatten
-from dcp_core.tensors.tensor_pieces import TensorPieces
+from dcp_core.toolkit import (
+    ObjectArchive,
+    TensorPieces,
+    allowed_globals,
+    dump_object,
+    flatten,
+    name_empty_mappings,
+    read_archive,
+)
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
 from dcp_format.content.content import Content, TensorEntry
 from dcp_format.torch_save.archive_records import ArchiveRecords
-from dcp_io import LocalStore, is_zip
-from dcp_io.requests import PiecewiseData
-from dcp_manifest import Framing, StoredItem
-from dcp_manifest.descriptors import open_descriptor
-from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
-from dcp_manifest.schemes import file_path
+from dcp_io import LocalStore, PiecewiseData, is_zip
+from dcp_manifest import ForbiddenGlobalError, Framing, StoredItem, file_path, open_descriptor
 
 __all__ = ["is_torch_save", "map_torch_save", "open_torch_save"]
 

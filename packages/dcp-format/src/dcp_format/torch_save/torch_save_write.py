@@ -17,10 +17,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.objects.objects import load_object, reduce_exactly
-from dcp_core.state_dict.empty_mappings import restore_empty_mappings
-from dcp_core.state_dict.flatten import unflatten_state_dict
-from dcp_core.tensors.tensor_bytes import tensor_bytes
+from dcp_core.toolkit import load_object, reduce_exactly, restore_empty_mappings, tensor_bytes, unflatten_state_dict
 from dcp_format.content.content import Content, TensorEntry
 from dcp_format.content.new_file import new_file
 from dcp_io import Sink, ZipFileWriter

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from dcp_manifest.printable import printable
+from dcp_manifest import printable
 
 __all__ = [
     "Cell", "age", "confirm", "console", "count_bytes", "json_option", "print_json", "print_line", "print_lines",

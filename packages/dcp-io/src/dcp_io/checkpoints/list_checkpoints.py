@@ -12,14 +12,13 @@ from dcp_io.saves.save_markers import find_markers
 from dcp_io.stores.open_store import open_store
 from dcp_io.stores.store import Store
 from dcp_manifest.errors import CheckpointNotFoundError
-from dcp_manifest.folders import find_checkpoints as discover
-from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files
+from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files, checkpoints_below
 
 __all__ = ["FoundCheckpoint", "check_files", "find_checkpoints", "running_saves"]
 
 
 def find_checkpoints(root: Store | str | os.PathLike[str]) -> list[FoundCheckpoint[Store]]:
-    """Return the checkpoints in a folder and in those below it, newest first; see `dcp_manifest.find_checkpoints`.
+    """Return the checkpoints in a folder and in those below it, newest first; see `dcp_manifest.checkpoints_below`.
 
     Args:
         root: A store, a folder, or a URI that an installed storage handles. May be missing.
@@ -29,7 +28,7 @@ def find_checkpoints(root: Store | str | os.PathLike[str]) -> list[FoundCheckpoi
 
     Ranks: one; not collective.
     """
-    return discover.find_checkpoints(root if isinstance(root, Store) else open_store(root))
+    return checkpoints_below(root if isinstance(root, Store) else open_store(root))
 
 
 def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:

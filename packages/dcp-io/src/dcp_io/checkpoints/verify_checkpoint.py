@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dcp_io.checkpoints.verify_file import FileReport, IndexedItem, Problem, verify_file
-from dcp_io.saves.current_checkpoint import rank_index_name
+from dcp_io.checkpoints.verify_file import FileReport, IndexedItem, verify_file
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.file.index_problems import Examined, examine
+from dcp_manifest.file.index_problems import Examined, Problem, examine
 from dcp_manifest.folders.find_checkpoints import choose_index, is_index_name, needed_bytes
+from dcp_manifest.folders.index_choice import rank_index_name
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.coverage import coverage_problems
 
@@ -69,9 +69,7 @@ def verify_checkpoint(
         raise ValueError(f"threads={threads} must be at least 1")
     store = checkpoint if isinstance(checkpoint, Store) else LocalStore(checkpoint)
     times, examined = _examine_indexes(store)
-    problems = [
-        Problem(one.message, file=name, offset=one.offset) for name, found in examined.items() for one in found.problems
-    ]
+    problems = [one for found in examined.values() for one in found.problems]
     try:
         index = choose_index(times, examined.__getitem__, decode=_decoded)
     except DcpError as error:

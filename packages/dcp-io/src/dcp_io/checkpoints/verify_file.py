@@ -15,27 +15,12 @@ from dcp_io.saves.own_files import MARK_BYTES, data_mark, own_name
 from dcp_io.stores.store import Source, Store
 from dcp_io.writing.data_file import ALIGNMENT_BYTES
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.file.index_problems import Problem
 from dcp_manifest.index.items import EncodedBlocks, Framing, ItemKind, StoredItem, block_bytes
 
-__all__ = ["FileReport", "IndexedItem", "Problem", "verify_file"]
+__all__ = ["FileReport", "IndexedItem", "verify_file"]
 
 _WINDOW_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is not as it was written."""
-
-    message: str
-    file: str | None = None
-    key: str | None = None
-    offset: int | None = None
-    """In the file, bytes."""
-
-    def __str__(self) -> str:
-        facts = {"file": self.file, "key": self.key, "offset": self.offset}
-        where = ", ".join(f"{name} {value!r}" for name, value in facts.items() if value is not None)
-        return f"{self.message} ({where})" if where else self.message
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,9 +18,7 @@ from dcp_manifest.file.manifest import read_index
 from dcp_manifest.folders.find_checkpoints import current_index, is_index_name
 from dcp_manifest.index.columns import CheckpointIndex
 
-__all__ = ["Current", "RankIndexName", "rank_index_name", "read_current"]
-
-_RANK_INDEX = re.compile(r"__([0-9]{1,9})(?:\.([A-Za-z0-9_-]+))?\.metadata")
+__all__ = ["Current", "read_current"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +42,6 @@ class Current:
     def save_id(self) -> str | None:
         """Of the checkpoint; None if there is none or if stock wrote it."""
         return self.index.info.save_id if self.index is not None and self.index.info is not None else None
-
-
-@dataclass(frozen=True, slots=True)
-class RankIndexName:
-    """The parts of the name of a rank-local index."""
-
-    rank: int
-    save_id: str | None
-    """None in `__<rank>.metadata`, which is overwritten by each save."""
-
-
-def rank_index_name(name: str) -> RankIndexName | None:
-    """The parts of `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for any other name."""
-    found = _RANK_INDEX.fullmatch(name)
-    return RankIndexName(int(found[1]), found[2]) if found else None
 
 
 def read_current(store: Store, entries: list[Entry] | None = None) -> Current:

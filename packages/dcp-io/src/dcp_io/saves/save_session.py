@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dcp_io.errors import CheckpointExistsError, SaveInProgressError, SaveLostError
 from dcp_io.saves.cleanup import remove_dead_saves, remove_leftovers, remove_orphans, remove_replaced, replaced_names
-from dcp_io.saves.current_checkpoint import rank_index_name, read_current
+from dcp_io.saves.current_checkpoint import read_current
 from dcp_io.saves.marker_owner import this_process
 from dcp_io.saves.marker_renewal import Renewal
 from dcp_io.saves.save_markers import FoundMarker, Marker, belongs_to, check_save_id, find_markers, marker_name
@@ -23,6 +23,7 @@ from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import DcpError
 from dcp_manifest.file.manifest import read_index
 from dcp_manifest.folders.find_checkpoints import METADATA_NAME
+from dcp_manifest.folders.index_choice import rank_index_name
 from dcp_manifest.logs import library_logger
 
 __all__ = ["STALE_AFTER_SECONDS", "SaveSession", "new_save_id"]
@@ -250,11 +251,14 @@ class SaveSession:
     def _refuse_used_id(self) -> None:
         if self.rank is None:
             return
-        own = (f"__{self.rank}_", f"__{self.rank}.")
         for entry in self._store.list():
-            is_file = entry.name.startswith(own) and belongs_to(entry.name, self.save_id)
+            is_file = entry.name.startswith(self._own_prefixes()) and belongs_to(entry.name, self.save_id)
             if is_file or entry.name == self._marker.name:
                 raise self._used_before(entry.name)
+
+    def _own_prefixes(self) -> tuple[str, str]:
+        """How the names of this rank's data files and indexes begin."""
+        return f"__{self.rank}_", f"__{self.rank}."
 
     def _used_before(self, name: str) -> CheckpointExistsError:
         return CheckpointExistsError(
@@ -363,11 +367,6 @@ class SaveSession:
         """Remove the files of this save: all of them, or this rank's if there is no coordinator."""
         entries = self._store.list()
         if self.rank is not None:
-            own = (
-                f"__{self.rank}_",
-                f"__{self.rank}.",
-                f".__{self.rank}.",
-                f".{marker_name(self.save_id, self.rank)}.",
-            )
+            own = (*self._own_prefixes(), f".__{self.rank}.", f".{marker_name(self.save_id, self.rank)}.")
             entries = [entry for entry in entries if entry.name.startswith(own)]
         return remove_leftovers(self._store, self.save_id, entries)

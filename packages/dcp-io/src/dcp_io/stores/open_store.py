@@ -1,10 +1,6 @@
-"""`open_store`: the store of a URI, whoever brings it. Looks up entry points when called, and needs no torch.
+"""`open_store`: the store of a URI. Plug-ins are looked for when it is called, and it needs no torch.
 
-A package that brings stores names, for each URI scheme, a function of a URI and options in the entry-point group
-`dcp.stores`: `s3 = "my_package.opening:open_store"`. A package that can do many schemes, but none better than a
-specialised one, uses the group `dcp.stores.fallback`; it is also asked for schemes that are not registered, and raises
-ValueError for those that it does not know. The module must not import torch: looking at
-checkpoints should not wait for it.
+A package that brings stores registers, for each URI scheme, a function of a URI and options: see `dcp_hooks.StoreSpec`.
 """
 
 from __future__ import annotations
@@ -17,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 from dcp_io.errors import StoreNotFoundError
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Store
-from dcp_manifest.schemes import file_path, package_for, scheme_of
+from dcp_manifest.schemes import file_path, scheme_of
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from dcp_hooks import PluginInfo, StoreSpec
 
-__all__ = ["FALLBACK_GROUP", "GROUP", "file_at", "open_store", "scheme_of"]
+__all__ = ["file_at", "open_store", "scheme_of"]
 
 # Of one letter are drives of another system, which some libraries take for paths of this one.
 _SCHEME = re.compile(r"[a-z][a-z0-9+.:-]+")
-GROUP = "dcp.stores"
-FALLBACK_GROUP = "dcp.stores.fallback"
 
 
 def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -49,36 +43,35 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         if storage_options:
             raise ValueError(f"{text}: a folder of the file system takes no storage_options, got {[*storage_options]}")
         return LocalStore(file_path(text))
-    import importlib.metadata  # noqa: PLC0415 - takes long, and folders need none of it
+    from dcp_hooks import DuplicatePluginError, PluginLoadError, PluginNotFoundError, installed  # noqa: PLC0415 - slow
 
-    for group in (GROUP, FALLBACK_GROUP):
-        points = sorted(importlib.metadata.entry_points(group=group, name=scheme), key=lambda point: point.value)
-        if len({point.value for point in points}) > 1:
-            owners = " and ".join(sorted({point.dist.name if point.dist else point.value for point in points}))
-            raise StoreNotFoundError(f"stores for {scheme}:// are offered by {owners}; uninstall one of them")
-        if points:
-            store: Store = _load(points[0], text)(text, storage_options=storage_options)
-            return store
-    return _store_of_any(text, scheme, storage_options)
+    try:
+        spec, plugin = installed.find("stores", scheme)
+    except DuplicatePluginError as error:
+        raise StoreNotFoundError(str(error)) from None
+    except PluginNotFoundError:
+        return _store_of_any(text, scheme, storage_options, "")
+    except PluginLoadError as error:
+        return _store_of_any(text, scheme, storage_options, f"; {error}")
+    store: Store = _opener(spec, plugin, text)(text, storage_options=storage_options)
+    return store
 
 
-def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | None) -> Store:
+def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | None, reasons: str) -> Store:
     """The folder, opened by a package that is asked for schemes that are not registered; raises StoreNotFoundError."""
-    import importlib.metadata  # noqa: PLC0415 - as in `open_store`
+    from dcp_hooks import ANY_SCHEME, installed, package_for  # noqa: PLC0415 - as in `open_store`
 
-    reasons: list[str] = []
     if not _SCHEME.fullmatch(scheme):
         raise StoreNotFoundError(f"{text} is no URI: {scheme!r} is no scheme; for a path of that name write ./{text}")
-    fallbacks = {point.value: point for point in importlib.metadata.entry_points(group=FALLBACK_GROUP)}
-    for _, point in sorted(fallbacks.items()):
+    for spec, plugin in installed.offered("stores", ANY_SCHEME):
         try:
-            store: Store = point.load()(text, storage_options=storage_options)
+            store: Store = _opener(spec, plugin, text)(text, storage_options=storage_options)
         except ValueError as error:
-            reasons.append(f"; {error}")
+            reasons = f"{reasons}; {error}"
         else:
             return store
     raise StoreNotFoundError(
-        f"{text}: no installed package opens {scheme}:// stores; pip install {package_for(scheme)}{''.join(reasons)}"
+        f"{text}: no installed package opens {scheme}:// stores; pip install {package_for(scheme)}{reasons}"
     )
 
 
@@ -96,13 +89,17 @@ def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
     return (store, name) if store.exists(name) else None
 
 
-def _load(point: EntryPoint, uri: str) -> Callable[..., Store]:
+def _opener(spec: StoreSpec, plugin: PluginInfo, uri: str) -> Callable[..., Store]:
+    from dcp_hooks import PluginLoadError, resolve  # noqa: PLC0415 - as in `open_store`
+
     try:
-        function: Callable[..., Store] = point.load()
-    except ImportError as error:
-        owner = point.dist.name if point.dist else point.value
+        function: Callable[..., Store] = resolve(spec.opener, plugin)
+    except PluginLoadError as error:
+        missing, owner = error.__cause__, (plugin.distribution or plugin.name).split(" ")[0]
+        if not isinstance(missing, ImportError):
+            raise StoreNotFoundError(f"{uri}: {error}") from error
         raise StoreNotFoundError(
-            f"{uri}: {owner} opens such stores, and needs {error.name or error}, which is not installed; pip install "
-            f"{owner} installs what it needs"
+            f"{uri}: {owner} opens such stores, and needs {missing.name or missing}, which is not installed; pip "
+            f"install {owner} installs what it needs"
         ) from error
     return function

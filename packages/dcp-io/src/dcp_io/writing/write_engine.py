@@ -18,13 +18,13 @@ from dcp_io.requests import Alike, Writable
 from dcp_io.stores.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_io.writing.data_file import DataFile, Place
+from dcp_manifest.folders.folder import DATA_SUFFIX
 from dcp_manifest.index.columns import BlockColumns, ItemColumns
 from dcp_manifest.index.items import EncodedBlocks
 from dcp_manifest.index.stored_items import StoredItems, block_columns
 
-__all__ = ["DATA_SUFFIX", "MAX_INFLIGHT_BYTES", "assign_to_threads", "write_items"]
+__all__ = ["MAX_INFLIGHT_BYTES", "assign_to_threads", "write_items"]
 
-DATA_SUFFIX = ".distcp"
 # Below this much data per file, the cost of another file (and its fsync) exceeds what a thread wins.
 FILE_MIN_BYTES = 4 << 20
 MAX_INFLIGHT_BYTES = 64 << 20

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Literal, get_args
 
 from dcp_manager.errors import StepWentBackError
-from dcp_manifest.logs import library_logger
+from dcp_manifest import library_logger
 
 __all__ = ["LowerSteps", "StepGuard"]
 

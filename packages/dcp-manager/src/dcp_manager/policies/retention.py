@@ -10,7 +10,7 @@ from dcp_core.hookspecs import CheckpointEvent
 from dcp_manager.policies.keeping_rules import KeepPolicy, keeps_all
 from dcp_manager.root.catalogue import Catalogue
 from dcp_manager.root.records import by_creation
-from dcp_manifest.logs import library_logger
+from dcp_manifest import library_logger
 
 __all__ = ["Retention", "tell_removed"]
 

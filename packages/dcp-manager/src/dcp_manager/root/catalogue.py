@@ -34,13 +34,10 @@ from dcp_io import (
     this_process,
 )
 from dcp_manager.root.records import CheckpointRecord, Note
+from dcp_manifest import NOTE, QUARANTINE, is_index_name, library_logger, put_aside_reason, quarantine_reason, step_of
 from dcp_manifest.errors import CheckpointNotFoundError
-from dcp_manifest.folders.checkpoint_order import step_of
-from dcp_manifest.folders.find_checkpoints import is_index_name
-from dcp_manifest.folders.folder_notes import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
-from dcp_manifest.logs import library_logger
 
-__all__ = ["Catalogue", "Folder"]
+__all__ = ["Catalogue", "StepFolder"]
 
 _log = library_logger(__name__)
 
@@ -55,7 +52,7 @@ _SAVING = ".dcp-save-"
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class StepFolder:
     """Listing of one folder under the root."""
 
     step: int
@@ -100,7 +97,7 @@ class Catalogue:
         """Return the name of a checkpoint's folder in the root."""
         return f"step-{step}"
 
-    def folders(self) -> list[Folder]:
+    def folders(self) -> list[StepFolder]:
         """Return the checkpoint folders by ascending step, in any state."""
         return [self._folder(step) for step in self._steps()]
 
@@ -109,9 +106,9 @@ class Catalogue:
         found = ((name, step_of(name)) for name in self._root.folders())
         return sorted(step for name, step in found if step is not None and name == self.folder_name(step))
 
-    def _folder(self, step: int) -> Folder:
+    def _folder(self, step: int) -> StepFolder:
         store = self._root.child(self.folder_name(step))
-        return Folder(step, store, tuple(store.list()))
+        return StepFolder(step, store, tuple(store.list()))
 
     def highest(self) -> CheckpointRecord | None:
         """Return the checkpoint of the highest step that is not known to be damaged; `restore` tries it first."""
@@ -122,7 +119,7 @@ class Catalogue:
         """Whether a step has a checkpoint, damaged or not, that is not marked for removal."""
         return self._folder(step).is_checkpoint
 
-    def records(self, folders: Collection[Folder] | None = None) -> list[CheckpointRecord]:
+    def records(self, folders: Collection[StepFolder] | None = None) -> list[CheckpointRecord]:
         """Return the records by ascending step, quarantined ones included; reads no index."""
         listed = self.folders() if folders is None else folders
         steps = {folder.step for folder in listed}
@@ -130,7 +127,7 @@ class Catalogue:
             self._notes.pop(step, None)
         return [self._record(folder) for folder in listed if folder.is_checkpoint]
 
-    def _record(self, folder: Folder) -> CheckpointRecord:
+    def _record(self, folder: StepFolder) -> CheckpointRecord:
         note = self._note(folder)
         created = max((entry.mtime for entry in folder.entries if is_index_name(entry.name)), default=0.0)
         reason = None
@@ -140,7 +137,7 @@ class Catalogue:
             return CheckpointRecord(folder.step, created, quarantined=reason)
         return CheckpointRecord(folder.step, note.created_seconds, note.metrics, reason)
 
-    def _note(self, folder: Folder) -> Note | None:
+    def _note(self, folder: StepFolder) -> Note | None:
         """Return the note in a folder; cached until its listing changes."""
         entry = next((entry for entry in folder.entries if entry.name == NOTE), None)
         if entry is None:
@@ -181,7 +178,7 @@ class Catalogue:
         note = Note.now(step, seconds, metrics, _index_digest(folder))
         self._write_note(folder, NEXT_NOTE if folder.is_checkpoint else NOTE, note.to_bytes())
 
-    def _write_note(self, folder: Folder, name: str, data: bytes) -> None:
+    def _write_note(self, folder: StepFolder, name: str, data: bytes) -> None:
         self._notes.pop(folder.step, None)
         folder.store.publish(name, data, sync=False)
 
@@ -194,7 +191,7 @@ class Catalogue:
         """Remove the note of a save that failed to replace a checkpoint."""
         self._root.child(self.folder_name(step)).delete(NEXT_NOTE)
 
-    def _promote(self, folder: Folder) -> None:
+    def _promote(self, folder: StepFolder) -> None:
         data = _read(folder.store, NEXT_NOTE) if NEXT_NOTE in folder.names else None
         if data is not None:
             self._write_note(folder, NOTE, data)
@@ -234,7 +231,7 @@ class Catalogue:
             return False
         return self._remove(self._folder(step))
 
-    def sweep(self, folders: Collection[Folder] | None = None, *, running: Collection[int] = ()) -> list[int]:
+    def sweep(self, folders: Collection[StepFolder] | None = None, *, running: Collection[int] = ()) -> list[int]:
         """Remove leftovers of killed saves and interrupted removals; returns the steps of removed folders.
 
         Args:
@@ -245,7 +242,7 @@ class Catalogue:
         listed = self.folders() if folders is None else folders
         return [folder.step for folder in listed if folder.step not in running and self._sweep(folder)]
 
-    def _sweep(self, folder: Folder) -> bool:
+    def _sweep(self, folder: StepFolder) -> bool:
         if folder.is_checkpoint:
             self._tidy(folder)
             return False
@@ -254,7 +251,7 @@ class Catalogue:
             return not self._has_readers(folder.store) and self._remove(folder)
         return not folder.is_checkpoint and not self._is_being_saved(folder) and self._remove(folder)
 
-    def _tidy(self, folder: Folder) -> None:
+    def _tidy(self, folder: StepFolder) -> None:
         """Remove leftovers of killed saves and readers beside a checkpoint."""
         if any(name.startswith(_SAVING) for name in folder.names):
             clear_dead_saves(folder.store, stale_after_seconds=self._stale_after_seconds)
@@ -267,7 +264,7 @@ class Catalogue:
         self._settle_next_note(folder)
         self._remove_temporaries(folder.store, folder.entries, (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX))
 
-    def _settle_next_note(self, folder: Folder) -> None:
+    def _settle_next_note(self, folder: StepFolder) -> None:
         """Settle the note of a killed save: it becomes current if its checkpoint was published."""
         if NEXT_NOTE not in folder.names or self._is_being_saved(folder):
             return
@@ -285,7 +282,7 @@ class Catalogue:
             if is_ours and time.time() - entry.mtime > _PUBLISHING_SECONDS:
                 store.delete(entry.name)
 
-    def _is_being_saved(self, folder: Folder) -> bool:
+    def _is_being_saved(self, folder: StepFolder) -> bool:
         """Whether a save may be running or about to begin in a folder: one without a recorded end."""
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return True
@@ -298,14 +295,14 @@ class Catalogue:
         """Whether a folder has a sign of a reader that is not known to be dead."""
         return bool(live_readers(store, stale_after_seconds=self._stale_after_seconds))
 
-    def _remove(self, folder: Folder) -> bool:
+    def _remove(self, folder: StepFolder) -> bool:
         left = remove_checkpoint(folder.store, also=frozenset({NOTE, NEXT_NOTE, QUARANTINE, REMOVING}))
         if left:
             _log.warning("%s stays, since it holds files that no save has made: %s", folder.store.url, ", ".join(left))
         return not left
 
 
-def _index_digest(folder: Folder) -> str:
+def _index_digest(folder: StepFolder) -> str:
     """Return a digest of all index files in the folder, which identifies the save that wrote them; `""` if none."""
     digest = hashlib.blake2b(digest_size=16)
     for name in (names := sorted(filter(is_index_name, folder.names))):

@@ -20,12 +20,18 @@ __all__ = ["Examined", "Problem", "examine", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is not as it was written."""
+    """One thing in a checkpoint that is not as it was written."""
 
     message: str
-    file: str
+    file: str | None = None
+    key: str | None = None
     offset: int | None = None
     """In the file, bytes; None if it is not at one place."""
+
+    def __str__(self) -> str:
+        facts = {"file": self.file, "key": self.key, "offset": self.offset}
+        where = ", ".join(f"{name} {value!r}" for name, value in facts.items() if value is not None)
+        return f"{self.message} ({where})" if where else self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +75,17 @@ def examine(data: Buffer, *, file: str) -> Examined:
 
 
 def _problem(error: DcpError, file: str) -> Problem:
-    return Problem(str(error), file, getattr(error, "offset", None))
+    return Problem(str(error), file, offset=getattr(error, "offset", None))
 
 
 def _head_problems(view: memoryview, footer: Footer, file: str) -> Iterator[Problem]:
     head = view[: footer.manifest_offset]
     if zlib.crc32(head) != footer.head_crc32:
-        yield Problem("the head is damaged: torch.distributed.checkpoint may read something else, we do not", file, 0)
+        yield Problem(
+            "the head is damaged: torch.distributed.checkpoint may read something else, we do not", file, offset=0
+        )
     elif is_stub(head) != bool(footer.flags & FLAG_STUB_HEAD):
-        yield Problem("the footer is wrong about whether the head is a stub", file, 0)
+        yield Problem("the footer is wrong about whether the head is a stub", file, offset=0)
 
 
 def _manifest_problems(view: memoryview, footer: Footer, file: str) -> Iterator[Problem]:
@@ -88,7 +96,7 @@ def _manifest_problems(view: memoryview, footer: Footer, file: str) -> Iterator[
         yield _problem(error, file)
         return
     if index_crc32(blob.data, blob.header) != footer.index_crc32:
-        yield Problem("the manifest's header or its block CRCs are damaged", file, footer.manifest_offset)
+        yield Problem("the manifest's header or its block CRCs are damaged", file, offset=footer.manifest_offset)
         return
     yield from _block_problems(blob, footer, file)
 
@@ -98,11 +106,11 @@ def _block_problems(blob: WholeBlob, footer: Footer, file: str) -> Iterator[Prob
     crcs = np.zeros(0, np.uint32) if column is None else blob.read(BLOCK_CRCS, 0, column.count)
     first, total = first_blocks(blob.header)
     if total != len(crcs):
-        yield Problem(f"the manifest has {len(crcs)} block CRCs, not {total}", file, footer.manifest_offset)
+        yield Problem(f"the manifest has {len(crcs)} block CRCs, not {total}", file, offset=footer.manifest_offset)
         return
     for name, block in first.items():
         raw = blob.raw(name)
         for start in range(0, len(raw), BLOCK_BYTES):
             if zlib.crc32(raw[start : start + BLOCK_BYTES]) != crcs[block + start // BLOCK_BYTES]:
                 place = blob.header.data_start + blob.header.extents[name][0] + start
-                yield Problem(f"the column {name} is damaged", file, footer.manifest_offset + place)
+                yield Problem(f"the column {name} is damaged", file, offset=footer.manifest_offset + place)

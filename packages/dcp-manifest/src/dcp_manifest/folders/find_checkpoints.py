@@ -1,7 +1,7 @@
 """Finding checkpoints: those below a folder, newest first; the newest that is whole; the index that counts in a folder.
 
-One piece of code for paths and for every store: it asks the `Folder` contract alone. Which of several index files
-counts is decided in `index_choice`, which checkpoint is newer in `checkpoint_order`.
+One piece of code for every store and for `LocalFolder`: it asks the `Folder` contract alone. Which of several index
+files counts is decided in `index_choice`, which checkpoint is newer in `checkpoint_order`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -26,14 +26,13 @@ __all__ = [
     "METADATA_NAME",
     "FoundCheckpoint",
     "check_files",
+    "checkpoints_below",
     "choose_index",
     "current_index",
     "file_sizes",
-    "find_checkpoints",
     "first_valid",
     "index_of",
     "is_index_name",
-    "latest_valid",
     "needed_bytes",
     "noted_step_of",
 ]
@@ -72,24 +71,18 @@ class FoundCheckpoint(Generic[F]):
         return Path(self.store)
 
 
-@overload
-def find_checkpoints(root: Path_) -> list[FoundCheckpoint[LocalFolder]]: ...
-@overload
-def find_checkpoints(root: F) -> list[FoundCheckpoint[F]]: ...
-def find_checkpoints(root: Path_ | F) -> list[FoundCheckpoint[LocalFolder]] | list[FoundCheckpoint[F]]:
-    """Return the checkpoints in a folder and in those below it, newest first; see `newest.newest_first`.
+def checkpoints_below(root: F) -> list[FoundCheckpoint[F]]:
+    """Return the checkpoints in a folder and in those below it, newest first; see `checkpoint_order.newest_first`.
 
     Indexes are read only where steps do not decide: of several runs, of equal steps, and where there is no step.
 
     Args:
-        root: A path or a store; may be missing. Symbolic links below it are not followed. A folder below it that may
-            not be listed is passed over.
+        root: May be missing. Symbolic links below it are not followed. A folder below it that may not be listed is
+            passed over.
 
     Raises:
         OSError: The storage failed, or `root` may not be listed.
     """
-    if isinstance(root, str) or not isinstance(root, Folder):
-        return _newest_first([*_walk(LocalFolder(root))])
     return _newest_first([*_walk(root)])
 
 
@@ -155,21 +148,6 @@ def _created_ns(folder: Folder) -> int:
     except (DcpError, OSError):
         return 0
     return 0 if info is None else info.created_ns
-
-
-def latest_valid(root: Path_) -> FoundCheckpoint[LocalFolder] | None:
-    """Return the newest checkpoint in a folder of the file system, or below, that is whole; see `find_checkpoints`.
-
-    Its index must be sound and its data files as long as the index needs; their contents are not read. One that was put
-    aside as damaged, or is being removed, is passed over.
-
-    Returns:
-        None if there is none.
-
-    Raises:
-        OSError: `root` cannot be listed.
-    """
-    return first_valid(find_checkpoints(root), lambda one: check_files(one.store, index_of(one.store)))
 
 
 def first_valid(

@@ -16,7 +16,7 @@ from dcp_manifest.file.manifest import read_index
 from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 
-__all__ = ["METADATA_NAME", "choose_index", "is_index_name"]
+__all__ = ["METADATA_NAME", "RankIndexName", "choose_index", "is_index_name", "rank_index_name"]
 
 METADATA_NAME = ".metadata"
 """Name of the index of a whole checkpoint; its existence makes the checkpoint exist."""
@@ -36,6 +36,21 @@ class _Candidate:
     """When its save began; 0 if it does not say."""
     load: Callable[[], CheckpointIndex]
     """Raises what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankIndexName:
+    """The parts of the name of a rank-local index."""
+
+    rank: int
+    save_id: str | None
+    """None in `__<rank>.metadata`, which is overwritten by each save."""
+
+
+def rank_index_name(name: str) -> RankIndexName | None:
+    """The parts of `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for any other name."""
+    found = _RANK_INDEX.fullmatch(name)
+    return RankIndexName(int(found["rank"]), found["save_id"]) if found else None
 
 
 def is_index_name(name: str) -> bool:
@@ -114,10 +129,10 @@ def _rank_sets(entries: Mapping[str, float], load: Load, missing: list[str]) -> 
     named: dict[str, dict[int, str]] = {}
     plain: dict[int, str] = {}
     for name in entries:
-        found = _RANK_INDEX.fullmatch(name)
+        found = rank_index_name(name)
         if found is not None:
-            ranks = plain if found["save_id"] is None else named.setdefault(found["save_id"], {})
-            ranks[int(found["rank"])] = name
+            ranks = plain if found.save_id is None else named.setdefault(found.save_id, {})
+            ranks[found.rank] = name
     complete = set()
     for save_id, files in named.items():
         for candidate in _named_set(save_id, files, entries, load, missing):

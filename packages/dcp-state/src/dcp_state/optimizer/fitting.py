@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dcp_core.planning.comparable_bytes import same_value
-from dcp_core.planning.load_report import suggest
+from dcp_core.toolkit import same_value, suggest
 from dcp_state.errors import StateMismatchError
 from dcp_state.optimizer.copying import copy_value
 from dcp_state.optimizer.initial import InitialStates
@@ -65,18 +64,19 @@ class FittedState:
     ) -> None:
         for name, value in values.items():
             if not isinstance(value, torch.Tensor):
-                held[name] = value
+                if name in held or not _is_for_torch(value):  # a class may have put what it was given elsewhere
+                    held[name] = value
             elif name in dtypes and isinstance(held.get(name), torch.Tensor) and held[name].dtype != value.dtype:
                 held[name] = value.to(held[name].device)
 
 
 def _without_others(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that torch can load: tensors, numbers, and containers that can be built from a generator."""
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, torch.Tensor | int | float | bool | dict) or type(value) in (list, tuple) or value is None
-    }
+    return {name: value for name, value in values.items() if _is_for_torch(value)}
+
+
+def _is_for_torch(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | int | float | bool | dict) or type(value) in (list, tuple) or value is None
 
 
 def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Any) -> None:

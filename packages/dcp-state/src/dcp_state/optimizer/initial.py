@@ -27,6 +27,7 @@ __all__ = ["InitialStates"]
 
 _OTHER_VALUE = 0.375  # exact in every floating dtype of at least four bits
 _WEIGHT_DECAY = "weight_decay"
+_STATE = "state"
 Fill = Callable[[torch.Tensor], Any]
 
 
@@ -62,7 +63,8 @@ class InitialStates:
         known = self._of_kind(group_index, parameter)
         if known.by_value:
             group = _without_decay(self._optimizer.param_groups[group_index])
-            return self._probe(group, parameter, lambda trial: trial.copy_(parameter.detach())).state
+            probed = self._probe(group, parameter, lambda trial: trial.copy_(parameter.detach()))
+            return self._packed(group, parameter, probed).state
         return {name: copy_value(value) for name, value in known.state.items()}
 
     def like(self, group_index: int, parameter: torch.Tensor) -> Mapping[str, Any] | None:
@@ -108,8 +110,28 @@ class InitialStates:
     def _of_kind(self, group_index: int, parameter: torch.Tensor) -> _Known:
         kind = (group_index, _kind(parameter))
         if kind not in self._known:
-            self._known[kind] = self._find(self._optimizer.param_groups[group_index], parameter)
+            group = self._optimizer.param_groups[group_index]
+            self._known[kind] = self._packed(group, parameter, self._find(group, parameter))
         return self._known[kind]
+
+    def _packed(self, group: Mapping[str, Any], parameter: torch.Tensor, known: _Known) -> _Known:
+        """As the optimizer's `state_dict()` gives it: some classes rename state there, or put it into dicts."""
+        kind: Any = type(self._optimizer)
+        if kind.state_dict is torch.optim.Optimizer.state_dict or not known.state:
+            return known
+        trial = _trial(parameter, torch.Tensor.zero_, 0.0, sparse=False)
+        try:
+            stand_in, _ = make_stand_in(self._optimizer, group, trial)
+            stand_in.state[trial] = dict(known.state)
+            packed = dict(kind.state_dict(stand_in)[_STATE][0])
+        except Exception:  # noqa: BLE001 - foreign code on a stand-in
+            return known
+        moved, new = known.state.keys() - packed.keys(), packed.keys() - known.state.keys()
+
+        def names(which: frozenset[str]) -> frozenset[str]:
+            return (which - moved) | (new if which & moved else frozenset())
+
+        return _Known(packed, names(known.counted), names(known.by_value))
 
     def _find(self, group: Mapping[str, Any], parameter: torch.Tensor) -> _Known:
         if not (parameter.is_floating_point() or parameter.is_complex()):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcp_core.storage.gc_pause import collector_paused
+from dcp_core.toolkit import collector_paused
 from dcp_state.adapters import OptimizerAdapter, installed_adapters
 from dcp_state.errors import StateMismatchError, nameless_state
 from dcp_state.model import submodule_prefixes, take_submodules

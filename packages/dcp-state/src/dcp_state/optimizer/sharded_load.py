@@ -14,13 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcp_core.adopt_foreign import adopt_reader
+from dcp_core import DefaultLoadPlanner, LoadPlanner, Metadata, StorageReader, TensorStorageMetadata, load
 from dcp_core.errors import MissingKeyError
-from dcp_core.loading import load
-from dcp_core.planning.load_planner import DefaultLoadPlanner
-from dcp_core.records.metadata import Metadata, TensorStorageMetadata
-from dcp_core.records.protocols import LoadPlanner, StorageReader
-from dcp_core.state_dict.flatten import unflatten_state_dict
+from dcp_core.toolkit import adopt_reader, unflatten_state_dict
 
 __all__ = ["load_sharded_optimizer_state_dict"]
 

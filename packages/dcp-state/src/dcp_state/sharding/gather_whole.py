@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from dcp_core.shards.mesh_boxes import LocalBox, local_boxes
-from dcp_core.shards.shards import box_view, local_tensor, sharded_dims
+from dcp_core.toolkit import LocalBox, box_view, local_boxes, local_tensor, sharded_dims
 from dcp_state.options import StateDictOptions
 from dcp_state.sharding.together import PIECE_BYTES, Errors, all_ranks
 

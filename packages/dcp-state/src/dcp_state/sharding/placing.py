@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dcp_core.shards.shards import LocalShard, box_view, local_tensor
+from dcp_core.toolkit import LocalShard, box_view, local_tensor
 from dcp_state.errors import StateMismatchError
 
 __all__ = ["box_of", "fill_shards", "place", "same_placement"]

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from dcp_core.ranks.make_coordinator import Coordinator, make_coordinator
+from dcp_core.errors import RANK_ERRORS
+from dcp_ranks import Coordinator, make_coordinator
 
 __all__ = ["PIECE_BYTES", "Errors", "all_ranks"]
 
@@ -53,6 +54,6 @@ def all_ranks(phase: str, *, alone: bool = False) -> Iterator[tuple[Coordinator,
     Ranks: every rank of the job, unless `alone`; collective.
     """
     errors = Errors()
-    with make_coordinator(no_dist=alone or not dist.is_initialized()) as coordinator:
+    with make_coordinator(no_dist=alone or not dist.is_initialized(), errors=RANK_ERRORS) as coordinator:
         yield coordinator, errors
         coordinator.all_gather(phase, errors.tell)

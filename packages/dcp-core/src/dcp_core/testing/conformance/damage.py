@@ -13,7 +13,8 @@ import torch
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
 from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
-from dcp_core.testing.conformance.states import blank, random_state, same
+from dcp_core.testing.conformance.states import blank, random_state
+from dcp_core.testing.trees import same
 
 __all__ = ["DamageTests"]
 

@@ -19,8 +19,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from dcp_core.errors import CheckpointException, DcpError
 from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
-from dcp_core.testing.conformance.states import FailingPlanner, blank, same
+from dcp_core.testing.conformance.states import FailingPlanner, blank
 from dcp_core.testing.sharding import distribute
+from dcp_core.testing.trees import same
 
 __all__ = ["RankTests"]
 
@@ -105,7 +106,7 @@ class RankTests(StorageFixtures):
     def test_a_damaged_shard_is_refused_on_all_ranks(self, ranks: Any, storage: Door, raw: RawFolder) -> None:
         ranks.run(2, save_on_ranks, storage, 1.0, (Shard(0),))
         keys = self.data_files(storage.checkpoint_id)
-        (name,) = [name for name, held in keys.items() if "object1" in held]
+        name = max(name for name, held in keys.items() if "sharded" in held)
         content = bytearray(raw.get(name))
         content[len(content) // 2] ^= 1
         raw.put(name, bytes(content))

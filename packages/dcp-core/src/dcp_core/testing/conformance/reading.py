@@ -10,7 +10,8 @@ import torch
 from dcp_core.errors import CheckpointNotFoundError
 from dcp_core.testing.conformance.background import Background
 from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
-from dcp_core.testing.conformance.states import blank, same, state
+from dcp_core.testing.conformance.states import blank, state
+from dcp_core.testing.trees import same
 
 __all__ = ["ReadingTests"]
 

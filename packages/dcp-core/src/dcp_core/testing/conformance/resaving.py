@@ -14,7 +14,8 @@ from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_core.records.protocols import StorageWriter
 from dcp_core.saving import save
 from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
-from dcp_core.testing.conformance.states import FailingPlanner, blank, random_state, same, state
+from dcp_core.testing.conformance.states import FailingPlanner, blank, random_state, state
+from dcp_core.testing.trees import same
 
 __all__ = ["ResavingTests"]
 

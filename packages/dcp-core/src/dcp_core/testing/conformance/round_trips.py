@@ -7,7 +7,8 @@ import pytest
 from dcp_core.loading import load_keys
 from dcp_core.saving import save
 from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
-from dcp_core.testing.conformance.states import VALUES, blank, same, state
+from dcp_core.testing.conformance.states import VALUES, blank, state
+from dcp_core.testing.trees import same
 
 __all__ = ["RoundTripTests"]
 

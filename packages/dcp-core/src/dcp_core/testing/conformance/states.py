@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from dcp_core.errors import DcpError
-from dcp_core.planning.comparable_bytes import same_value
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.plan import WriteItem
 
-__all__ = ["VALUES", "FailingPlanner", "blank", "random_state", "same", "state"]
+__all__ = ["VALUES", "FailingPlanner", "blank", "random_state", "state"]
 
 _DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int16,
@@ -63,29 +62,6 @@ def blank(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(blank(item) for item in value)
     return None
-
-
-def same(actual: Any, wanted: Any) -> bool:
-    """Whether nested values are equal: tensors by dtype, shape and bits, others by type and bits."""
-    if isinstance(wanted, torch.Tensor):
-        return (
-            isinstance(actual, torch.Tensor)
-            and (actual.dtype, actual.shape) == (wanted.dtype, wanted.shape)
-            and torch.equal(_bits(actual), _bits(wanted))
-        )
-    if isinstance(wanted, dict):
-        return actual.keys() == wanted.keys() and all(same(actual[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, list | tuple):
-        return (
-            type(actual) is type(wanted)
-            and len(actual) == len(wanted)
-            and all(same(one, other) for one, other in zip(actual, wanted, strict=True))
-        )
-    return same_value(actual, wanted)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def state(value: float) -> dict[str, Any]:

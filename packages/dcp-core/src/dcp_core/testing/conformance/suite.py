@@ -36,7 +36,7 @@ class StorageConformance(RoundTripTests, ReadingTests, ResavingTests, DamageTest
     ```python
     @pytest.fixture(scope="session")
     def ranks():
-        with dcp_core.testing.ranks.RankPool(2) as pool:
+        with dcp_ranks.testing.ranks.RankPool(2) as pool:
             yield pool
     ```
 

@@ -1,0 +1,141 @@
+"""`async_save`: stock's call, over shared savers that this process keeps for later calls.
+
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.async_save` (signature, results).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import torch.distributed as dist
+
+from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions
+from dcp_async.queue.jobs import AsyncSaveResponse
+from dcp_async.saver import AsyncSaver
+from dcp_core import AsyncStager, Metadata, SavePlanner, StorageWriter
+from dcp_core.toolkit import CheckpointId
+
+__all__ = ["async_save", "close_savers", "shared_saver"]
+
+_savers: dict[str, AsyncSaver] = {}
+_lock = threading.Lock()
+
+
+def async_save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: CheckpointId | None = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+    async_stager: AsyncStager | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    overlap: Overlap = "wait",
+) -> Future[Metadata] | AsyncSaveResponse:
+    """Copy a state dict and save the copy in the background, with this process's shared saver of that type.
+
+    For settings, or for more than one saver, make an `AsyncSaver`.
+
+    Args:
+        state_dict: See `AsyncSaver.save`, as for the other arguments.
+        checkpoint_id: Where to save.
+        storage_writer: Used instead of the one that `checkpoint_id` would choose.
+        planner: Decides what is written by whom.
+        process_group: The ranks that save together; None takes all.
+        async_checkpointer_type: In a thread, or in a process of its own.
+        async_stager: Makes the copy.
+        no_dist: Save from this process alone.
+        use_collectives: False lets every rank plan alone.
+        overlap: The policy for a save that starts while another one runs: `wait`, `skip` or `latest`.
+
+    Returns:
+        A future of the metadata, done when the checkpoint exists; with a stager that gives futures, an
+        `AsyncSaveResponse`. Saves that run when the interpreter ends are completed first.
+
+    Raises:
+        Exception: See `AsyncSaver.save`.
+
+    Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
+
+    Example:
+        ```python
+        import torch
+        from dcp_async import async_save
+
+        weights = torch.ones(1000)
+        future = async_save({"weights": weights}, checkpoint_id="step-1")
+        weights.zero_()  # training goes on; what is saved are the ones
+        future.result()  # raises if the save failed
+        ```
+    """
+    return shared_saver(async_checkpointer_type).save(
+        state_dict,
+        checkpoint_id=checkpoint_id,
+        storage_writer=storage_writer,
+        planner=planner,
+        process_group=process_group,
+        async_stager=async_stager,
+        no_dist=no_dist,
+        use_collectives=use_collectives,
+        overlap=overlap,
+    )
+
+
+def shared_saver(
+    kind: AsyncCheckpointerType | str = AsyncCheckpointerType.PROCESS, options: SaverOptions | None = None
+) -> AsyncSaver:
+    """Return the saver that `async_save` uses for a type: to warm it up, to lock, to wait, to close.
+
+    Args:
+        kind: The type, or the name of a saver that a plugin registers.
+        options: For the saver, if this call makes it.
+
+    Raises:
+        ValueError: It has other options already; close it first.
+    """
+    name = kind.value if isinstance(kind, AsyncCheckpointerType) else kind
+    with _lock:
+        saver = _savers.get(name)
+        if saver is None or saver.closed:
+            saver = _savers[name] = AsyncSaver(kind, options=options)
+        elif options is not None and options != saver.options:
+            raise ValueError(f"the {name} saver is in use with other options; call close_savers() first")
+        return saver
+
+
+def close_savers() -> None:
+    """Close the shared savers: see `AsyncSaver.close`. The next `async_save` makes new ones."""
+    with _lock:
+        savers = [*_savers.values()]
+        _savers.clear()
+    for saver in savers:
+        saver.close()
+
+
+def _at_exit() -> None:
+    """Close shared savers at the interpreter's exit; their saves have ended, since Python joins threads first.
+
+    Log unread errors.
+    """
+    for saver in _savers.values():
+        saver.log_unasked()
+        saver.end()
+
+
+def _forget_in_child() -> None:
+    """Drop the shared savers in a forked child, which has neither their threads nor the one that holds the lock."""
+    global _lock  # noqa: PLW0603 - there is one for the process
+    _lock = threading.Lock()
+    for saver in _savers.values():
+        saver.end()
+    _savers.clear()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,1 +1,0 @@
-"""Agreement of ranks that never hangs: a coordinator for a process group."""

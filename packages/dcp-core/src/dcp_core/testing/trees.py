@@ -1,0 +1,34 @@
+"""Comparison of nested values in tests, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dcp_core.planning.comparable_bytes import same_value
+
+__all__ = ["same"]
+
+
+def same(actual: Any, wanted: Any) -> bool:
+    """Whether nested values are equal: tensors by dtype, shape and bits, others by type and bits."""
+    if isinstance(wanted, torch.Tensor):
+        return (
+            isinstance(actual, torch.Tensor)
+            and (actual.dtype, actual.shape) == (wanted.dtype, wanted.shape)
+            and torch.equal(_bits(actual), _bits(wanted))
+        )
+    if isinstance(wanted, dict):
+        return actual.keys() == wanted.keys() and all(same(actual[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list | tuple):
+        return (
+            type(actual) is type(wanted)
+            and len(actual) == len(wanted)
+            and all(same(one, other) for one, other in zip(actual, wanted, strict=True))
+        )
+    return same_value(actual, wanted)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

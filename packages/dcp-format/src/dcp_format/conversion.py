@@ -1,0 +1,146 @@
+"""`convert`: any format into any other, in bounded memory, with optional renaming, casts and file sizes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from dcp_core.errors import UnsupportedFormatError
+from dcp_format.content.changes import cast_tensors, rename_values, select_values
+from dcp_format.content.content import Content
+from dcp_format.converters import WriteOptions, converter_for, detect, detect_at_uri, format_of_name, takes_uris
+from dcp_format.fetched_files import Fetched
+from dcp_hooks import WEB_SCHEMES
+from dcp_io import open_store
+from dcp_manifest import file_path, scheme_of
+
+__all__ = ["convert", "open_content"]
+
+
+def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> Content:  # noqa: A002 - what users call it
+    """Open `path`, a path or a URI, as content, whatever its format; the caller closes it.
+
+    A checkpoint is read where it is. A file of another format at a URI is copied into a temporary folder until `close`.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing.
+        UnsupportedFormatError: No installed converter knows it.
+        CorruptCheckpointError: It is damaged.
+        StoreNotFoundError: No installed package opens the URI; names the one to install.
+        InvalidPlaceError: It names no place.
+    """
+    if scheme_of(path) == "file":
+        place = file_path(path)
+        return converter_for(format or detect(place)).read(place)
+    uri = os.fspath(path)
+    name = format or detect_at_uri(uri)
+    if name is not None and takes_uris(converter_for(name)):
+        return converter_for(name).read(uri)
+    copy = Fetched(uri)
+    try:
+        content = converter_for(name or detect(copy.path)).read(copy.path)
+    except BaseException:
+        copy.close()
+        raise
+    return replace(content, url=uri, close=partial(_close, content, copy))
+
+
+def _close(content: Content, copy: Fetched) -> None:
+    content.close()
+    copy.close()
+
+
+def convert(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    source_format: str | None = None,
+    format: str | None = None,  # noqa: A002 - what users call it
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+    rename_regex: Sequence[tuple[str, str]] = (),
+    dtype: torch.dtype | None = None,
+    options: WriteOptions | None = None,
+    started: Callable[[Content], None] = lambda _: None,
+) -> str:
+    """Convert a checkpoint or file to another format, tensor by tensor; an error leaves the destination unchanged.
+
+    Args:
+        source: File or folder, or a URI; its format is found from its content.
+        destination: File or folder; the format follows from its name, or from `format`. A checkpoint may be written to
+            a URI that an installed storage opens.
+        source_format: Name of the source's format, if it should not be looked for.
+        format: Name of the format to write: `checkpoint`, `torch`, `safetensors`, or one of a plugin.
+        include: Shell patterns of names to take; all if empty.
+        exclude: Shell patterns of names to leave out.
+        rename: Name (or path) in the source → name in the result.
+        rename_regex: (regular expression, replacement) pairs for other names.
+        dtype: Of floating-point tensors in the result; None leaves them as they are.
+        options: How to write.
+        started: Is given the content that will be written, before it is.
+
+    Returns:
+        The name of the format that was written.
+
+    Raises:
+        DcpError: Its subclasses say what: not found, damaged, unsafe, cannot be held by the format.
+        UnsupportedFormatError: The format cannot be written to a URI; nothing has been read or written.
+        StoreNotFoundError: No installed package opens a URI; names the one to install.
+        InvalidPlaceError: A place is empty, or a URI that has lost a slash.
+
+    Ranks: one; not collective.
+
+    Example:
+        ```python
+        import torch
+        from dcp_format import convert
+
+        torch.save({"weight": torch.ones(3), "bias": torch.zeros(3)}, "model.pt")
+        convert("model.pt", "model.safetensors", exclude=["bias"], dtype=torch.bfloat16)
+        ```
+    """
+    source, destination = _local_or_uri(source), _local_or_uri(destination)
+    name = format or format_of_name(destination)
+    writer = converter_for(name)
+    if scheme_of(destination) != "file":
+        _check_target(destination, name)
+    if _spelled(source) == _spelled(destination):
+        raise UnsupportedFormatError(f"{os.fspath(source)} cannot be converted into itself: choose another destination")
+    content = open_content(source, format=source_format)
+    try:
+        changed = rename_values(select_values(content, include, exclude), rename, rename_regex)
+        if dtype is not None:
+            changed = cast_tensors(changed, dtype)
+        started(changed)
+        writer.write(changed, destination, options or WriteOptions())
+    finally:
+        content.close()
+    return name
+
+
+def _local_or_uri(place: str | os.PathLike[str]) -> str:
+    """Return a path without `file://`, or the URI. Raises InvalidPlaceError."""
+    return file_path(place) if scheme_of(place) == "file" else os.fspath(place)
+
+
+def _spelled(place: str) -> str:
+    """Normalise a place: an absolute path, or a URI without trailing slashes."""
+    return os.path.abspath(place) if scheme_of(place) == "file" else place.rstrip("/")
+
+
+def _check_target(uri: str, name: str) -> None:
+    """Refuse a destination that cannot be written (a URI, for some formats) before anything is read or written."""
+    scheme = scheme_of(uri)
+    if not takes_uris(converter_for(name)):
+        raise UnsupportedFormatError(
+            f"{uri}: the format {name!r} is written to files of this machine only, since a storage would show a part "
+            "of one; write the file here and copy it, or write a checkpoint (format='checkpoint', `--to checkpoint`)"
+        )
+    if scheme in WEB_SCHEMES:
+        raise UnsupportedFormatError(f"{uri}: a web server takes no files; write to another place")
+    open_store(uri)

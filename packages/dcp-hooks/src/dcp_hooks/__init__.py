@@ -1,0 +1,59 @@
+"""Plug-ins of the project `dcp`: the hooks that they implement, and finding by name what installed packages offer.
+
+What a storage, a transform or a converter must do is defined by the packages that use it. Names are imported when they
+are first used: plug-in modules, and the packages that look for them, must be quick to import.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dcp_hooks.lazy_imports import import_lazily
+
+if TYPE_CHECKING:
+    from dcp_hooks.errors import DuplicatePluginError, ErrorTypes, HookError, PluginLoadError, PluginNotFoundError
+    from dcp_hooks.hookspecs import (
+        ANY_SCHEME,
+        CheckpointEvent,
+        HookSpecs,
+        StorageBackendSpec,
+        StoreSpec,
+        hookimpl,
+    )
+    from dcp_hooks.registry import PluginInfo, PluginRegistry, resolve
+    from dcp_hooks.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES, package_for
+
+__all__ = [
+    "ANY_SCHEME",
+    "OBJECT_STORE_SCHEMES",
+    "WEB_SCHEMES",
+    "CheckpointEvent",
+    "DuplicatePluginError",
+    "ErrorTypes",
+    "HookError",
+    "HookSpecs",
+    "PluginInfo",
+    "PluginLoadError",
+    "PluginNotFoundError",
+    "PluginRegistry",
+    "StorageBackendSpec",
+    "StoreSpec",
+    "hookimpl",
+    "import_lazily",
+    "package_for",
+    "resolve",
+]
+
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_hooks.errors": (
+            *("DuplicatePluginError", "ErrorTypes", "HookError", "PluginLoadError", "PluginNotFoundError"),
+        ),
+        "dcp_hooks.hookspecs": (
+            *("ANY_SCHEME", "CheckpointEvent", "HookSpecs", "StorageBackendSpec", "StoreSpec", "hookimpl"),
+        ),
+        "dcp_hooks.registry": ("PluginInfo", "PluginRegistry", "resolve"),
+        "dcp_hooks.schemes": ("OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "package_for"),
+    },
+)

@@ -1,0 +1,242 @@
+"""Discovery of plug-ins by entry point, and a registry of what they offer by name.
+
+Entry points are read when something is first asked for. Each is imported by itself: one that fails is kept as broken,
+and raises only when what is asked for is found nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pluggy
+
+from dcp_hooks.errors import ERROR_TYPES, ErrorTypes
+from dcp_hooks.hookspecs import ENTRY_POINT_GROUP, PROJECT_NAME, CheckpointEvent, HookSpecs
+from dcp_hooks.logs import logger
+from dcp_hooks.tables import TABLES
+
+__all__ = ["PluginInfo", "PluginRegistry", "resolve"]
+
+_REGISTERS = "dcp_register_"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One plug-in, working or broken.
+
+    Args:
+        name: Of the entry point.
+        distribution: Name and version of the distribution that it came with; None if registered by hand.
+        error: Why it is broken, as text; None if it works.
+        offers: Table (`storage`, `transforms`, …) → names that it offers there.
+        module: What the entry point names; None if registered by hand.
+        hooks: The hooks that it implements, those of a broken one included as far as they are known.
+    """
+
+    name: str
+    distribution: str | None = None
+    error: str | None = None
+    offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    module: str | None = None
+    hooks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.distribution or 'a plugin registered by hand'} (entry point {self.name!r})"
+
+
+class PluginRegistry:
+    """All plugins of this process. Threads may share one.
+
+    Args:
+        group: Entry-point group to read.
+    """
+
+    def __init__(self, group: str = ENTRY_POINT_GROUP) -> None:
+        self._group = group
+        self._lock = threading.RLock()
+        self._manager = pluggy.PluginManager(PROJECT_NAME)
+        self._manager.add_hookspecs(HookSpecs)
+        self._plugins: list[PluginInfo] = []
+        self._offers: dict[str, dict[str, list[tuple[Any, PluginInfo]]]] = {table: {} for table in TABLES}
+        self._discovered = False
+
+    def register(self, plugin: object, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> None:
+        """Add a plug-in by hand, as if an entry point named it. Raises PluginLoadError if it is not valid."""
+        self.discover()
+        with self._lock:
+            info = self._add(PluginInfo(name), plugin)
+            if info.error is not None:
+                self._plugins.remove(info)
+                raise errors.load(f"plugin {name!r} is not valid: {info.error}")
+
+    def unregister(self, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> None:
+        """Remove what `register` added under that name. Raises PluginNotFoundError."""
+        with self._lock:
+            info = next((info for info in self._plugins if info.name == name and info.distribution is None), None)
+            if info is None:
+                raise errors.not_found(f"no plugin was registered by hand under the name {name!r}")
+            self._plugins.remove(info)
+            self._manager.unregister(name=_manager_name(info))
+            for names in self._offers.values():
+                for offered in names.values():
+                    offered[:] = [pair for pair in offered if pair[1] is not info]
+
+    def infos(self) -> tuple[PluginInfo, ...]:
+        """Every plugin, broken ones included, in the order of discovery."""
+        self.discover()
+        return tuple(self._plugins)
+
+    def names(self, table: str) -> tuple[str, ...]:
+        """What is offered in one table, sorted."""
+        self.discover()
+        return tuple(sorted(name for name, offered in self._offers[table].items() if offered))
+
+    def find(self, table: str, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> tuple[Any, PluginInfo]:
+        """What is offered under a name, and by which plug-in.
+
+        Args:
+            table: One of `tables.TABLES`: `storage`, `stores`, `transforms`, …
+            name: Name in that table.
+            errors: The classes to raise.
+
+        Raises:
+            PluginNotFoundError: No plug-in offers it; the message says what to install.
+            PluginLoadError: No plug-in offers it, but there are broken ones that may.
+            DuplicatePluginError: Two plug-ins offer it.
+        """
+        self.discover()
+        offered = self._offers[table].get(name, [])
+        if len(offered) > 1:
+            offered = [pair for pair in offered if not getattr(pair[0], "fallback", False)] or offered
+        what = TABLES[table].entry_named(name)
+        if len(offered) > 1:
+            raise errors.duplicate(
+                f"{what} is offered by {' and by '.join(str(info) for _, info in offered)}; uninstall one of them"
+            )
+        if offered:
+            return offered[0]
+        broken = [info for info in self._plugins if info.error is not None]
+        if broken:
+            reasons = "; ".join(f"{info}: {info.error}" for info in broken)
+            raise errors.load(f"no working plugin offers {what}. Broken plugins that may offer it: {reasons}")
+        known = ", ".join(self.names(table)) or "nothing"
+        remedy = TABLES[table].remedy_for(name)
+        raise errors.not_found(f"no installed plugin offers {what} (installed: {known}); {remedy}")
+
+    def offered(self, table: str, name: str) -> tuple[tuple[Any, PluginInfo], ...]:
+        """Everything that is offered under a name, each with its plug-in, in the order of discovery."""
+        self.discover()
+        return tuple(self._offers[table].get(name, ()))
+
+    def factory(self, table: str, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> Any:
+        """What is offered under a name, imported. Raises like `find`."""
+        path, info = self.find(table, name, errors=errors)
+        return resolve(path, info, errors=errors)
+
+    def import_offers(self, info: PluginInfo) -> None:
+        """Import all that a plug-in names as `module:attribute`. Raises PluginLoadError."""
+        for table, names in info.offers.items():
+            for entry in (entry for name in names for entry, owner in self._offers[table][name] if owner is info):
+                for path in TABLES[table].paths(entry):
+                    resolve(path, info)
+
+    def emit(self, event: CheckpointEvent) -> None:
+        """Notify every observer. What an observer raises is logged, and stops neither the others nor the caller."""
+        self.discover()
+        for implementation in self._manager.hook.dcp_on_event.get_hookimpls():
+            _notify(implementation, event)
+
+    def discover(self) -> None:
+        """Read the entry points, once."""
+        with self._lock:
+            if self._discovered:
+                return
+            # Set first: a plugin that asks for others while it is imported must not start this again.
+            self._discovered = True
+            found = [(_info(point), point) for point in importlib.metadata.entry_points(group=self._group)]
+            for info, point in sorted(found, key=lambda pair: (pair[0].distribution or "", pair[0].name)):
+                self._load(info, point)
+
+    def _load(self, info: PluginInfo, point: importlib.metadata.EntryPoint) -> None:
+        try:
+            plugin = point.load()
+        except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the others
+            self._plugins.append(replace(info, error=_text(error)))
+        else:
+            self._add(info, plugin)
+
+    def _add(self, info: PluginInfo, plugin: object) -> PluginInfo:
+        with self._lock:
+            name = _manager_name(info)
+            found: list[tuple[str, str, Any]] = []
+            try:
+                self._manager.register(plugin, name=name)
+                self._manager.check_pending()
+                found = list(self._offered(name))
+            except Exception as error:  # noqa: BLE001
+                info = replace(info, error=_text(error), hooks=self._hooks(plugin))
+                if self._manager.has_plugin(name):
+                    self._manager.unregister(name=name)
+            else:
+                tables = {table: tuple(key for where, key, _ in found if where == table) for table, _, _ in found}
+                info = replace(info, offers=tables, hooks=self._hooks(plugin))
+            self._plugins.append(info)
+            for table, key, value in found:
+                self._offers[table].setdefault(key, []).append((value, info))
+            return info
+
+    def _offered(self, name: str) -> Iterator[tuple[str, str, Any]]:
+        """Table, name and value of everything that one plugin offers. Raises what its hooks raise."""
+        for table, kind in TABLES.items():
+            hook = f"{_REGISTERS}{table}"
+            for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+                if implementation.plugin_name == name:
+                    yield from ((table, key, value) for key, value in kind.pairs(hook, implementation.function()))
+
+    def _hooks(self, plugin: object) -> tuple[str, ...]:
+        """The hooks that a plug-in implements, unknown ones included."""
+        return tuple(caller.name for caller in self._manager.get_hookcallers(plugin) or ())
+
+
+def _notify(implementation: pluggy.HookImpl, event: CheckpointEvent) -> None:
+    try:
+        implementation.function(*[event] * len(implementation.argnames))
+    except Exception:  # noqa: BLE001 - an observer must never fail a save
+        logger.warning("the observer of plugin %r failed", implementation.plugin_name, exc_info=True)
+
+
+def _info(point: importlib.metadata.EntryPoint) -> PluginInfo:
+    distribution = None if point.dist is None else _name_and_version(point.dist)
+    return PluginInfo(point.name, distribution, module=point.value)
+
+
+def _name_and_version(distribution: importlib.metadata.Distribution) -> str:
+    # `name` and `version` parse all of the metadata, the README in it included, once each.
+    head = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+    found = dict(line.split(": ", 1) for line in head.splitlines() if line.startswith(("Name: ", "Version: ")))
+    return f"{found.get('Name') or distribution.name} {found.get('Version') or distribution.version}"
+
+
+def _manager_name(info: PluginInfo) -> str:
+    return f"{info.distribution or ''}:{info.name}"
+
+
+def resolve(path: str, info: PluginInfo, *, errors: ErrorTypes = ERROR_TYPES) -> Any:
+    """Import `module:attribute` that a plug-in names. Raises PluginLoadError, which names the plug-in."""
+    module, _, attribute = path.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for name in attribute.split("."):
+            value = getattr(value, name)
+    except Exception as error:
+        raise errors.load(f"{info} names {path}, which cannot be imported: {_text(error)}") from error
+    return value
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,94 @@
+"""The tables that plug-ins fill, one for each hook that registers: what its entries are, and how messages name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from dcp_hooks.hookspecs import StorageBackendSpec, StoreSpec
+from dcp_hooks.schemes import package_for
+
+__all__ = ["TABLES", "Table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One kind of thing that plug-ins offer by name.
+
+    Args:
+        entry: Words for one entry, with `{name}` for its name.
+        remedy: What to do if there is no such entry; `{package}` is the package that opens a scheme.
+        record: Class of the records that the hook returns; None if it returns a mapping of name to `module:attribute`.
+        factories: Attributes of a record that are `module:attribute`.
+    """
+
+    entry: str
+    remedy: str
+    record: type[StorageBackendSpec | StoreSpec] | None = None
+    factories: tuple[str, ...] = ()
+
+    def entry_named(self, name: str) -> str:
+        """Words for the entry of a name."""
+        return self.entry.format(name=name)
+
+    def remedy_for(self, name: str) -> str:
+        """What to do if there is no entry of a name."""
+        return self.remedy.format(package=package_for(name))
+
+    def pairs(self, hook: str, answer: Any) -> list[tuple[str, Any]]:
+        """What a hook returned, checked, as pairs of name and entry.
+
+        Raises:
+            TypeError: It is no sequence of records, or no mapping of name to `module:attribute`.
+            ValueError: It has one name twice.
+        """
+        pairs = self._mapped(hook, answer) if self.record is None else self._recorded(hook, answer)
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise ValueError(f"{hook} returns one name twice: {[name for name, _ in pairs]}")
+        return pairs
+
+    def paths(self, entry: Any) -> Iterator[str]:
+        """Every `module:attribute` that an entry names."""
+        if self.record is None:
+            yield entry
+        yield from (getattr(entry, each) for each in self.factories)
+
+    def _recorded(self, hook: str, answer: Any) -> list[tuple[str, Any]]:
+        specs = list(answer)
+        if self.record is not None and not all(isinstance(spec, self.record) for spec in specs):
+            raise TypeError(f"{hook} must return {self.record.__name__} records, not {specs!r}")
+        return [(spec.scheme, spec) for spec in specs]
+
+    @staticmethod
+    def _mapped(hook: str, answer: Any) -> list[tuple[str, Any]]:
+        if not isinstance(answer, Mapping) or not all(
+            isinstance(name, str) and isinstance(path, str) and path.count(":") == 1 for name, path in answer.items()
+        ):
+            raise TypeError(f"{hook} must return a mapping of name to 'module:attribute', not {answer!r}")
+        return [*answer.items()]
+
+
+TABLES: Mapping[str, Table] = MappingProxyType(
+    {
+        "storage": Table(
+            "a storage for {name}:// ids",
+            "install one that does (pip install {package}), or pass a storage reader or writer",
+            StorageBackendSpec,
+            ("reader", "writer"),
+        ),
+        "stores": Table("a store for {name}:// places", "pip install {package}", StoreSpec, ("opener",)),
+        "transforms": Table(
+            "the transform {name!r}",
+            "install the package that wrote the checkpoint (for zstd and float planes: pip install dcp-transforms)",
+        ),
+        "savers": Table("the saver {name!r}", "pip install dcp-async"),
+        "state_adapters": Table("the adapter {name!r}", "pip install dcp-state"),
+        "converters": Table("the converter {name!r}", "pip install dcp-format"),
+        "bridges": Table(
+            "a bridge to {name}", "pip install dcp-bridge, or change the import of its base class to dcp_core"
+        ),
+    }
+)
+"""Name → table; the hook that fills it is `dcp_register_` and the name."""

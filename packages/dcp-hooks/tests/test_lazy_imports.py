@@ -1,0 +1,56 @@
+"""Front doors whose names are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dcp_hooks
+
+FRONT_DOOR = """
+from dcp_hooks import import_lazily
+
+__all__ = ["first", "other"]
+__getattr__, __dir__ = import_lazily(__name__, {"toybox.first_room": ("first",), "toybox.other_room": ("other",)})
+"""
+
+
+@pytest.fixture
+def toybox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    folder = tmp_path / "toybox"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(FRONT_DOOR)
+    (folder / "first_room.py").write_text("first = object()\n")
+    (folder / "other_room.py").write_text("raise ImportError('this room is closed')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "toybox"
+    for name in [each for each in sys.modules if each.split(".")[0] == "toybox"]:
+        del sys.modules[name]
+
+
+def test_a_module_is_imported_with_its_first_name(toybox: str) -> None:
+    package = importlib.import_module(toybox)
+    assert "toybox.first_room" not in sys.modules
+    assert "first" not in vars(package)
+    assert package.first is importlib.import_module("toybox.first_room").first
+    assert vars(package)["first"] is package.first
+    assert "toybox.other_room" not in sys.modules
+    with pytest.raises(ImportError, match="this room is closed"):
+        _ = package.other
+
+
+def test_names_are_listed_before_they_are_imported(toybox: str) -> None:
+    package = importlib.import_module(toybox)
+    assert {"first", "other", "__all__"} <= {*dir(package)}
+    with pytest.raises(AttributeError, match="'toybox' has no attribute 'third'"):
+        _ = package.third
+    with pytest.raises(ImportError, match="third"):
+        exec("from toybox import third")
+
+
+def test_all_names_of_this_package_are_there() -> None:
+    assert all(getattr(dcp_hooks, name) is not None for name in dcp_hooks.__all__)

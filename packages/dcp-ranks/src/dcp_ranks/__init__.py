@@ -1,0 +1,68 @@
+"""Ranks of a job agree, or all of them fail with the name of the rank that raised, died or stayed away; nothing hangs.
+
+`make_coordinator` is the way in: it gives a coordinator of the process group, whose methods are the phases that all
+ranks go through together. The other names are for libraries that carry operations into threads and processes of theirs.
+"""
+
+from dcp_ranks.choose_coordinator import make_coordinator
+from dcp_ranks.errors import (
+    ERROR_TYPES,
+    CoordinatorLostError,
+    CoordinatorTimeoutError,
+    ErrorTypes,
+    OperationError,
+    PeerLostError,
+    PhaseFailedError,
+    RankDisagreementError,
+    RanksError,
+)
+from dcp_ranks.interrupts import interrupts_deferred
+from dcp_ranks.peers.monitor import Peers
+from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, LocalCoordinator
+from dcp_ranks.phases.fence import check_fence
+from dcp_ranks.phases.outcomes import Failure, failure_of
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
+from dcp_ranks.store_connections import borrow_store, store_of
+from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire, guard_store
+from dcp_ranks.transport.pickled import decode, encode
+from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
+from dcp_ranks.world_size import assume_job_size, job_size
+
+__all__ = [
+    "DEFAULT_TIMEOUT_SECONDS",
+    "ERROR_TYPES",
+    "STORE_TIMEOUT",
+    "CollectiveCoordinator",
+    "Coordinator",
+    "CoordinatorLostError",
+    "CoordinatorTimeoutError",
+    "ErrorTypes",
+    "Failure",
+    "KeyValueStore",
+    "LocalCoordinator",
+    "OperationError",
+    "PeerLostError",
+    "PeerOptions",
+    "Peers",
+    "PhaseFailedError",
+    "RankDisagreementError",
+    "RanksError",
+    "StoreCoordinator",
+    "StoreWire",
+    "assume_job_size",
+    "borrow_store",
+    "check_fence",
+    "connect_store",
+    "decode",
+    "encode",
+    "failure_of",
+    "guard_store",
+    "innermost_store",
+    "interrupts_deferred",
+    "job_size",
+    "make_coordinator",
+    "prefixed_store",
+    "store_of",
+]

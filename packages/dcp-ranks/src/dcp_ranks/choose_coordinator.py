@@ -1,0 +1,107 @@
+"""`make_coordinator`: which kind of coordinator a process group gets, by its store, its backend and its size."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
+from dcp_ranks.interrupts import interrupts_deferred
+from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, LocalCoordinator
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
+from dcp_ranks.store_connections import borrow_store, shared_peers
+
+__all__ = ["make_coordinator"]
+
+
+def make_coordinator(
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    no_dist: bool = False,
+    coordinator_rank: int = 0,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    peers: PeerOptions | None = None,
+    errors: ErrorTypes = ERROR_TYPES,
+) -> Coordinator:
+    """Return the coordinator of one operation of a process group; a context manager, which closes it at the end.
+
+    The ranks meet at the group's store where they can, else in object collectives; a rank that is alone meets none.
+
+    Example:
+        >>> with make_coordinator(no_dist=True) as ranks:
+        ...     ranks.all_reduce("count samples", lambda: 100, sum)
+        100
+
+    Args:
+        process_group: The ranks that take part; None takes all.
+        no_dist: Take part alone, whatever process groups exist.
+        coordinator_rank: The rank within the group that decides for all.
+        timeout_seconds: How long a rank waits for the others in any one phase, counted from its own arrival: more than
+            the time between the first and the last rank. Where object collectives are used, the group's own timeout
+            counts instead.
+        peers: How ranks watch and reach each other, the same on all ranks; the defaults if None. Without effect
+            where object collectives are used.
+        errors: The classes of the errors that the coordinator raises.
+
+    Returns:
+        A coordinator whose sequence number is drawn.
+
+    Raises:
+        ValueError: This process is not in the group, or the group has no such coordinator rank.
+        CoordinatorLostError: The group's store is gone.
+
+    Ranks: every rank of the group, in the same order if several operations are started; waits for none. Call it in the
+        thread that starts the operation, before any user code.
+    """
+    if no_dist or not (dist.is_available() and dist.is_initialized()):
+        return LocalCoordinator(errors=errors)
+    group = dist.group.WORLD if process_group is None else process_group
+    rank = dist.get_rank(group)
+    if group is None or rank < 0:
+        raise ValueError("this process is not a rank of the process group: only the group's own ranks may call this")
+    world_size = dist.get_world_size(group)
+    if world_size == 1:
+        return LocalCoordinator(errors=errors)
+    if not 0 <= coordinator_rank < world_size:
+        raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
+    made = None
+    try:
+        # From this call on the other ranks wait for this one: where it is interrupted, they have to hear of it.
+        with interrupts_deferred():
+            made = _at_store(group, rank, coordinator_rank, timeout_seconds, peers or PeerOptions(), errors)
+    except BaseException as error:
+        if made is not None:
+            made.__exit__(type(error), error, error.__traceback__)
+        raise
+    return made or CollectiveCoordinator(
+        group, coordinator_rank=coordinator_rank, timeout_seconds=timeout_seconds, errors=errors
+    )
+
+
+def _at_store(
+    group: dist.ProcessGroup,
+    rank: int,
+    coordinator_rank: int,
+    timeout_seconds: float,
+    peers: PeerOptions,
+    errors: ErrorTypes,
+) -> StoreCoordinator | None:
+    """A coordinator whose ranks meet at the group's store; None if they cannot."""
+    borrowed = borrow_store(group, errors)
+    if borrowed is None:
+        return None
+    store, release = borrowed
+    sequence = StoreCoordinator.draw(store, rank, errors)
+    return StoreCoordinator(
+        store,
+        rank,
+        dist.get_world_size(group),
+        coordinator_rank=coordinator_rank,
+        sequence=sequence,
+        timeout_seconds=timeout_seconds,
+        hosts_store=dist.get_rank() == 0,
+        release=release,
+        peers=shared_peers(group, store, coordinator_rank, peers, errors),
+        errors=errors,
+    )

@@ -1,0 +1,374 @@
+"""The other ranks as one rank watches and reaches them: processes of its host, and connections up and down.
+
+Every rank watches the processes of its host through the kernel (pidfd). A rank that does not see the one above it so
+holds a connection to it, whose lease the kernels keep: nothing here needs a thread, and a process that does not run for
+minutes is not taken for dead. Above a number of ranks, leaders of hosts stand between, and the connections carry what
+the phases exchange, too. Not here: phases.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import time
+import weakref
+from collections.abc import Iterable
+
+from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
+from dcp_ranks.interrupts import UninterruptedLock
+from dcp_ranks.peers.handles import PeerHandles
+from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.peers.process_identity import ProcessIdentity, own_identity, watch_process
+from dcp_ranks.peers.roster import Card, CardBox
+from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire
+from dcp_ranks.transport.connection import Frame, Link
+from dcp_ranks.transport.handshake import Call, Listener
+from dcp_ranks.transport.listening import addresses_to_announce, open_doors
+from dcp_ranks.transport.mailbox import Key, Mail
+from dcp_ranks.transport.newcomers import Guests
+
+__all__ = ["DOWN", "UP", "Peers"]
+
+UP, DOWN, _HELLO, _WELCOME, _READING = range(5)
+
+_CONNECT_SECONDS = 3.0  # for each address
+_GREET_SECONDS = 1.0  # a rank that is busy afterwards has said who it is
+_CALLS_AGAIN = 5
+_ENDED = "its process has ended"
+_GONE = "its process has ended, or its host is gone"
+_LOOPBACK = "127.0.0.1"
+_SLEEP_BELOW_SECONDS = 0.002  # `epoll` counts in milliseconds
+
+_log = logging.getLogger(__name__)  # records hold numbers alone: nothing that a terminal would obey
+
+
+class Peers:
+    """The other ranks of a process group: which are gone; with leaders, also connections up and down.
+
+    Shared by all operations of one group with one coordinator rank, in any threads of this process.
+
+    Args:
+        store: A connection over which to leave this rank's card; waits for no rank.
+        number: Tells these peers from others at the same store; the same on all ranks.
+        rank: This rank.
+        world_size: The number of ranks.
+        coordinator_rank: The rank at the top.
+        options: The same on all ranks.
+        process: Who this rank is, where one process plays several.
+        errors: The classes of the errors to raise.
+    """
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        number: int,
+        rank: int,
+        world_size: int,
+        coordinator_rank: int,
+        *,
+        options: PeerOptions | None = None,
+        process: ProcessIdentity | None = None,
+        errors: ErrorTypes = ERROR_TYPES,
+    ) -> None:
+        self._options = options or PeerOptions()
+        self.relays = world_size > self._options.leaders_above
+        """Whether phases travel over the connections."""
+        self._prefix = f"dcp/peers/{number}/"
+        self._rank = rank
+        self._world_size = world_size
+        self._leads = rank == coordinator_rank
+        self._process = process or own_identity()
+        self._lock = UninterruptedLock()
+        self._held = PeerHandles()
+        self.close = weakref.finalize(self, self._held.close)
+        """Closes everything."""
+        self._met = False
+        self._above: Link | None = None
+        self._above_card: Card | None = None
+        self._addresses: list[str] = []
+        self._called_again = 0
+        self._call: Call | None = None
+        self._guests = Guests()
+        self._give_up_at = 0.0
+        self._below: dict[int, Link] = {}
+        self._lost: dict[int, str] = {}
+        self._mail = Mail()
+        self._errors = errors
+        wire = self._wire(store)
+        self._cards = CardBox(wire, self._process, self._options.fan_out if self.relays else None)
+        self._listener = Listener(self._cards.secret, self._cards.challenge)
+        self._cards.leave(wire, rank, leads=self._leads, open_door=lambda: self._open_door(store))
+        _alive.add(self)
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """The ranks known to be gone, and how that is known."""
+        return self._lost
+
+    @property
+    def below(self) -> list[int]:
+        """The ranks right below that are connected."""
+        return list(self._below)
+
+    @property
+    def above_rank(self) -> int:
+        """The rank above, once this one has looked for it; -1 for the coordinator."""
+        return -1 if self._above_card is None else self._above_card.rank
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the rank above cannot be reached over a connection, though it may live."""
+        above = self._above_card
+        return above is not None and self._above is None and above.rank not in self._lost
+
+    @property
+    def sending_down(self) -> bool:
+        """Whether something waits to be sent to ranks below."""
+        return any(link.sending for link in list(self._below.values()))
+
+    def meet(self, store: KeyValueStore) -> None:
+        """Find and watch the others, once all have left their cards; nothing if that was done."""
+        with self._lock:
+            if self._met:
+                return
+            wire = self._wire(store)
+            self._watch_host(wire)
+            above = None if self._leads else self._cards.above(wire)
+            self._met = True
+            seen = {*self._held.watched.values(), *self._lost}
+            if above is not None and (self.relays or above.rank not in seen):
+                self._above_card = above
+                self._addresses = self._in_order(above)
+                self._connect()
+            self._shut_doors_if_all_came()
+
+    def look_around(self, store: KeyValueStore) -> None:
+        """Watch the ranks of this host that have come; nothing once all have met."""
+        with self._lock:
+            if not self._met:
+                self._watch_host(self._wire(store))
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long, or until something happens; attend to it."""
+        if seconds < _SLEEP_BELOW_SECONDS and not self.relays:
+            time.sleep(max(0.0, seconds))
+            seconds = 0.0
+        for descriptor, events in self._held.poller.poll(max(0.0, seconds)):
+            with self._lock:
+                self._attend(descriptor, events)
+        with self._lock:
+            above = self._above
+            if above is not None and above.rank is None and not above.reached and time.monotonic() > self._give_up_at:
+                above.broken = "it does not answer"
+                self._drop(above)
+            self._see_out(self._guests.unwelcome())
+
+    def begin(self, sequence: int) -> None:
+        """An operation starts: keep what comes in for it."""
+        with self._lock:
+            self._mail.begin(sequence)
+
+    def end(self, sequence: int) -> None:
+        """An operation has ended: forget what came in for it."""
+        with self._lock:
+            self._mail.end(sequence)
+
+    def read(self, key: Key) -> None:
+        """Take what comes for a phase from now on, large frames as well."""
+        with self._lock:
+            self._mail.reading.add(key)
+            for link in list(self._below.values()):
+                self._send(link, Frame(_READING, *key, self._rank, b""))
+
+    def take(self, key: Key) -> list[tuple[int, Frame]]:
+        """What has come in for a phase: from which neighbour, and the frame."""
+        with self._lock:
+            return self._mail.take(key)
+
+    def send_up(self, frame: Frame) -> None:
+        """Send to the rank above, now or as soon as it is there and reads."""
+        with self._lock:
+            self._mail.keep_for_above(frame)
+            self._send_waiting()
+
+    def take_back(self, key: Key) -> list[Frame]:
+        """What was to be sent up in a phase, and was not."""
+        with self._lock:
+            return self._mail.take_back(key)
+
+    def send_down(self, rank: int, frame: Frame) -> None:
+        """Send to a rank right below, if it is connected."""
+        with self._lock:
+            if rank in self._below:
+                self._send(self._below[rank], frame)
+
+    def _wire(self, store: KeyValueStore) -> StoreWire:
+        return StoreWire(store, self._prefix, self._world_size, errors=self._errors)
+
+    def _open_door(self, store: KeyValueStore) -> tuple[tuple[str, ...], int]:
+        doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network))
+        self._held.add_doors(doors)
+        return addresses, port
+
+    def _shut_doors_if_all_came(self) -> None:
+        came = {*self._held.watched.values(), *self._lost, *self._below}
+        if self._leads and not self.relays and self._met and len(came) == self._world_size - 1:
+            self._held.shut_doors()
+            self._see_out(self._guests.waiting)  # none of those who are still there is a rank
+
+    def _watch_host(self, wire: StoreWire) -> None:
+        known = {self._rank, *self._held.watched.values(), *self._lost}
+        for card in self._cards.of_host(wire):
+            if card.rank not in known:
+                self._watch(card)
+
+    def _watch(self, card: Card) -> None:
+        try:
+            descriptor = watch_process(card.process, self._process.host)
+        except ProcessLookupError:
+            self._lost[card.rank] = _ENDED
+            return
+        if descriptor is not None:
+            self._held.add_process(descriptor, card.rank)
+
+    def _in_order(self, card: Card) -> list[str]:
+        near = card.process.host == self._process.host
+        return sorted(card.addresses, key=lambda address: (address == _LOOPBACK) != near)
+
+    def _connect(self, *, refused: bool = False) -> None:
+        """Try the next address of the rank above.
+
+        Args:
+            refused: It has been reached before, and cannot be any more.
+        """
+        self._above, card = None, self._above_card
+        if card is None:
+            return
+        if not self._addresses and refused:
+            self._lost.setdefault(card.rank, f"its connection was closed, and it cannot be reached again: {_GONE}")
+            return
+        if not self._addresses:
+            _log.warning(
+                "rank %d: no connection to rank %d can be made; should its host be lost, the deadline alone will tell",
+                self._rank,
+                card.rank,
+            )
+            return
+        address = self._addresses.pop(0)
+        try:
+            made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            self._connect(refused=refused)
+            return
+        self._above = link = Link(made, self._options.peer_timeout_seconds)
+        made.connect_ex((address, card.port))  # what goes wrong shows when something is sent
+        self._give_up_at = time.monotonic() + _CONNECT_SECONDS
+        self._held.add_link(link)
+        self._call = Call(self._cards.secret, card.challenge, self._rank)
+        self._send(link, Frame(_HELLO, 0, 0, self._rank, self._call.hello))
+        if link.sending:
+            writable = select.poll()
+            writable.register(link.fileno(), select.POLLOUT)
+            if writable.poll(_GREET_SECONDS * 1000):
+                link.flush()
+                self._settle(link)
+
+    def _attend(self, descriptor: int, events: int) -> None:
+        if (door := self._held.doors.get(descriptor)) is not None:
+            self._accept(door)
+        elif descriptor in self._held.watched:
+            self._lost[self._held.drop_process(descriptor)] = _ENDED
+        elif (link := self._held.links.get(descriptor)) is not None:
+            if events & select.EPOLLOUT:
+                link.flush()
+            self._receive(link)
+
+    def _accept(self, door: socket.socket) -> None:
+        for link in self._guests.accept(door, self._options.peer_timeout_seconds):
+            self._held.add_link(link)
+            self._receive(link)  # of a rank the proof is there already, most likely
+            self._see_out(self._guests.unwelcome())
+
+    def _see_out(self, guests: Iterable[Link]) -> None:
+        for link in guests:
+            link.broken = "it has not proved that it belongs to this job"
+            self._drop(link)
+
+    def _receive(self, link: Link) -> None:
+        for frame in link.receive():
+            self._sort(link, frame)
+        self._settle(link)
+
+    def _sort(self, link: Link, frame: Frame) -> None:
+        if link.rank is None:
+            self._greet(link, frame)
+        elif frame.kind == _READING:
+            self._mail.asked((frame.sequence, frame.step))
+            self._send_waiting()
+        else:
+            self._mail.put(link.rank, frame)
+
+    def _greet(self, link: Link, frame: Frame) -> None:
+        if link is self._above:
+            if frame.kind == _WELCOME and self._call is not None and self._call.is_answered_by(frame.body):
+                link.rank = frame.rank
+                self._send_waiting()
+            else:
+                link.broken = "it does not belong to this job"
+            return
+        welcome = self._listener.answer(frame.body, frame.rank) if frame.kind == _HELLO else None
+        if welcome is None:
+            link.broken = "it does not belong to this job"
+            return
+        link.rank = frame.rank
+        self._guests.forget(link)
+        self._below[frame.rank] = link
+        self._shut_doors_if_all_came()
+        self._send(link, Frame(_WELCOME, 0, 0, self._rank, welcome))
+        for key in self._mail.reading:
+            self._send(link, Frame(_READING, *key, self._rank, b""))
+
+    def _send_waiting(self) -> None:
+        if self._above is not None and self._above.rank is not None:
+            for frame in self._mail.ready_for_above():
+                self._send(self._above, frame)
+
+    def _send(self, link: Link, frame: Frame) -> None:
+        link.send(frame)
+        self._settle(link)
+
+    def _settle(self, link: Link) -> None:
+        """After each use of a link: let go of it if it is broken, else wait for what it waits for."""
+        if link.broken is not None:
+            self._drop(link)
+        elif link.fileno() in self._held.links:
+            self._held.poller.modify(link.fileno(), select.EPOLLIN | (select.EPOLLOUT if link.sending else 0))
+
+    def _drop(self, link: Link) -> None:
+        if not self._held.drop_link(link):
+            return
+        self._guests.forget(link)
+        if link.rank is not None:
+            self._lost.setdefault(link.rank, f"{link.broken}: {_GONE}")
+            self._below.pop(link.rank, None)
+            self._above = None if link is self._above else self._above
+        elif link is self._above and self._above_card is not None:
+            # It may have ended before it answered, or had too many strangers: who lives can be reached again.
+            if link.reached and self._called_again < _CALLS_AGAIN:
+                self._called_again += 1
+                self._addresses = self._in_order(self._above_card)
+            self._connect(refused=self._called_again > 0 and not link.reached)
+
+
+_alive: weakref.WeakSet[Peers] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A forked child must not keep connections open that would tell others that its parent lives."""
+    for peers in list(_alive):
+        peers.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,96 @@
+"""Which ranks share a host and who stands above whom: found through cards that the ranks leave in the store.
+
+Keys under `dcp/peers/<sequence>/`, which stay as long as the store: `token` (the secret of the job), `root` (the
+coordinator's card), `host/<host>` and `hosts` (how many cards and hosts there are), `host/<host>/<n>` and `hosts/<n>`
+(the cards of a host's ranks, and of the first of each host: its leader). Not here: connections.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dcp_ranks.peers.process_identity import ProcessIdentity
+from dcp_ranks.transport.chunked_store import StoreWire
+from dcp_ranks.transport.handshake import new_challenge
+from dcp_ranks.transport.pickled import decode, encode
+
+__all__ = ["Card", "CardBox"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One rank: its process, and where it takes connections, if it does."""
+
+    rank: int
+    process: ProcessIdentity
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+    challenge: bytes = b""
+    """What callers have to answer."""
+
+
+class CardBox:
+    """The cards of one group's ranks, as one rank leaves and reads them.
+
+    With leaders, a rank stands below the leader of its host, and a leader below another one or the coordinator: each
+    has up to `fan_out` leaders below. Without, all stand below the coordinator.
+
+    Args:
+        wire: A store under the group's prefix for cards.
+        process: This rank's process.
+        fan_out: How many leaders stand below one; None for no leaders.
+    """
+
+    def __init__(self, wire: StoreWire, process: ProcessIdentity, fan_out: int | None) -> None:
+        self._process = process
+        self._fan_out = fan_out
+        self._host = f"host/{hashlib.sha256(process.host.encode()).hexdigest()[:16]}"
+        self._leader_number: int | None = None
+        self.secret = wire.claim("token", secrets.token_hex(32)).encode()
+        """Of the job; it leaves the store for no connection."""
+        self.challenge = new_challenge()
+        """Of this rank, should it listen."""
+
+    def leave(
+        self, wire: StoreWire, rank: int, *, leads: bool, open_door: Callable[[], tuple[tuple[str, ...], int]]
+    ) -> None:
+        """Leave this rank's card; waits for no rank.
+
+        Args:
+            wire: The store.
+            rank: This rank.
+            leads: This is the coordinator.
+            open_door: Called if others are to connect to this rank; the addresses and the port for its card.
+        """
+        number = wire.add(self._host)
+        first = self._fan_out is not None and number == 1
+        card = Card(rank, self._process, *(open_door() if leads or first else ((), 0)), self.challenge)
+        if leads:
+            wire.put("root", encode(card))
+        if first:
+            self._leader_number = wire.add("hosts")
+            wire.put(f"hosts/{self._leader_number}", encode(card))
+        wire.put(f"{self._host}/{number}", encode(card))
+
+    def of_host(self, wire: StoreWire) -> list[Card]:
+        """The cards that this host's ranks have left, this one's included."""
+        keys = [f"{self._host}/{number}" for number in range(1, wire.count(self._host) + 1)]
+        return [_read(wire, key) for key in keys if wire.has(key)]
+
+    def above(self, wire: StoreWire) -> Card:
+        """The card of the rank above this one, which is not the coordinator."""
+        if self._fan_out is None:
+            return _read(wire, "root")
+        if self._leader_number is None:
+            return _read(wire, f"{self._host}/1")
+        above = 0 if self._leader_number <= self._fan_out else (self._leader_number - 1) // self._fan_out
+        return _read(wire, f"hosts/{above}" if above else "root")
+
+
+def _read(wire: StoreWire, key: str) -> Card:
+    data, _ = wire.get(key)
+    card: Card = decode(data)
+    return card

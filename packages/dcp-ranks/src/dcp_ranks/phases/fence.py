@@ -1,0 +1,40 @@
+"""Whether the other ranks still count on this one: asked inside a phase before something is made final.
+
+A rank that was stopped for longer than the deadline finds, when it goes on, that the others have given up: it must not
+publish then. Not here: how a coordinator knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+__all__ = ["check_fence", "fenced"]
+
+_check: ContextVar[Callable[[], None] | None] = ContextVar("_check", default=None)
+
+
+@contextmanager
+def fenced(check: Callable[[], None]) -> Iterator[None]:
+    """Install `check` for the block, in this thread: called by `check_fence`, it raises if others gave up."""
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+def check_fence() -> None:
+    """Raise if the other ranks have abandoned the phase in which this is called; return otherwise, and outside phases.
+
+    For a `reduce_fn` that makes something final: a storage writer's `finish` calls it right before it publishes.
+
+    Raises:
+        OperationError: The other ranks have ended the phase, or can no longer be reached.
+
+    Ranks: the coordinator.
+    """
+    check = _check.get()
+    if check is not None:
+        check()

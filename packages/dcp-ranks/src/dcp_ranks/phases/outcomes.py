@@ -1,0 +1,131 @@
+"""What ranks tell each other about one phase: outcomes on the way up, a verdict on the way down.
+
+A failure travels as text, and as the exception itself only if that survives pickling, so that no exception can stop its
+own report. Nothing here talks to another rank.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Failure", "Outcome", "Step", "Verdict", "failure_of", "format_ranks", "shorten"]
+
+_MAX_TEXT = 64 << 10
+_MAX_EXCEPTION_BYTES = 64 << 10
+_MAX_FULL_TRACEBACKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One phase of one operation: its number from 0, how ranks exchange in it, and its name."""
+
+    number: int
+    kind: str
+    phase: str
+
+    @property
+    def label(self) -> str:
+        """What ranks that are in the same phase all say."""
+        return f"{self.kind} {self.phase!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of one rank: the traceback as text, and the exception pickled where that is possible."""
+
+    rank: int
+    text: str
+    exception: bytes | None
+
+    def revive(self) -> BaseException | None:
+        """The exception, or None where it cannot be rebuilt in this process."""
+        if self.exception is None:
+            return None
+        try:
+            error = pickle.loads(self.exception)
+        except Exception:  # noqa: BLE001 - a class of the failing rank's own code may do anything
+            return None
+        return error if isinstance(error, BaseException) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one rank's part of a phase: pickled value or failure, the phase as it sees it, and its seconds."""
+
+    label: str
+    value: bytes | None = None
+    failure: Failure | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a phase ended, the same for every rank. With no failure, nothing missing and no disagreement it went well.
+
+    `common` is the answer that all ranks get; with `scattered` each rank's answer travels by itself. `missing` ranks
+    did not arrive in time, `lost` ones are gone (and how that is known); `unheard` ranks were still busy when a failure
+    was reported. `slowest` is the rank whose part took longest, and its seconds.
+    """
+
+    failures: tuple[Failure, ...] = ()
+    missing: tuple[int, ...] = ()
+    lost: tuple[tuple[int, str], ...] = ()
+    unheard: tuple[int, ...] = ()
+    waited_seconds: float = 0.0
+    disagreement: str | None = None
+    common: bytes | None = None
+    scattered: bool = False
+    slowest: tuple[int, float] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the phase went well on every rank."""
+        return not self.failures and not self.missing and not self.lost and self.disagreement is None
+
+
+def failure_of(rank: int, error: BaseException) -> Failure:
+    """Describe an exception of a rank as a `Failure` that can be sent, whatever the exception is made of."""
+    # The outermost frame is the coordinator's own call of the user's function.
+    inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    try:
+        text = "".join(traceback.format_exception(type(error), error, inner or error.__traceback__))
+    except Exception:  # noqa: BLE001 - an exception's own methods may fail while it is described
+        text = f"{type(error).__qualname__} (it cannot be described)\n"
+    return Failure(rank, _clip(text), _portable(error))
+
+
+def shorten(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+    """The failures in the order of ranks, with whole tracebacks for as many as anybody would read."""
+    ordered = sorted(failures, key=lambda failure: failure.rank)
+    whole, rest = ordered[:_MAX_FULL_TRACEBACKS], ordered[_MAX_FULL_TRACEBACKS:]
+    return (*whole, *(Failure(each.rank, each.text.rstrip().rpartition("\n")[2], None) for each in rest))
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as words: `rank 3`, `ranks 0-2, 5`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {words}"
+
+
+def _portable(error: BaseException) -> bytes | None:
+    try:
+        data = pickle.dumps(error)
+    except Exception:  # noqa: BLE001 - pickling runs the exception's own code
+        return None
+    return data if len(data) <= _MAX_EXCEPTION_BYTES else None
+
+
+def _clip(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

@@ -1,0 +1,162 @@
+"""Phases over a process group's store: no collective, any number of operations at once, any backend.
+
+Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` lie `nonce`, `closed`,
+and for each phase under `<number>/`: `up/<rank>` an outcome, `arrived` how many there are, `ready` when all are or one
+failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes what it wrote or alone reads, the
+coordinator what all have read, and the last rank to close the rest. (What peers leave there: see `roster`.)
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+
+from dcp_ranks.errors import ERROR_TYPES, CoordinatorLostError, ErrorTypes
+from dcp_ranks.peers.monitor import Peers
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
+from dcp_ranks.phases.outcomes import Failure, Outcome, Step, Verdict
+from dcp_ranks.phases.phases import Answer, PhasedCoordinator
+from dcp_ranks.phases.store_phase import Seat, StoreRound, shared_keys
+from dcp_ranks.phases.tree_phase import RelayRound
+from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire
+
+__all__ = ["StoreCoordinator"]
+
+_LINGER_SECONDS = 5.0
+_LINGER_AFTER_FAILURE_SECONDS = 1.0
+_SEE_SECONDS = 0.5
+
+
+class StoreCoordinator(PhasedCoordinator):
+    """Ranks that meet at a store. Several may be in flight on one group, in threads or processes of each rank.
+
+    Constructing one draws the operation's sequence number, so do it in the order in which all ranks start operations,
+    before any user code runs. It waits for no rank.
+
+    Args:
+        store: A connection of this coordinator's own (see `borrow_store`).
+        rank: This rank within the group.
+        world_size: The number of ranks in the group.
+        coordinator_rank: The rank that runs each `reduce_fn`.
+        sequence: The operation's number, where it was drawn elsewhere (by `draw`).
+        timeout_seconds: How long a rank waits for others in one phase, counted from its own arrival.
+        hosts_store: This process may be the one that serves the store: `close` then waits (seconds at most) until
+            every rank has heard how the last phase ended, lest a process that ends at once takes the news with it.
+        release: Called by `close` when the connection is in order and may be used again.
+        peers: Tells when ranks are gone, and carries phases where it relays; None leaves the first to the deadline.
+        errors: The classes of the errors that it raises.
+    """
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        rank: int,
+        world_size: int,
+        *,
+        coordinator_rank: int = 0,
+        sequence: int | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        hosts_store: bool = False,
+        release: Callable[[], None] | None = None,
+        peers: Peers | None = None,
+        errors: ErrorTypes = ERROR_TYPES,
+    ) -> None:
+        super().__init__(rank, world_size, coordinator_rank, errors=errors)
+        self.sequence = self.draw(store, rank, errors) if sequence is None else sequence
+        self._wire = StoreWire(store, f"dcp/{self.sequence}/", world_size, errors=errors)
+        self._seat = Seat(rank, world_size, coordinator_rank, timeout_seconds)
+        self._store = store
+        self._peers = peers
+        if peers is not None:
+            peers.begin(self.sequence)
+        self._hosts_store = hosts_store
+        self._release = release
+        # Until the next phase is complete, some rank may still have to read the verdict of the one before.
+        self._unread: deque[list[str]] = deque(maxlen=2)
+        self._phase: StoreRound | None = None
+        self._lost = False
+        self._closed = False
+
+    @staticmethod
+    def draw(store: KeyValueStore, rank: int, errors: ErrorTypes = ERROR_TYPES) -> int:
+        """The next operation's sequence number on this rank. The other ranks wait for an operation that has one."""
+        return StoreWire(store, "dcp/", 1, errors=errors).add(f"drawn/{rank}")
+
+    def save_nonce(self) -> str:
+        """See `Coordinator`. Waits for no rank."""
+        return self._wire.claim("nonce", secrets.token_hex(8))
+
+    def _exchange(
+        self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
+    ) -> tuple[Verdict, bytes | None]:
+        phase = self._phase = self._round(step)
+        try:
+            verdict, answer = phase.run(outcome, conclude)
+            if verdict.ok and self.is_coordinator:
+                while self._unread:
+                    self._wire.delete(self._unread.popleft())
+            if verdict.ok and self._peers is not None:
+                self._peers.meet(self._store)
+        except CoordinatorLostError as error:
+            self._lost = True
+            raise self.errors.coordinator_lost(f"phase {step.phase!r}: {error}{self._who_is_gone()}") from error
+        finally:
+            self._unread.append(phase.shared)
+        return verdict, answer
+
+    def _check_waited_for(self, step: Step) -> None:
+        if self._wire.has(f"{step.number}/verdict"):
+            raise self.errors.operation(
+                f"phase {step.phase!r}: the other ranks have given up waiting for rank {self.rank}"
+            )
+
+    def _withdraw(self, number: int, failure: Failure) -> None:
+        phase = self._phase
+        if phase is None or phase.number != number:
+            phase = self._round(Step(number, "", ""))
+        try:
+            if phase.leave(failure).ok:  # it had gone well before: the other ranks are on their way into the next one
+                self._round(Step(number + 1, "", "")).leave(failure)
+        except CoordinatorLostError:
+            self._lost = True
+
+    def _round(self, step: Step) -> StoreRound:
+        """The first phase of every operation is at the store: when it has ended, all ranks have left their cards."""
+        if self._peers is not None and self._peers.relays and step.number > 0:
+            return RelayRound(self._wire, step, self._seat, self._peers, self.sequence)
+        return StoreRound(self._wire, step, self._seat, self._peers)
+
+    def _who_is_gone(self) -> str:
+        """What the peers know of it: the end of a process and that of its connections are not seen in one moment."""
+        if self._peers is None:
+            return ""
+        end = time.monotonic() + _SEE_SECONDS
+        while not self._peers.lost and (left := end - time.monotonic()) > 0:
+            self._peers.pause(left)
+        return "".join(f"; rank {rank} is gone ({how})" for rank, how in self._peers.lost.items())
+
+    def close(self) -> None:
+        """See `Coordinator`. Never raises because of the store; may wait some seconds, see `hosts_store`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._peers is not None:
+            self._peers.end(self.sequence)
+        if self._lost:
+            return
+        try:
+            self._close()
+        except CoordinatorLostError:
+            return
+        if self._release is not None:
+            self._release()
+
+    def _close(self) -> None:
+        if self._wire.add("closed") == self.world_size:
+            unread = [key for keys in self._unread for key in keys]
+            self._wire.delete([*unread, *shared_keys(self._steps), "nonce", "closed"])
+        elif self._steps and (self._hosts_store or self.is_coordinator):
+            patience_seconds = _LINGER_AFTER_FAILURE_SECONDS if self._ended else _LINGER_SECONDS
+            self._wire.wait(lambda: not self._wire.has("closed"), time.monotonic() + patience_seconds)

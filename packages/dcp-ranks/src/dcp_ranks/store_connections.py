@@ -1,0 +1,160 @@
+"""Connections to process groups' stores, one for each operation in flight, and to peers: kept for the next operation.
+
+Not here: what goes over them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
+from dcp_ranks.peers.monitor import Peers
+from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.transport.chunked_store import KeyValueStore, guard_store, store_lost
+from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
+
+__all__ = ["borrow_store", "shared_peers", "store_of"]
+
+
+@dataclass(slots=True)
+class _Clones:
+    """Connections to one group's store: one that says whether it is there, and those that wait for their next use."""
+
+    root: KeyValueStore
+    connect: Callable[[], KeyValueStore]
+    idle: list[KeyValueStore] = field(default_factory=list)
+    peers: dict[tuple[int, PeerOptions], Peers] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_clones: weakref.WeakKeyDictionary[dist.ProcessGroup, _Clones] = weakref.WeakKeyDictionary()
+_clones_lock = threading.Lock()
+
+
+def borrow_store(
+    group: dist.ProcessGroup, errors: ErrorTypes = ERROR_TYPES
+) -> tuple[KeyValueStore, Callable[[], None]] | None:
+    """Lend a connection to the process group's store, and the function that gives it back if it is still in order.
+
+    None where ranks cannot meet at the store: a group without one, a fake group, a store that cannot compare and set,
+    before torch 2.8 also any store but a `TCPStore`.
+    The answer is the same on all ranks; none is asked. Connecting takes about a millisecond, but name look-ups that it
+    may involve take seconds on some hosts, and once the store is gone it takes minutes: connections are kept, and an
+    existing one is tried first.
+    """
+    with _clones_lock:
+        clones = _clones.get(group)
+        if clones is None:
+            found = _first_clone(group, errors)
+            if found is None:
+                return None
+            clones = _clones[group] = _Clones(*found)
+    with clones.lock, guard_store("(connecting)", errors):
+        clones.root.check(["dcp"])
+        store = clones.idle.pop() if clones.idle else _clone(clones.root, clones.connect)
+    return store, functools.partial(clones.idle.append, store)
+
+
+def store_of(group: dist.ProcessGroup) -> object:
+    """Return the process group's own store. Where this rank serves it, it is served as long as this object is held.
+
+    `destroy_process_group` forgets it otherwise, and every rank's connection ends.
+    """
+    return distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - old torch too
+
+
+def shared_peers(
+    group: dist.ProcessGroup,
+    store: KeyValueStore,
+    coordinator_rank: int,
+    options: PeerOptions,
+    errors: ErrorTypes = ERROR_TYPES,
+) -> Peers:
+    """The peers of a group whose store was borrowed; made by the first operation that asks for them.
+
+    Args:
+        group: The group.
+        store: The connection that this operation has borrowed.
+        coordinator_rank: The rank, within the group, at the top.
+        options: The same on all ranks.
+        errors: The classes of the errors to raise.
+    """
+    clones = _clones[group]
+    with clones.lock:
+        key = (coordinator_rank, options)
+        if key not in clones.peers:
+            rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+            number = len(clones.peers)  # not the operation's: one that is interrupted here has made none
+            clones.peers[key] = Peers(store, number, rank, world_size, coordinator_rank, options=options, errors=errors)
+        return clones.peers[key]
+
+
+def _first_clone(
+    group: dist.ProcessGroup, errors: ErrorTypes
+) -> tuple[KeyValueStore, Callable[[], KeyValueStore]] | None:
+    """A connection, and what makes more of them."""
+    if dist.get_backend(group) == "fake":  # whose other ranks do not exist
+        return None
+    try:
+        store = cast("KeyValueStore", store_of(group))
+        store.check(["dcp"])
+        drawn = store.compare_set("dcp/usable", "", uuid.uuid4().hex).decode()
+        connect_first = _connector(store, f"dcp/{drawn}")
+        root = _clone(store, connect_first)
+        # From here on our own connection is cloned: torch may be waiting on the group's.
+        return root, getattr(root, "clone", connect_first)
+    except dist.DistNetworkError as error:
+        raise store_lost("(connecting)", error, errors) from error
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+
+
+def _connector(store: KeyValueStore, prefix: str) -> Callable[[], KeyValueStore]:
+    """What makes connections like this one.
+
+    Before torch 2.8 stores have no `clone`, and none says what its prefix is: those of a `TCPStore` are under `prefix`
+    then, which is the same on all ranks of the group and on no others. AttributeError for another store.
+    """
+    if hasattr(store, "clone"):
+        return store.clone
+    base = innermost_store(store)
+    host, port = base.host, base.port
+    return lambda: prefixed_store(prefix, connect_store(host, port))
+
+
+def _clone(store: KeyValueStore, make: Callable[[], KeyValueStore]) -> KeyValueStore:
+    """A second connection, for which a store that is gone is asked for minutes: watch the first one meanwhile."""
+    made: queue.SimpleQueue[KeyValueStore | RuntimeError] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            made.put(make())
+        except RuntimeError as error:
+            made.put(error)
+
+    threading.Thread(target=work, name="dcp-connect", daemon=True).start()
+    deadline = time.monotonic() + STORE_TIMEOUT.total_seconds()
+    while True:
+        with contextlib.suppress(queue.Empty):
+            clone = made.get(timeout=1)
+            break
+        store.check(["dcp"])
+        if time.monotonic() >= deadline:
+            raise dist.DistNetworkError("no second connection could be made")
+    if isinstance(clone, RuntimeError):
+        raise clone
+    if innermost_store(clone) is not innermost_store(store):  # a HashStore is its own clone
+        clone.set_timeout(STORE_TIMEOUT)
+    return clone

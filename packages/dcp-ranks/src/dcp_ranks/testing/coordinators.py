@@ -1,0 +1,102 @@
+"""Coordinators of each kind on the ranks of a test, and what those ranks tell each other beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+from unittest import mock
+
+import torch.distributed as dist
+
+from dcp_ranks.choose_coordinator import make_coordinator
+from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.peers.process_identity import own_identity
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
+from dcp_ranks.phases.coordinator import Coordinator
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
+from dcp_ranks.testing.group_store import group_store, keys_of_group
+
+__all__ = [
+    "KINDS",
+    "STORE_KINDS",
+    "caught",
+    "coordinator",
+    "every_failure_is_heard",
+    "hear",
+    "leftover_keys",
+    "pretended_host",
+    "say",
+]
+
+STORE_KINDS: Final = ("store", "relay")
+KINDS: Final = (*STORE_KINDS, "collective")
+"""`relay` is a store's whose ranks pass on what others say: two ranks on each pretended host, one leader for each."""
+
+_RELAYING = PeerOptions(leaders_above=1, fan_out=1)
+_HEAR_SECONDS = 40.0
+_LASTING = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
+
+
+def coordinator(kind: str, **options: Any) -> Coordinator:
+    """The coordinator of the default group, of one of `KINDS`. Every rank."""
+    if kind == "collective":
+        return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
+    if kind == "relay":
+        with pretended_host(dist.get_rank() // 2):
+            made = make_coordinator(peers=_RELAYING, **options)
+        made.barrier("start")  # the first phase of an operation is never relayed
+    else:
+        made = make_coordinator(**options)
+    assert type(made) is StoreCoordinator
+    return made
+
+
+@contextlib.contextmanager
+def pretended_host(name: object) -> Iterator[None]:
+    """Inside, this rank begins operations as if on another host: the same for ranks that give one name."""
+    own = own_identity()
+    with mock.patch("dcp_ranks.peers.monitor.own_identity", return_value=replace(own, host=f"{own.host}{name}")):
+        yield
+
+
+@contextlib.contextmanager
+def every_failure_is_heard() -> Iterator[None]:
+    """Inside, a rank that fails long after the first one is named, too. On every rank, and all must arrive."""
+    with contextlib.ExitStack() as stack:
+        for module in ("store_phase", "tree_phase"):
+            stack.enter_context(mock.patch(f"dcp_ranks.phases.{module}.GRACE_SECONDS", 60.0))
+        yield
+
+
+def leftover_keys() -> list[str]:
+    """What is in the group's store of operations that have ended, once all ranks are here."""
+    dist.barrier()
+    left = [key for key in keys_of_group() if "dcp/" in key]
+    dist.barrier()
+    return [key for key in left if not any(each in key for each in _LASTING)]
+
+
+def caught(call: Callable[[], object]) -> BaseException | None:
+    """What `call` raises."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001 - an interrupt is looked at, too
+        return error
+    return None
+
+
+def say(word: object) -> None:
+    """Let other ranks go on that wait to `hear` this."""
+    group_store().set(f"said {word}", "yes")
+
+
+def hear(word: object) -> None:
+    """Be busy until another rank has said this; most tests say it where they have raised."""
+    store = group_store()
+    deadline = time.monotonic() + _HEAR_SECONDS
+    while not store.check([f"said {word}"]):
+        assert time.monotonic() < deadline, "no other rank came so far while this one was busy"
+        time.sleep(0.01)

@@ -1,0 +1,118 @@
+"""One rank process as its pool sees it: start, talk, watch, end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any
+
+from dcp_ranks.testing.rank_messages import read_message, send_message
+
+__all__ = ["RankProcess"]
+
+# Not `python -m`, which looks for every module in the working folder first.
+_WORKER = (
+    "import sys; sys.path = [*filter(None, sys.path)]; "
+    "from dcp_ranks.testing.rank_worker import main; main(sys.argv[1:])"
+)
+_SHOWN_BYTES = 16 << 10
+_ABORT_SECONDS = 20.0
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TP_SOCKET_IFNAME": "lo",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class RankProcess:
+    """A running `dcp_ranks.testing.rank_worker`. Its output goes to a file, of which `output` shows the latest part."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection = ours
+        self._output = tempfile.TemporaryFile(prefix="dcp-rank-")  # noqa: SIM115 - open as long as the process
+        self._shown_from = 0
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _WORKER, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ENVIRONMENT},
+            )
+        self._kill_timer: threading.Timer | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def send(self, message: object) -> None:
+        """Send a message; nothing happens if the process has ended, as the next `read` will tell."""
+        with contextlib.suppress(ConnectionError):
+            send_message(self.connection, message)
+
+    def read(self) -> Any:
+        """The next message.
+
+        Raises:
+            EOFError: The process has ended.
+        """
+        return read_message(self.connection)
+
+    def mark_output(self) -> None:
+        """Let `output` start here."""
+        self._shown_from = os.fstat(self._output.fileno()).st_size
+
+    def output(self) -> str:
+        """What the process wrote since `mark_output`, the last part of it if it is long."""
+        size = os.fstat(self._output.fileno()).st_size
+        start = max(self._shown_from, size - _SHOWN_BYTES)
+        return os.pread(self._output.fileno(), size - start, start).decode(errors="replace")
+
+    def kill_after(self, seconds: float) -> None:
+        """Kill the process when so much time has passed, unless `keep` is called before."""
+        self._kill_timer = threading.Timer(seconds, self._process.kill)
+        self._kill_timer.start()
+
+    def keep(self) -> None:
+        """Take back `kill_after`."""
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+            self._kill_timer = None
+
+    def how_it_ended(self) -> str:
+        """How a process that has ended, or is about to, ended."""
+        try:
+            code = self._process.wait(_ABORT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection, but still runs"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    def abort(self) -> None:
+        """End a process that is stuck, letting it write where."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
+            self._process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ABORT_SECONDS)
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the process and let go of everything."""
+        self.keep()
+        self.connection.close()
+        self._process.kill()
+        self._process.wait()
+        self._output.close()

@@ -1,0 +1,190 @@
+"""A rank process of `RankPool`: serves calls until its parent ends.
+
+Started by `RankProcess` through `main`, with a socket's descriptor and the parent's process id.
+
+Source: Linux `prctl(2)`, PR_SET_PDEATHSIG.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import pickle
+import queue
+import re
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from dcp_ranks.testing.rank_messages import Call, Done, Join, Raised, read_message, send_message
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+
+_Filter: TypeAlias = "tuple[Any, re.Pattern[str] | str | None, type[Warning], re.Pattern[str] | str | None, int]"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the pool at the other end of a socket.
+
+    Args:
+        arguments: The socket's file descriptor and the process id of the pool's process.
+    """
+    descriptor, parent = map(int, arguments)
+    _die_with(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable()  # the pool ends a stuck process by SIGABRT, to learn where it is stuck
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    torch.set_num_threads(1)
+    connection = socket.socket(fileno=descriptor)
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, messages), daemon=True).start()
+    worker = _Worker(connection)
+    while True:
+        message = messages.get()
+        reply = worker.reply_to(message)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        send_message(connection, reply)
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(1)
+
+
+def _listen(connection: socket.socket, messages: queue.SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            messages.put(read_message(connection))
+    except EOFError:
+        os._exit(1)
+
+
+class _Worker:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._finder = _FileFinder()
+        sys.meta_path.append(self._finder)
+
+    def reply_to(self, message: Join | Call) -> Done | Raised:
+        """Do what the message asks."""
+        try:
+            if isinstance(message, Join):
+                self._join(message)
+                return Done(pickle.dumps(None))
+            return Done(self._call(message))
+        except BaseException as error:  # noqa: BLE001 - SystemExit and pytest's own outcomes are reported too
+            return _raised(error)
+
+    def _join(self, message: Join) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if message.backend is None:
+            return
+        timeout = timedelta(seconds=message.timeout_seconds)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", message.port or 0, None, message.port is None, timeout=timeout, wait_for_workers=False
+        )
+        if message.port is None:
+            send_message(self._connection, Done(pickle.dumps(store.port)))
+        if "nccl" in message.backend:
+            torch.cuda.set_device(message.rank % torch.cuda.device_count())
+        dist.init_process_group(
+            message.backend, store=store, rank=message.rank, world_size=message.world_size, timeout=timeout
+        )
+
+    def _call(self, message: Call) -> bytes:
+        sys.path.extend(entry for entry in message.sys_path if entry not in sys.path)
+        self._finder.files.update(message.modules)
+        with _clean_slate(), warnings.catch_warnings():
+            _set_filters(cloudpickle.loads(message.filters))
+            function, arguments = cloudpickle.loads(message.function)
+            return bytes(cloudpickle.dumps(function(*arguments)))
+
+
+class _FileFinder(importlib.abc.MetaPathFinder):
+    """Finds modules where the pool's process found them: pytest imports test files under names that lead nowhere."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if fullname in self.files:
+            return importlib.util.spec_from_file_location(fullname, self.files[fullname])
+        if any(name.startswith(f"{fullname}.") for name in self.files):
+            spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = []
+            return spec
+        return None
+
+
+@contextlib.contextmanager
+def _clean_slate() -> Iterator[None]:
+    """Start each call alike, and leave nothing behind for the next one."""
+    environment, folder, dtype = dict(os.environ), os.getcwd(), torch.get_default_dtype()
+    torch.manual_seed(0)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        torch.set_default_dtype(dtype)
+        sys.stdout.flush()
+
+
+def _set_filters(filters: Sequence[_Filter]) -> None:
+    warnings.resetwarnings()
+    for action, message, category, module, line in reversed(filters):
+        warnings.filterwarnings(
+            action,
+            message=_pattern(message),
+            category=category,
+            module=_pattern(module),
+            lineno=line,
+        )
+
+
+def _pattern(matcher: re.Pattern[str] | str | None) -> str:
+    if isinstance(matcher, re.Pattern):
+        return matcher.pattern
+    return "" if matcher is None else re.escape(matcher)  # the interpreter's own filters hold plain words
+
+
+def _raised(error: BaseException) -> Raised:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    try:
+        data = cloudpickle.dumps(error)
+        cloudpickle.loads(data)
+    except Exception:  # noqa: BLE001 - pickling runs the exception's own code
+        data = None
+    return Raised(text, data)

@@ -1,0 +1,156 @@
+"""Values, claims and waits on a `torch.distributed` store: chunked, guarded against its loss, interruptible.
+
+Waiting is polling with growing pauses: a blocking `wait` holds its connection, keeps signals out, and prints a warning
+each time it runs out. Not here: what the keys mean, and where connections come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol
+
+from dcp_ranks.errors import ERROR_TYPES, CoordinatorLostError, ErrorTypes
+
+__all__ = ["CHUNK_BYTES", "KeyValueStore", "StoreWire", "VanishedKeyError", "guard_store", "store_lost"]
+
+# TCPStore drops the connection at more than 8 MiB; 1 MiB is where it is fastest.
+CHUNK_BYTES = 1 << 20
+_WHOLE, _CHUNKED = b"w", b"c"
+_ABSENT = "dcp: nothing is stored here"
+_FIRST_PAUSE_SECONDS = 0.0005
+_LAST_PAUSE_SECONDS = 0.05
+_RANKS_PER_LAST_PAUSE = 64
+_POLLS_PER_SECOND = 10_000
+"""Of all ranks together, at most: a store must have time for those that have something to say."""
+
+
+class KeyValueStore(Protocol):
+    """What is used of `torch.distributed.Store`; keys and values as there."""
+
+    def set(self, key: str, value: bytes, /) -> None: ...  # noqa: D102
+    def add(self, key: str, amount: int, /) -> int: ...  # noqa: D102
+    def check(self, keys: list[str], /) -> bool: ...  # noqa: D102
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...  # noqa: D102
+    def delete_key(self, key: str, /) -> bool: ...  # noqa: D102
+    def clone(self) -> KeyValueStore: ...  # noqa: D102
+    def set_timeout(self, timeout: timedelta, /) -> None: ...  # noqa: D102
+
+
+class VanishedKeyError(CoordinatorLostError):
+    """A value that was there is not there any more."""
+
+
+class StoreWire:
+    """Values, counters and claims at a store, under a prefix; `CoordinatorLostError` at once if the store is gone.
+
+    Args:
+        store: The store; no other thread uses this connection.
+        prefix: Comes before every key.
+        world_size: How many ranks poll this store; more of them poll less often.
+        errors: The classes of the errors to raise.
+    """
+
+    def __init__(self, store: KeyValueStore, prefix: str, world_size: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:
+        self.store = self._store = store
+        self._errors = errors
+        self._prefix = prefix
+        self._first_pause_seconds = max(_FIRST_PAUSE_SECONDS, world_size / _POLLS_PER_SECOND)
+        self._last_pause_seconds = _LAST_PAUSE_SECONDS * max(1.0, world_size / _RANKS_PER_LAST_PAUSE)
+
+    def put(self, key: str, data: bytes) -> list[str]:
+        """Store a value of any size; all keys that it takes, the value's own last."""
+        with guard_store(key, self._errors):
+            if len(data) <= CHUNK_BYTES:
+                self._store.set(self._prefix + key, _WHOLE + data)
+                return [key]
+            starts = range(0, len(data), CHUNK_BYTES)
+            parts = [f"{key}/{number}" for number in range(len(starts))]
+            for part, start in zip(parts, starts, strict=True):
+                self._store.set(self._prefix + part, data[start : start + CHUNK_BYTES])
+            self._store.set(self._prefix + key, _CHUNKED + str(len(parts)).encode())
+            return [*parts, key]
+
+    def get(self, key: str) -> tuple[bytes, list[str]]:
+        """A value that is there, and all keys that it takes."""
+        head = self._read(key)
+        if head[:1] == _WHOLE:
+            return head[1:], [key]
+        parts = [f"{key}/{number}" for number in range(int(head[1:]))]
+        return b"".join([self._read(part) for part in parts]), [*parts, key]
+
+    def get_text(self, key: str) -> str:
+        """What `claim` set."""
+        return self._read(key).decode()
+
+    def _read(self, key: str) -> bytes:
+        # Not `get`: it waits for a key that another rank has removed meanwhile, and for as long as the store's timeout.
+        with guard_store(key, self._errors):
+            data = self._store.compare_set(self._prefix + key, _ABSENT, _ABSENT)
+        if data == _ABSENT.encode():
+            raise VanishedKeyError(f"the key {key!r} is not in the store over which the ranks coordinate")
+        return data
+
+    def mark(self, key: str) -> None:
+        """Store an empty value."""
+        self.put(key, b"")
+
+    def add(self, key: str) -> int:
+        """Add one to a counter that starts at 0; its new value."""
+        with guard_store(key, self._errors):
+            return self._store.add(self._prefix + key, 1)
+
+    def count(self, key: str) -> int:
+        """The value of a counter; 0 if it is not there."""
+        with guard_store(key, self._errors):
+            return self._store.add(self._prefix + key, 0)
+
+    def claim(self, key: str, text: str) -> str:
+        """Set a key unless it is set; the text that it then has. Short ASCII text only."""
+        with guard_store(key, self._errors):
+            return self._store.compare_set(self._prefix + key, "", text).decode()
+
+    def has(self, *keys: str) -> bool:
+        """Whether all of these keys are set."""
+        with guard_store(keys[0], self._errors):
+            return self._store.check([self._prefix + key for key in keys])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove these keys, as far as they are there."""
+        with guard_store("(deleting keys)", self._errors):
+            for key in keys:
+                self._store.delete_key(self._prefix + key)
+
+    def wait(self, ready: Callable[[], bool], deadline: float, sleep: Callable[[float], None] = time.sleep) -> bool:
+        """Poll until `ready()`, or until `time.monotonic()` reaches the deadline; whether it became ready.
+
+        `sleep` passes the time in between, at most so many seconds.
+        """
+        started = time.monotonic()
+        while not ready():
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            pause = min(self._last_pause_seconds, max(self._first_pause_seconds, (now - started) / 20), deadline - now)
+            sleep(pause)
+        return True
+
+
+@contextmanager
+def guard_store(key: str, errors: ErrorTypes = ERROR_TYPES) -> Iterator[None]:
+    """Raise `CoordinatorLostError` for what a store raises in the block; `key` says what was asked for."""
+    try:
+        yield
+    except RuntimeError as error:  # DistNetworkError, and what stores without errors of their own raise
+        raise store_lost(key, error, errors) from error
+
+
+def store_lost(key: str, error: RuntimeError, errors: ErrorTypes = ERROR_TYPES) -> CoordinatorLostError:
+    """The error to raise when a store does not answer."""
+    told = str(error).partition("\n")[0]
+    return errors.coordinator_lost(
+        f"the store over which the ranks coordinate cannot be reached (at key {key!r}: {told}); the process that "
+        "hosts it has most likely ended"
+    )

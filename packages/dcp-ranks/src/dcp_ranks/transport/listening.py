@@ -1,0 +1,90 @@
+"""Where a rank listens for others: only on addresses that it announces, which are those of the network of the store.
+
+Not here: what happens on connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+from dcp_ranks.transport.connection import listen, own_addresses
+from dcp_ranks.transport.store_address import innermost_store
+
+__all__ = ["addresses_to_announce", "open_doors"]
+
+_LOOPBACK = "127.0.0.1"
+_MAX_DOORS = 16
+
+
+def addresses_to_announce(store: Any, network: str | None) -> list[str]:
+    """This host's addresses by which the other ranks are likely to reach it, the likeliest first.
+
+    Of a network, if one is asked for. Otherwise the address from which this host reaches the store, which all ranks
+    reach. If the store is no server, or its name leads to this host alone (`127.0.1.1` for a host's own name), all that
+    the host has.
+
+    Args:
+        store: Of the group.
+        network: Such as `10.0.0.0/8`; None for the store's.
+
+    Returns:
+        None of them if the host has no address in the network: then others cannot connect, and say so.
+    """
+    own = own_addresses()
+    if network is not None:
+        wanted = ipaddress.ip_network(network, strict=False)
+        return [address for address in own if ipaddress.ip_address(address) in wanted]
+    host, port = _server(store)
+    source = _source_towards(host, port) if host else None
+    if source is None or (_is_loopback(source) and not _says_loopback(host)):
+        return own
+    return [source]
+
+
+def open_doors(addresses: Iterable[str]) -> tuple[list[socket.socket], tuple[str, ...], int]:
+    """Listening sockets on one free port of these addresses; those that could be had, and the port (0 if none)."""
+    doors: list[socket.socket] = []
+    announced: list[str] = []
+    port = 0
+    for address in addresses:
+        if len(doors) < _MAX_DOORS:
+            with contextlib.suppress(OSError):  # not this host's any more, or the port is taken there
+                doors.append(listen(address, port))
+                announced.append(address)
+                port = doors[0].getsockname()[1]
+    return doors, tuple(announced), port
+
+
+def _server(store: Any) -> tuple[str, int]:
+    """Host and port of the server of a store; an empty host if it has none."""
+    inner = innermost_store(store)
+    try:
+        return str(inner.host), int(inner.port)
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # files, memory, stores of others
+        return "", 0
+
+
+def _source_towards(host: str, port: int) -> str | None:
+    """The address that this host uses towards another one; nothing is sent. None if there is no way."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(place)
+                found = str(probe.getsockname()[0]).partition("%")[0]
+                return _LOOPBACK if _is_loopback(found) else found
+    return None
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _says_loopback(host: str) -> bool:
+    """Whether a name means each host itself, wherever it is looked up."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

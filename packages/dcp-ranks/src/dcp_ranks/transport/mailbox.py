@@ -1,0 +1,79 @@
+"""Frames of several operations and phases that share connections: kept until the phase that they belong to takes them.
+
+Not here: connections.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from dcp_ranks.transport.connection import Frame
+
+__all__ = ["Key", "Mail"]
+
+Key = tuple[int, int]
+"""A phase: the operation's sequence number, and the step within it."""
+
+# What fits into the buffers of a connection: more is sent only to a rank that is reading. A busy rank takes no bytes,
+# and a kernel gives up on a connection that takes none for the peer timeout.
+_UNASKED_BYTES = 16 << 10
+
+
+class Mail:
+    """Inbox and outbox of frames, by phase. Not thread-safe: the caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._inbox: defaultdict[Key, list[tuple[int, Frame]]] = defaultdict(list)
+        self._outbox: dict[Key, list[Frame]] = {}
+        self._unasked_bytes: defaultdict[Key, int] = defaultdict(int)
+        self._asked: set[Key] = set()
+        self._operations: set[int] = set()
+        self._newest = 0
+        self.reading: set[Key] = set()
+        """The phases in which this rank reads."""
+
+    def begin(self, sequence: int) -> None:
+        """An operation starts on this rank."""
+        self._operations.add(sequence)
+        self._newest = max(self._newest, sequence)
+
+    def end(self, sequence: int) -> None:
+        """An operation has ended on this rank: nobody will ask for its frames."""
+        self._operations.discard(sequence)
+        for kept in (self._inbox, self._outbox, self._unasked_bytes):
+            for key in [key for key in kept if key[0] == sequence]:
+                kept.pop(key)
+        self._asked = {key for key in self._asked if key[0] != sequence}
+        self.reading = {key for key in self.reading if key[0] != sequence}
+
+    def put(self, sender: int, frame: Frame) -> None:
+        """Keep a frame, unless its operation has ended."""
+        if frame.sequence in self._operations or frame.sequence > self._newest:
+            self._inbox[frame.sequence, frame.step].append((sender, frame))
+
+    def take(self, key: Key) -> list[tuple[int, Frame]]:
+        """What has come for a phase: from which neighbour, and the frame."""
+        return self._inbox.pop(key, [])
+
+    def keep_for_above(self, frame: Frame) -> None:
+        """Queue a frame for the rank above."""
+        self._outbox.setdefault((frame.sequence, frame.step), []).append(frame)
+
+    def take_back(self, key: Key) -> list[Frame]:
+        """What was queued for the rank above in a phase, and has not gone."""
+        return self._outbox.pop(key, [])
+
+    def asked(self, key: Key) -> None:
+        """The rank above reads in this phase."""
+        self._asked.add(key)
+
+    def ready_for_above(self) -> list[Frame]:
+        """What the rank above will take now, small or asked for; no longer kept."""
+        ready: list[Frame] = []
+        for key, frames in list(self._outbox.items()):
+            if key not in self._asked:
+                self._unasked_bytes[key] += sum(len(frame.body) for frame in frames)
+                if self._unasked_bytes[key] > _UNASKED_BYTES:
+                    continue
+            ready += self._outbox.pop(key)
+        return ready

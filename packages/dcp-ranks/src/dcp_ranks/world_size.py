@@ -1,0 +1,31 @@
+"""World size of the job: from `torch.distributed`, or as set in a process that works on behalf of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch.distributed as dist
+
+__all__ = ["assume_job_size", "job_size"]
+
+_assumed: ContextVar[int | None] = ContextVar("_assumed", default=None)
+
+
+def job_size() -> int:
+    """Return the number of ranks of the whole job; 1 without process groups."""
+    assumed = _assumed.get()
+    if assumed is not None:
+        return assumed
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+@contextmanager
+def assume_job_size(size: int) -> Iterator[None]:
+    """Set the number of ranks of the job for the block, in this thread: `job_size` returns `size`."""
+    token = _assumed.set(size)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)

@@ -1,0 +1,315 @@
+"""Ranks that die are named by those that wait; ranks that are slow, or have left, are not taken for dead."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import replace
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from dcp_ranks import make_coordinator
+from dcp_ranks.errors import PeerLostError, PhaseFailedError
+from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.testing.coordinators import caught, pretended_host
+from dcp_ranks.testing.group_store import group_store, keys_of_group
+
+# How ranks stand to each other: all on one host, each on its own, pairs on a host with leaders in between.
+PLACES = {
+    "one host": (lambda rank: "", PeerOptions()),
+    "own hosts": (str, PeerOptions(peer_timeout_seconds=120)),
+    "relay": (lambda rank: str(rank // 2), PeerOptions(leaders_above=1, fan_out=1)),
+}
+
+
+def placed(place, **options):
+    """A coordinator of ranks that stand so."""
+    name, peers = PLACES[place]
+    with pretended_host(name(dist.get_rank())):
+        return make_coordinator(peers=peers, **options)
+
+
+def die_in(place, victim, lead, prepare=lambda: None, busy=None):
+    """What this rank is told when a rank is killed in the second phase of an operation, and after how long."""
+    store = group_store()
+    others = {*range(dist.get_world_size())} - {victim}
+
+    def wait_for(what, ranks):
+        store.wait([f"{rank} {what}" for rank in ranks], timedelta(seconds=40))
+
+    def work():
+        rank = dist.get_rank()
+        store.set(f"{rank} works", "yes")
+        if rank == victim:
+            prepare()
+            wait_for("works", others)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == busy:
+            wait_for("was told", others - {busy})
+
+    with placed(place, coordinator_rank=lead) as them:
+        them.barrier("begin")
+        start = time.monotonic()
+        error = caught(lambda: them.all_gather("write", work))
+        seconds = time.monotonic() - start
+        store.set(f"{them.rank} was told", "yes")
+        return error, seconds
+
+
+@pytest.mark.parametrize(
+    ("place", "victim", "lead"),
+    [("own hosts", 1, 1), ("own hosts", 3, 0), ("relay", 2, 3), ("relay", 1, 1), ("relay", 3, 0)],
+)
+def test_a_rank_that_dies_is_named_on_all_others(ranks, place, victim, lead):
+    for rank, found in enumerate(ranks.run(4, die_in, place, victim, lead, expect_death=[victim])):
+        if rank != victim:
+            error, seconds = found
+            assert type(error) is PeerLostError
+            assert (error.phase, error.ranks) == ("write", (victim,))
+            assert "process has ended" in error.how[0]
+            assert seconds < 60  # a lease lasts longer: its end is not what told them
+
+
+def test_those_who_wait_need_no_busy_coordinator_to_learn_of_a_death(ranks):
+    """It is busy until they have been told."""
+    found = ranks.run(4, die_in, "one host", 3, 0, lambda: None, 0, expect_death=[3])
+    assert [type(error) for error, _ in found[:3]] == [PeerLostError] * 3
+
+
+def leave_a_child():
+    """A child that lives until the rank that was told ends it."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        while True:
+            signal.pause()
+    group_store().set("child", str(pid))
+
+
+def die_and_leave_a_child():
+    error, _ = die_in("own hosts", 1, 0, leave_a_child)
+    child = int(group_store().get("child"))
+    end = os.pidfd_open(child)
+    lives = not select.select([end], [], [], 0)[0]
+    os.close(end)
+    os.kill(child, signal.SIGKILL)
+    return type(error), lives
+
+
+def test_a_forked_child_does_not_stand_for_its_parent(ranks):
+    assert ranks.run(2, die_and_leave_a_child, expect_death=[1])[0] == (PeerLostError, True)
+
+
+def hold_the_interpreter(place):
+    with placed(place) as them:
+        them.barrier("begin")
+        still = them.rank == them.world_size - 1
+        return them.all_gather("x", lambda: ctypes.PyDLL(None).usleep(3_000_000) if still else None)
+
+
+@pytest.mark.parametrize("place", ["one host", "own hosts", "relay"])
+def test_a_rank_whose_interpreter_stands_still_is_alive(ranks, place):
+    brief = {place: (PLACES[place][0], replace(PLACES[place][1], peer_timeout_seconds=1.0))}
+    with mock.patch.dict(PLACES, brief):
+        for found in ranks.run(4, hold_the_interpreter, place):
+            assert found == [None, None, None, 0]
+
+
+def large_values_to_a_busy_rank():
+    with placed("relay") as them:
+        them.barrier("begin")
+
+        def work():
+            if them.rank in (0, 2):  # above others, and not reading for longer than the peer timeout
+                time.sleep(8)
+            return bytes(8_000_000)
+
+        return them.all_reduce("x", work, lambda values: sum(map(len, values)))
+
+
+def test_a_busy_rank_that_does_not_take_what_is_sent_is_alive(ranks):
+    brief = {"relay": (PLACES["relay"][0], replace(PLACES["relay"][1], peer_timeout_seconds=6.0))}
+    with mock.patch.dict(PLACES, brief):
+        assert ranks.run(4, large_values_to_a_busy_rank) == [32_000_000] * 4
+
+
+def descriptors():
+    gc.collect()  # what earlier tests have left may go at any time
+    return len(os.listdir("/proc/self/fd"))
+
+
+def reuse(place):
+    group = dist.new_group(list(range(dist.get_world_size())))
+    counts = []
+    for _ in range(4):
+        with placed(place, process_group=group) as them:
+            them.barrier("a")
+            # Rank 0 comes last to no phase: it takes connections while it waits.
+            them.all_gather("b", lambda: (time.sleep(0.05 if them.rank else 0.0), bytes(100_000))[1])
+        dist.barrier()
+        counts.append(descriptors())
+    return counts
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_set_up_is_used_again(ranks, place):
+    for counts in ranks.run(4, reuse, place):
+        assert len(set(counts[1:])) == 1, counts
+
+
+def end_group(place):
+    """Descriptors before a group, with it, and after it; the group has its own store."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    before = descriptors()
+    path = f"{os.environ['TMPDIR']}/store"
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=4)
+    with placed(place) as them:
+        them.barrier("a")
+        them.barrier("b")
+        dist.barrier()
+    with_group = descriptors()
+    del them
+    dist.destroy_process_group()
+    return before, with_group, descriptors()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nothing_stays_open_after_the_group(ranks, place, tmp_path, monkeypatch):
+    def call():
+        os.environ["TMPDIR"] = str(tmp_path)
+        return end_group(place)
+
+    for before, with_group, after in ranks.run(4, call):
+        assert with_group > before
+        assert after <= before
+    ranks.run(1, dist.is_initialized, backend=None)  # the pool's own group is gone
+
+
+def unreachable(place):
+    """Every move where no connection leads anywhere."""
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("dcp_ranks.peers.monitor").addHandler(handler)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        port = unused.getsockname()[1]
+        with mock.patch("dcp_ranks.peers.monitor.Peers._open_door", return_value=(("127.0.0.1",), port)):
+            them = placed(place)
+        rank = them.rank
+        with them:
+            them.barrier("begin")
+            found = (
+                them.reduce_scatter("a", lambda: rank, lambda values: [bytes([value]) * 200_000 for value in values]),
+                them.all_gather("b", lambda: rank),
+                them.all_reduce("c", lambda: rank, lambda values: bytes(3_000_000)),
+            )
+            error = caught(lambda: them.all_gather("d", lambda: 1 / 0 if rank == 3 else rank))
+    logging.getLogger("dcp_ranks.peers.monitor").removeHandler(handler)
+    dist.barrier()
+    left = [key for key in keys_of_group() if "/up/" in key or "stray" in key]
+    dist.barrier()
+    right = found == (bytes([rank]) * 200_000, [0, 1, 2, 3], bytes(3_000_000))
+    return right, error, messages, left
+
+
+@pytest.mark.parametrize("place", ["own hosts", "relay"])
+def test_ranks_that_cannot_connect_use_the_store_and_say_so(ranks, place):
+    ranks.run(1, dist.is_initialized, backend=None)  # a new group
+    for rank, (right, error, messages, left) in enumerate(ranks.run(4, unreachable, place)):
+        assert right
+        assert type(error) is PhaseFailedError
+        assert list(error.failures) == [3]
+        assert left == []
+        assert len(messages) == (0 if rank == 0 else 1)
+        assert all("no connection to rank" in message for message in messages)
+    ranks.run(1, dist.is_initialized, backend=None)
+
+
+def stranger():
+    """A connection that does not know the job's secret, and one that says nothing."""
+    with placed("own hosts") as them:
+        them.barrier("begin")
+        if them.rank == 1:
+            above = them._peers._above_card
+            with (
+                socket.create_connection(("127.0.0.1", above.port)) as one,
+                socket.create_connection(("127.0.0.1", above.port)),
+            ):
+                one.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+                values = them.all_gather("x", lambda: time.sleep(0.2))
+        else:
+            values = them.all_gather("x", lambda: time.sleep(0.5))
+        return values, them.all_gather("y", lambda: them.rank)
+
+
+def test_a_stranger_at_the_door_changes_nothing(ranks):
+    assert ranks.run(3, stranger) == [([None] * 3, [0, 1, 2])] * 3
+
+
+def crowd():
+    """Strangers of every kind, more than a rank keeps, while a rank that is called late finds its way in."""
+    kinds = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n" * 100,
+        b"\x02",
+        bytes(25),
+        b"\xff" * 25,
+        b"\x02" + bytes(16) + b"\x40" + bytes(71),
+    ]
+    with placed("own hosts") as them:
+        door = them._peers._cards.challenge if them.rank else next(iter(them._peers._held.doors.values())).getsockname()
+        store = group_store()
+        if them.rank == 0:
+            store.set("door", f"{door[0]} {door[1]}")
+            ends = [socket.create_connection(door) for _ in range(100)]
+            for number, end in enumerate(ends):
+                with contextlib.suppress(OSError):
+                    end.sendall(kinds[number % len(kinds)])
+                    if number % 3 == 0:
+                        end.shutdown(socket.SHUT_WR)
+            before = descriptors()
+            store.set("crowded", "yes")
+        else:
+            store.get("crowded")
+        values = [them.all_gather(f"phase {n}", lambda n=n: (them.rank, n)) for n in range(3)]
+        if them.rank == 0:
+            until = time.monotonic() + 60  # ranks that had to go with the crowd come again
+            while them._peers._held.doors and time.monotonic() < until:
+                them._peers.pause(0.05)
+            doors = len(them._peers._held.doors)
+        them.barrier("seen out")
+        if them.rank == 0:
+            grown = descriptors() - before
+            for end in ends:
+                end.close()
+            return values, grown, doors, dict(them._peers.lost)
+        return values, 0, 0, dict(them._peers.lost)
+
+
+def test_a_crowd_of_strangers_costs_little_and_hurts_nobody(ranks):
+    ranks.run(1, dist.is_initialized, backend=None)  # a new group
+    for values, grown, doors, lost in ranks.run(3, crowd):
+        assert values == [[(rank, n) for rank in range(3)] for n in range(3)]
+        assert grown <= 3  # the crowd has gone with the doors
+        assert (doors, lost) == (0, {})  # all who are to come have come
+
+
+def test_the_error_says_what_to_do_and_travels():
+    import pickle
+
+    error = PeerLostError("plan", [1, 4], ["its process has ended", "its host is gone"])
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert "rank 1 is gone (its process has ended); rank 4 is gone (its host is gone)" in str(error)
