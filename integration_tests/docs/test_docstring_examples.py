@@ -27,12 +27,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/src/*/__init__.py"))
 EXAMPLE = re.compile(r"^Example:\n    ```python\n(.*?)^    ```$", re.MULTILINE | re.DOTALL)
 
-FUNCTIONS = ("save", "load", "load_keys", "async_save", "convert", "app_state", "run_traced", "disk_states")
+FUNCTIONS = (
+    *("save", "load", "load_keys", "async_save", "convert"),
+    *("app_state", "make_coordinator", "import_lazily", "run_traced", "disk_states"),
+)
 RECORDS_OF_USERS = ("Fault",)
 RETURNED = {
     "SaveFuture": "of a save in the background",
     "IncompatibleKeys": "of a load into a model",
     "FoundCheckpoint": "of a search for checkpoints",
+    "Peers": "of a coordinator's own: `PeerOptions` are its settings",
+    "HookSpecs": "a contract: plug-ins implement its hooks",
     "LoadPlanner": "a contract: planners derive from it or from `DefaultLoadPlanner`",
 }
 

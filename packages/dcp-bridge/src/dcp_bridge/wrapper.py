@@ -45,6 +45,6 @@ class StorageWrapper(Wrapper[W]):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """False: adapters are never chosen for an id."""
+        """Return False: adapters are never chosen for an id."""
         del checkpoint_id
         return False

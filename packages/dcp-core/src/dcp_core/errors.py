@@ -1,7 +1,98 @@
-"""Every exception of `dcp_core`, those of the packages below it, and the record of those that ranks raise together.
+"""Exceptions of `dcp_core` and of the packages below it, and the record of those that ranks raise together.
 
 Each derives from `DcpError` and from the fitting built-in, so that callers can catch either. Messages name what is
-known of key, file and rank, and say what to do.
+known of key, file and rank, and say what to do. All exceptions of all packages, with their other bases in brackets:
+
+```
+dcp_manifest:
+DcpError (Exception)                                        base class of the errors of all packages
+├─ CheckpointNotFoundError (FileNotFoundError)              no checkpoint here, or a file is missing
+│  └─ dcp_io.CheckpointReplacedError                        replaced while it was being read
+├─ CorruptCheckpointError (ValueError)                      damaged, truncated or incomplete
+├─ InvalidIndexError (ValueError)                           an index to write contradicts itself
+├─ InvalidPlaceError (ValueError)                           a path or URI is malformed
+├─ UnsupportedFormatError (ValueError)                      of a newer version, or an unknown layout
+│  └─ dcp_inspect.OtherFormatError                          files of another format, for a converter
+├─ UnsafeCheckpointError (ValueError)                       asks to run code, or to leave its folder
+│ dcp_io:
+├─ CheckpointExistsError (FileExistsError)                  a checkpoint exists; `overwrite` is off
+├─ SaveInProgressError (FileExistsError)                    another save writes to the same place
+├─ SaveLostError (RuntimeError)                             another save took this one for dead
+├─ StorageError (OSError)                                   the storage failed after all retries
+│  └─ dcp_object.ChangedError                               another process replaced the object
+├─ StoreNotFoundError (LookupError, RuntimeError)           no package opens this kind of store
+│ dcp_core:
+├─ PayloadError (TypeError)                                 a value cannot be written as an item
+├─ CheckpointException (dcp_ranks.PhaseFailedError)         a phase failed on some rank; raised on all
+├─ CoordinatorLostError (dcp_ranks.CoordinatorLostError)    the store of the ranks is gone
+├─ CoordinatorTimeoutError (dcp_ranks.CoordinatorTimeoutError)  a rank missed the deadline
+├─ PeerLostError (dcp_ranks.PeerLostError)                  a rank has died
+├─ RankDisagreementError (dcp_ranks.RankDisagreementError)  ranks do different things
+├─ OperationError (dcp_ranks.OperationError)                a save or load cannot go on
+├─ MissingKeyError (KeyError)                               the checkpoint has no value of that name
+├─ NotEnoughMemoryError (MemoryError)                       a value is larger than the free memory
+├─ DuplicateKeyError (ValueError)                           two values would have one name
+├─ PlanError (ValueError)                                   chunks leave holes, overlap or disagree
+├─ ShardNotFoundError (LookupError, ValueError)             this rank has no shard at an offset
+├─ UnsupportedValueError (TypeError, ValueError)            a kind of value cannot be saved
+├─ UnloadableObjectError (TypeError)                        a saved object could not be loaded again
+├─ PluginNotFoundError (dcp_hooks.PluginNotFoundError)      a package must be installed
+├─ NoCheckpointIdError (ValueError, RuntimeError)           neither id nor storage was passed
+├─ DuplicatePluginError (dcp_hooks.DuplicatePluginError)    two plug-ins of one name
+├─ PluginLoadError (dcp_hooks.PluginLoadError)              a plug-in cannot be imported
+├─ LoadMismatchError (RuntimeError, ValueError)             the template does not fit; every reason
+│ dcp_state:
+├─ StateMismatchError (RuntimeError, ValueError)            a state dict does not fit; every reason
+├─ UnknownParameterError (LookupError, ValueError)          the model lacks a parameter of the optimizer
+├─ UnsupportedOptimizerError (TypeError, NotImplementedError)  the state has no names
+│ dcp_async:
+├─ StagingLimitError (MemoryError)                          the state exceeds the memory limit of staging
+├─ MutatedWhileStagedError (RuntimeError)                   a tensor changed while it was copied
+├─ StagingMismatchError (RuntimeError)                      a staged copy does not match its tensor
+├─ NestedSaveError (RuntimeError)                           a thread started a save while starting one
+├─ SaveSkippedError (RuntimeError)                          skipped by the overlap policy
+├─ SaveSupersededError (RuntimeError)                       replaced by a later save
+├─ SaverClosedError (RuntimeError)                          the saver takes no more saves
+├─ SaverDeadlineError (TimeoutError)                        a save exceeded its deadline
+├─ WorkerError (RuntimeError)                               the worker process cannot start or be used
+├─ WorkerLostError (ConnectionError)                        the worker process ended during a save
+│ dcp_manager:
+├─ UnfinishedSaveError (TimeoutError)                       a background save takes too long
+├─ StepWentBackError (ValueError)                           the step is lower than a good checkpoint
+│ dcp_inspect:
+├─ CheckpointInUseError (RuntimeError)                      the checkpoint to remove is being read
+└─ MissingValueError (LookupError)                          the checkpoint has no value of that name
+dcp_ranks:
+RanksError (Exception)                                      base class of errors of several ranks
+├─ PhaseFailedError (RuntimeError)                          a phase failed on some rank; raised on all
+├─ CoordinatorLostError (ConnectionError)                   the store of the ranks is gone
+│  └─ VanishedKeyError                                      internal: a key of the store is gone
+├─ CoordinatorTimeoutError (TimeoutError)                   a rank missed the deadline
+├─ PeerLostError (ConnectionError)                          a rank has died
+├─ RankDisagreementError (ValueError)                       ranks do different things
+└─ OperationError (RuntimeError)                            the operation cannot go on
+dcp_hooks:
+HookError (Exception)                                       base class of the errors of plug-ins
+├─ PluginNotFoundError (LookupError, RuntimeError)          a package must be installed
+├─ DuplicatePluginError (ValueError)                        two plug-ins of one name
+└─ PluginLoadError (ImportError)                            a plug-in cannot be imported
+dcp_core:
+UnloadableObjectWarning (UserWarning)                       an object loads only if the loader allows it
+DivergentReplicaWarning (UserWarning)                       ranks hold different values of one name
+dcp_manifest:
+BrokenPickleError (ValueError)                              internal: damaged bytes of a pickle
+UnsafePickleError (ValueError)                              internal: beyond the allow-list or budget
+└─ ForbiddenGlobalError                                     internal: a global off the allow-list
+dcp_io:
+TruncatedError (OSError)                                    a response was shorter than requested
+Cancelled (Exception)                                       internal: another thread failed
+dcp_async:
+NotUnderstoodError (Exception)                              internal: a message does not unpickle
+dcp_state:
+NotPlainDataError (Exception)                               internal: a value cannot be copied safely
+```
+
+What is internal never reaches a user.
 """
 
 from __future__ import annotations

@@ -26,7 +26,11 @@ def import_lazily(
         homes: Module → names that the package offers of it.
 
     Example:
-        `__getattr__, __dir__ = import_lazily(__name__, {"acme.storage": ("VaultReader", "VaultWriter")})`
+        ```python
+        from dcp_hooks import import_lazily
+
+        __getattr__, __dir__ = import_lazily(__name__, {"acme.storage": ("VaultReader", "VaultWriter")})
+        ```
     """
     modules = {name: module for module, names in homes.items() for name in names}
     found = vars(sys.modules[package])

@@ -54,6 +54,14 @@ class PluginRegistry:
 
     Args:
         group: Entry-point group to read.
+
+    Example:
+        ```python
+        from dcp_hooks import PluginRegistry
+
+        registry = PluginRegistry()
+        print(registry.names("storage"))  # schemes such as `file` and `s3`
+        ```
     """
 
     def __init__(self, group: str = ENTRY_POINT_GROUP) -> None:

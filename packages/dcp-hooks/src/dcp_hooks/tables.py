@@ -34,7 +34,7 @@ class Table:
         return self.entry.format(name=name)
 
     def remedy_for(self, name: str) -> str:
-        """What to do if there is no entry of a name."""
+        """Return the advice for an error about a missing name, such as the package to install."""
         return self.remedy.format(package=package_for(name))
 
     def pairs(self, hook: str, answer: Any) -> list[tuple[str, Any]]:

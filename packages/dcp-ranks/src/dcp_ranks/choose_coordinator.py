@@ -28,11 +28,6 @@ def make_coordinator(
 
     The ranks meet at the group's store where they can, else in object collectives; a rank that is alone meets none.
 
-    Example:
-        >>> with make_coordinator(no_dist=True) as ranks:
-        ...     ranks.all_reduce("count samples", lambda: 100, sum)
-        100
-
     Args:
         process_group: The ranks that take part; None takes all.
         no_dist: Take part alone, whatever process groups exist.
@@ -53,6 +48,14 @@ def make_coordinator(
 
     Ranks: every rank of the group, in the same order if several operations are started; waits for none. Call it in the
         thread that starts the operation, before any user code.
+
+    Example:
+        ```python
+        from dcp_ranks import make_coordinator
+
+        with make_coordinator(timeout_seconds=60) as ranks:  # on every rank
+            total = ranks.all_reduce("count samples", lambda: 100, sum)
+        ```
     """
     if no_dist or not (dist.is_available() and dist.is_initialized()):
         return LocalCoordinator(errors=errors)

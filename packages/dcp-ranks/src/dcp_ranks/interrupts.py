@@ -16,6 +16,20 @@ class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():
     """Inside, signals that have a handler in Python are noted; their handlers run at the end of the block.
 
     For short blocks. Python runs handlers in the main thread alone: nothing happens in other threads.
+
+    Example:
+        ```python
+        import signal
+        from dcp_ranks import interrupts_deferred
+
+        seen = []
+        signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            assert not seen
+        assert seen == [signal.SIGINT]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ```
     """
 
     def __init__(self) -> None:

@@ -188,7 +188,7 @@ class WorkerProcess:
         return message
 
     def settle(self) -> None:
-        """If the worker has ended, return only after the `on_end` callback has run."""
+        """Wait for the `on_end` callback if the worker has ended."""
         if self._ended():
             self._tell_end()
 

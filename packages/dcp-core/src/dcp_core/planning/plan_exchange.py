@@ -135,7 +135,7 @@ class PlanExchange:
         return packed
 
     def unpack_results(self, packed: Sequence[list[WriteResult] | PackedResults]) -> list[list[WriteResult]]:
-        """The results of all ranks. On the coordinator."""
+        """Return the write results of all ranks. On the coordinator."""
         return [
             unpack(one, self._final[rank], {} if self._global is None else self._global.layouts[rank])
             if isinstance(one, PackedResults)

@@ -69,12 +69,12 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
 
 
 def unpack(packed: PackedResults, planned: PlannedRows | None, known: dict[bytes, ItemColumns]) -> list[WriteResult]:
-    """The results that another rank packed.
+    """Return the write results that another rank packed.
 
     Args:
-        packed: What it sent.
-        planned: Its items.
-        known: Places of its tensors by digest; gets those that were sent.
+        packed: The message of that rank.
+        planned: The items that it was to write.
+        known: Cache of file locations by digest, from earlier saves; locations in the message are added.
     """
     places = known.get(packed.layout) if packed.places is None else packed.places
     if places is None or planned is None:

@@ -81,7 +81,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
 
 
 class Table:
-    """Columns in the making."""
+    """Builder of a value table: collects the rows of tensors and objects, and makes its columns."""
 
     def __init__(self) -> None:
         self._dtypes: dict[torch.dtype, int] = {}

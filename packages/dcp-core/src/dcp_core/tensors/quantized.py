@@ -139,7 +139,7 @@ def copy_quantized(key: str, target: torch.Tensor, source: torch.Tensor, *, is_w
 
 
 def _parameters(tensor: torch.Tensor) -> dict[str, object]:
-    """Scheme, scale and zero point; nothing for a tensor that has no quantizer yet."""
+    """Return the quantization parameters of a tensor (scheme, scale, zero point); empty without a quantizer."""
     scheme = _scheme(tensor)
     if scheme is None:
         return {}

@@ -82,7 +82,7 @@ def local_header(
 
 
 def descriptor(size: int, crc: int) -> bytes:
-    """Return what follows the data of a record whose CRC its header does not say."""
+    """Return the data descriptor (CRC and sizes) that follows a record whose header was written before its CRC."""
     return struct.pack("<4sI" + ("QQ" if is_wide(size) else "II"), b"PK\x07\x08", crc, size, size)
 
 

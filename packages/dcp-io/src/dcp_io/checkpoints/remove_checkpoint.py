@@ -31,13 +31,13 @@ def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int
 
 
 def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> list[str]:
-    """Remove a checkpoint and whatever saves have left in its folder; the names of files that are not theirs and stay.
+    """Remove a checkpoint and the files that saves left in its folder; returns the names of other files, which stay.
 
-    Beside the index, files go whose names and first bytes say that a save made them. The index goes first: when this is
-    interrupted, what is left is no checkpoint, and calling again ends the work.
+    Besides the index, it removes files whose names and first bytes show that a save made them. The index is removed
+    first: after an interruption no checkpoint is left, and a second call completes the removal.
 
     Args:
-        store: The checkpoint's folder; nothing happens if it is missing. Nobody may be saving to it.
+        store: The checkpoint's folder; nothing happens if it is missing. No process may be saving to it.
         also: Names of further files that belong to the checkpoint, whatever they hold; they go last.
 
     Raises:

@@ -64,6 +64,15 @@ class LocalFolder:
 
     Args:
         path: May be missing.
+
+    Example:
+        ```python
+        from dcp_core import save
+        from dcp_manifest import LocalFolder
+
+        save({"step": 1}, checkpoint_id="step-1")
+        print([entry.name for entry in LocalFolder("step-1").list()])
+        ```
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""Coverage of tensors by their chunks, proven over columns: they lie in it, do not overlap and fill it.
+"""Coverage check of tensors, over columns: chunks are inside their tensor, do not overlap, and leave no hole.
 
 Most tensors are cut along one dimension, into a grid, or not at all: all of them together are a sort for each
 dimension. Only tensors that are cut in other ways are looked at one by one.

@@ -34,7 +34,7 @@ ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
 
 
 class Framing(IntEnum):
-    """How the stored range of an item becomes a value."""
+    """Framing of an item: whether its bytes are bare elements, or a `torch.save` archive."""
 
     RAW = 0
     """Little-endian row-major elements of the chunk, nothing else."""

@@ -65,6 +65,17 @@ class CollectiveCoordinator(PhasedCoordinator):
         coordinator_rank: The rank, within the group, that runs each `reduce_fn`.
         timeout_seconds: How long to wait for this rank's earlier operations on the group.
         errors: The classes of the errors that it raises.
+
+    Example:
+        ```python
+        import torch.distributed as dist
+        from dcp_ranks import CollectiveCoordinator
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        with CollectiveCoordinator(dist.group.WORLD) as ranks:
+            assert ranks.all_reduce("count samples", lambda: 100, sum) == 100
+        dist.destroy_process_group()
+        ```
     """
 
     _sends_own_value = True

@@ -116,7 +116,16 @@ class Coordinator(ABC):
 
 
 class LocalCoordinator(Coordinator):
-    """A group of one process: every phase is a plain call, and an error is raised as it is."""
+    """A group of one process: every phase is a plain call, and an error is raised as it is.
+
+    Example:
+        ```python
+        from dcp_ranks import LocalCoordinator
+
+        with LocalCoordinator() as ranks:
+            assert ranks.broadcast("count words", lambda: 4) == 4
+        ```
+    """
 
     def __init__(self, *, errors: ErrorTypes = ERROR_TYPES) -> None:
         super().__init__(rank=0, world_size=1, coordinator_rank=0, errors=errors)

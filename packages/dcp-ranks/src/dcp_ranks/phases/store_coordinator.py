@@ -47,6 +47,16 @@ class StoreCoordinator(PhasedCoordinator):
         release: Called by `close` when the connection is in order and may be used again.
         peers: Tells when ranks are gone, and carries phases where it relays; None leaves the first to the deadline.
         errors: The classes of the errors that it raises.
+
+    Example:
+        ```python
+        import torch.distributed as dist
+        from dcp_ranks import StoreCoordinator
+
+        store = dist.HashStore()  # of several processes: a `TCPStore`, one connection for each coordinator
+        with StoreCoordinator(store, rank=0, world_size=1) as ranks:
+            assert ranks.all_reduce("count samples", lambda: 100, sum) == 100
+        ```
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class RankProcess:
             send_message(self.connection, message)
 
     def read(self) -> Any:
-        """The next message.
+        """Return the next message of the process.
 
         Raises:
             EOFError: The process has ended.

@@ -51,6 +51,18 @@ class StoreWire:
         prefix: Comes before every key.
         world_size: How many ranks poll this store; more of them poll less often.
         errors: The classes of the errors to raise.
+
+    Example:
+        ```python
+        import torch.distributed as dist
+        from dcp_ranks import StoreWire
+
+        wire = StoreWire(dist.HashStore(), "settings/", world_size=1)
+        wire.put("rate", b"3e-4")
+        data, keys = wire.get("rate")
+        assert data == b"3e-4"
+        wire.delete(keys)
+        ```
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, world_size: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:

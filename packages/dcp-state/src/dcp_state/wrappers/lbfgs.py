@@ -18,7 +18,7 @@ class LbfgsAdapter(OptimizerAdapter):
         return issubclass(kind, torch.optim.LBFGS)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Always raises `UnsupportedOptimizerError`."""
+        """Raise `UnsupportedOptimizerError`, always."""
         raise UnsupportedOptimizerError(
             f"{type(optimizer).__name__} keeps one history for all parameters together, which has no names and cannot "
             "be resharded; save `optimizer.state_dict()` as it is, for a resume with the same parameters"

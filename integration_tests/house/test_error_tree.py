@@ -1,0 +1,71 @@
+"""The tree of errors in the docstring of `dcp_core.errors` is the one that the packages have."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dcp_core import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = sorted({path.parent.name for path in ROOT.glob("packages/*/src/*/__init__.py")} - {"dcp_all"})
+LEFT_OUT = {"testing", "__main__"}
+LINE = re.compile(r"(?P<lines>[│├└─ ]*)(?:(?P<package>dcp_\w+)\.)?(?P<name>\w+)(?: \((?P<others>[\w., ]+)\))?  +\S.*")
+HEADING = re.compile(r"[│ ]*(dcp_\w+):")
+
+
+def drawn() -> dict[str, tuple[str, ...]]:
+    """The lines of the drawing: package and class → the names of its bases, that of the line above it first."""
+    (tree,) = re.findall(r"^```\n(.*?)^```$", inspect.getdoc(errors) or "", re.MULTILINE | re.DOTALL)
+    found: dict[str, tuple[str, ...]] = {}
+    package, above = "", [""]
+    for line in tree.splitlines():
+        if heading := HEADING.fullmatch(line):
+            package = heading[1]
+            continue
+        part = LINE.fullmatch(line)
+        assert part is not None, f"not a line of the tree: {line!r}"
+        depth = len(part["lines"]) // 3
+        others = part["others"].split(", ") if part["others"] else []
+        bases = (above[depth], *others) if depth else tuple(others)
+        found[f"{part['package'] or package}.{part['name']}"] = bases
+        above[depth + 1 :] = [part["name"]]
+    return found
+
+
+def modules(package: str) -> Iterator[str]:
+    yield package
+    for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        if not LEFT_OUT & {*info.name.split(".")}:
+            yield info.name
+
+
+def defined() -> dict[str, tuple[str, ...]]:
+    """The exceptions of all packages with their bases, those of another package's with its name if two are alike."""
+    found = {}
+    for package in PACKAGES:
+        for name in modules(package):
+            for kind in vars(importlib.import_module(name)).values():
+                public = inspect.isclass(kind) and issubclass(kind, BaseException) and not kind.__name__.startswith("_")
+                if public and kind.__module__ == name:
+                    found[f"{package}.{kind.__name__}"] = tuple(map(spelled, kind.__bases__))
+    return found
+
+
+def spelled(base: type) -> str:
+    package = base.__module__.partition(".")[0]
+    return f"{package}.{base.__name__}" if package in ("dcp_ranks", "dcp_hooks") else base.__name__
+
+
+def test_the_drawing_is_the_hierarchy() -> None:
+    of_one_package = {"dcp_ranks", "dcp_hooks"}  # their classes are drawn below their own, without the package's name
+    classes = {
+        name: tuple(base.rpartition(".")[2] if name.partition(".")[0] in of_one_package else base for base in bases)
+        for name, bases in defined().items()
+    }
+    assert len(classes) > 50, "few found: the test looks in the wrong place"
+    assert drawn() == classes
