@@ -273,7 +273,7 @@ class CheckpointManager:
         found = dict(metrics or {})
         self._last_save = time.monotonic()
         try:
-            values = self._prepare(step, state, found)
+            values = self._upkeep.take_state(step, state, found)
             if self._saver is not None:
                 return self._save_later(self._saver, step, values)
             save(
@@ -289,19 +289,6 @@ class CheckpointManager:
             raise
         self._upkeep.ended(step, saved=True)
         return None
-
-    def _prepare(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return the state; on the coordinator, prepare the folder, too. An error of one rank is raised on all."""
-        values: dict[str, Any] = {}
-
-        def own() -> None:
-            values.update(state() if callable(state) else state)
-
-        def make_ready(_: list[None]) -> None:
-            self._upkeep.prepare(step, metrics)
-
-        self._ranks.combine("prepare a save", own, make_ready)
-        return values
 
     def _save_later(self, saver: Saver, step: int, values: dict[str, Any]) -> Future[Metadata]:
         group, alone = self._ranks.process_group, self._ranks.no_dist

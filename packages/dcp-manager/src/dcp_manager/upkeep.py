@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -49,6 +49,21 @@ class Upkeep:
         self._ranks = ranks
         self._lock = threading.RLock()
         self._preparing: set[int] = set()
+
+    def take_state(
+        self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]], metrics: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """Return the state; on the coordinator, prepare the folder, too. An error of one rank is raised on all."""
+        values: dict[str, Any] = {}
+
+        def own() -> None:
+            values.update(state() if callable(state) else state)
+
+        def make_ready(_: list[None]) -> None:
+            self.prepare(step, metrics)
+
+        self._ranks.combine("prepare a save", own, make_ready)
+        return values
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prepare the folder of a step. Raises StepWentBackError, as the guard decides. Coordinator."""
