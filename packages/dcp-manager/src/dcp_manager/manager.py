@@ -55,17 +55,15 @@ class CheckpointManager:
         keep_policy: Which checkpoints stay; nothing is removed if None.
         saver: Saves in the background (`dcp_async.AsyncSaver("process")`, …); None saves while the caller waits. What
             happens when a save is due while another runs is the saver's policy. It stays the caller's to close.
-        writer: Makes the storage writer of a checkpoint id, to choose its options; None takes what the root's scheme
-            names.
+        writer: Makes the storage writer of a checkpoint id, to choose its options; None takes that of the scheme.
         reader: Makes the storage reader of a checkpoint id, likewise.
         storage_options: Of the storage, such as an endpoint; given to the root's reader and writer as well.
         process_group: The ranks of the run; None takes all.
         no_dist: This process alone, whatever process groups exist.
         timeout_seconds: How long ranks wait for each other in one phase.
         peers: How ranks watch each other.
-        preemption_seconds: After a signal that ends the training, and from that signal on: how long ranks wait for each
-            other in a save, and how long this one waits for saves in the background, before the last save and in
-            `close`. None for no such end.
+        preemption_seconds: The time left after a signal that ends the training: it bounds how long ranks wait for each
+            other in a save, and for saves in the background before the last save and in `close`. None for no bound.
         close_seconds: How long `wait` and `close` wait for saves in the background otherwise.
         tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises;
             those in the background count when they have ended.
@@ -79,15 +77,13 @@ class CheckpointManager:
 
     Example:
         ```python
-        import torch
         from dcp_manager import CheckpointManager, EverySteps, KeepLast
 
-        model = torch.nn.Linear(4, 2)
+        state = {"step": 0}
         with CheckpointManager("run", save_policy=EverySteps(10), keep_policy=KeepLast(2)) as manager:
-            restored = manager.restore({"model": model.state_dict()})
-            for step in range(1 if restored is None else restored.step + 1, 51):
-                manager.maybe_save(step, lambda: {"model": model.state_dict()})
-            assert manager.latest() == 50
+            manager.restore(state)
+            for state["step"] in range(state["step"] + 1, 51):
+                manager.maybe_save(state["step"], state)
         ```
     """
 
@@ -154,9 +150,7 @@ class CheckpointManager:
         return self._catalogue.records()
 
     def latest(self) -> int | None:
-        """Return the newest step with a checkpoint that is not known to be damaged; None if there is none.
-
-        It is the highest step, not the one made last: see `restore`.
+        """Return the highest step (not the one made last) whose checkpoint is not known to be damaged, or None.
 
         Ranks: one; not collective.
         """
@@ -341,9 +335,7 @@ class CheckpointManager:
         return restore_newest(self._catalogue, self._ranks, load_step)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for all saves in the background. Raises an error of any of them on all ranks.
-
-        Of several failures the first is raised, and the others by the next calls.
+        """Wait for all saves in the background; raises their first error on all ranks, others by the next calls.
 
         Args:
             seconds: How long to wait; None takes `close_seconds`, or what is left of `preemption_seconds`.
@@ -361,10 +353,7 @@ class CheckpointManager:
             self._tolerance.raise_owed()
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves as `wait` does, and restore the signal handlers. Raises errors of saves.
-
-        Of several failures the first is raised, the others are logged.
-        """
+        """Wait for all saves as `wait` does, and restore the signal handlers. Further errors are logged."""
         try:
             self.wait(seconds)
         finally:

@@ -53,7 +53,7 @@ def create_default_local_load_plan(state_dict: dict[str, Any], metadata: Metadat
 
 
 def create_default_global_load_plan(all_plans: list[LoadPlan]) -> list[LoadPlan]:
-    """The plans as they are: what a rank reads is its own affair."""
+    """Return the plans unchanged: each rank reads what its own template needs."""
     return all_plans
 
 
