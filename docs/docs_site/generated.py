@@ -17,7 +17,7 @@ PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml")
 BESIDE_THE_FRONT_DOOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "dcp_async": ("saver",),
-        "dcp_core": ("plugins", "transforms", "block_transforms", "testing.conformance"),
+        "dcp_core": ("plugins", "toolkit", "transforms", "block_transforms", "testing.conformance"),
         "dcp_format": ("converters",),
         "dcp_io": ("testing",),
         "dcp_ranks": ("testing.ranks",),
@@ -27,6 +27,7 @@ BESIDE_THE_FRONT_DOOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Modules that users import from although the package's `__init__` does not offer their names."""
 HOOK_TABLES = {
     "storage": "dcp_register_storage",
+    "stores": "dcp_register_stores",
     "transforms": "dcp_register_transforms",
     "savers": "dcp_register_savers",
     "state_adapters": "dcp_register_state_adapters",

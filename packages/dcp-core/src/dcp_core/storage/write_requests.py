@@ -56,7 +56,7 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
     kinds: dict[tuple[int, tuple[int, ...]], _SmallTensors] = {}
     for row, (name, dtype, shape, whole) in enumerate(rows):
         value = values.get(name) if whole else None
-        if not _is_as_planned(value, dtypes[dtype], shape):
+        if not _is_as_planned(value, dtypes[dtype]):
             for item in columns.tensor_items(row):
                 yield _item_request(item, planner)
             continue
@@ -69,9 +69,9 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
         yield _item_request(object_item(name, nbytes), planner)
 
 
-def _is_as_planned(value: object, dtype: torch.dtype, shape: tuple[int, ...]) -> TypeGuard[torch.Tensor]:
+def _is_as_planned(value: object, dtype: torch.dtype) -> TypeGuard[torch.Tensor]:
     """Whether a value is an ordinary tensor of what the plan says; a planner may have planned it otherwise."""
-    return is_plain(value) and not value.is_quantized and value.dtype is dtype and value.shape == shape
+    return is_plain(value) and not value.is_quantized and value.dtype is dtype
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +105,7 @@ class _WholeTensor:
     def resolve(self) -> Payload:
         """The tensor's bytes: a copy of a few, a view of many."""
         tensor, nbytes = self.tensor, self.cost_bytes
-        if tensor.nbytes != nbytes:
+        if tensor.shape != self.shape or tensor.nbytes != nbytes:
             raise PayloadError(f"{self.key!r} was planned with sizes {self.shape} but has {tuple(tensor.shape)} now")
         if nbytes <= _SMALL_BYTES and (data := small_bytes(tensor)) is not None:
             return Payload(data, Framing.RAW, self.dtype, self.shape)
