@@ -1,8 +1,8 @@
 """Recognition of files that saves made, by their names and first bytes: no other file is ever removed.
 
-A marker, an index or a name may have been made by anybody. So a file goes only if its name is one that saves give and
-it begins as what they write there begins, or if nothing of it was written: data files begin with a mark that names
-their save, indexes as a pickle, markers and notes as JSON.
+A marker, an index or a name may be forged. So a file is removed only if its name is one that saves give and it begins
+as their files do, or is empty: data files begin with a mark that names their save, indexes as a pickle, markers and
+notes as JSON.
 """
 
 from __future__ import annotations
