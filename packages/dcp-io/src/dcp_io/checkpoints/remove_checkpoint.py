@@ -62,7 +62,7 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
 def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
     """Remove the files that dead saves have left beside a checkpoint, unless they are part of it.
 
-    What the next save to the same folder would do first; for folders to which nobody saves again.
+    The next save to the same folder would do the same first; for folders to which no process saves again.
 
     Args:
         store: The checkpoint's folder.

@@ -166,7 +166,7 @@ def plan_reads(
 
     Args:
         wanted: Of non-empty ranges of items in one file, which is known to hold them.
-        rehearse: The reads are only checked: nobody wants the bytes.
+        rehearse: The reads are only checked: no request gets the bytes.
         step_bytes: Most bytes of a step (but at least one CRC block), and of a read of several small items.
         gap_bytes: Unwanted bytes between two small items that are read rather than skipped; None as for disks.
     """

@@ -148,7 +148,7 @@ class StreamStore(Store):
             names.add(METADATA_NAME)
         else:
             names.update(self._rank_indexes())
-        now = time.time()  # of a time that nobody knows, only that it is past
+        now = time.time()  # the true time is unknown, only that it is past
         return [Entry(name, self.size(name), now) for name in sorted(names) if self.exists(name)]
 
     def _rank_indexes(self) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Stream encoding of payloads on their way into a file.
 
 How long the result is shows only at its end, so it is kept until then: in memory up to a limit, then in a file that
-nobody else sees.
+no other process sees.
 """
 
 from __future__ import annotations

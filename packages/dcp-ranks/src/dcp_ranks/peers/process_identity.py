@@ -37,7 +37,7 @@ def own_identity() -> ProcessIdentity:
     """Return the identity of this process; also right in a process that was forked."""
     try:
         return ProcessIdentity(_host(), os.getpid(), _start_of(os.getpid()))
-    except (OSError, ValueError, IndexError):  # not Linux: shares its machine with nobody, as far as we can tell
+    except (OSError, ValueError, IndexError):  # not Linux: counts as the only rank on its machine
         return ProcessIdentity(f"unknown {uuid.uuid4().hex}", os.getpid(), 0)
 
 

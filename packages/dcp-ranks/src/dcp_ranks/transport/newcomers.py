@@ -40,7 +40,7 @@ class Guests:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = door.accept()
-            except OSError:  # nobody more, or gone again, or no descriptor left
+            except OSError:  # no connection waits, or it is gone again, or no descriptor left
                 return
             link = Link(connection, peer_timeout_seconds)
             self._came[link] = time.monotonic()
