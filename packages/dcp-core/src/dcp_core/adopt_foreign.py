@@ -1,8 +1,8 @@
-"""Storages and planners of other libraries, made ours by an installed bridge.
+"""Adapters for storages and planners of other libraries, made by an installed bridge.
 
-Nothing here imports such a library: what an object is, the modules of its base classes tell. Each function gives back
-what is ours already, None, and what only has the methods; it raises PluginNotFoundError for an object of
-`torch.distributed.checkpoint` where no bridge is installed, and TypeError for one of ours that has another role.
+Nothing here imports such a library: an object's library is read from the modules of its base classes. Each function
+returns unchanged objects of ours, None, and objects that only have the methods; it raises PluginNotFoundError for an
+object of `torch.distributed.checkpoint` if no bridge is installed, and TypeError for one of ours in another role.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ _ROLES: tuple[type[Any], ...] = (StorageWriter, StorageReader, SavePlanner, Load
 
 
 def adopt_writer(value: StorageWriter | None) -> StorageWriter | None:
-    """What a caller passed as a storage writer, as one of ours."""
+    """Return a storage writer that a caller passed as one of ours, through a bridge if need be."""
     made: StorageWriter | None = _adopted(value, StorageWriter)
     return made
 
 
 def adopt_reader(value: StorageReader | None) -> StorageReader | None:
-    """What a caller passed as a storage reader, as one of ours."""
+    """Return a storage reader that a caller passed as one of ours, through a bridge if need be."""
     made: StorageReader | None = _adopted(value, StorageReader)
     return made
 
 
 def adopt_save_planner(value: SavePlanner | None) -> SavePlanner | None:
-    """What a caller passed as the planner of a save, as one of ours."""
+    """Return the planner of a save that a caller passed as one of ours, through a bridge if need be."""
     made: SavePlanner | None = _adopted(value, SavePlanner)
     return made
 
 
 def adopt_load_planner(value: LoadPlanner | None) -> LoadPlanner | None:
-    """What a caller passed as the planner of a load, as one of ours."""
+    """Return the planner of a load that a caller passed as one of ours, through a bridge if need be."""
     made: LoadPlanner | None = _adopted(value, LoadPlanner)
     return made
 
@@ -58,7 +58,7 @@ def _adopted(value: Any, role: type[Any]) -> Any:
 
 
 def _home(kind: type, role: str) -> str | None:
-    """The package of the base class called `role`, if it is stock or has a bridge."""
+    """Return the package of the base class called `role`, if it is stock or has a bridge."""
     modules = [base.__module__ for base in kind.__mro__ if base.__name__ == role]
     if not modules:
         return None

@@ -142,7 +142,7 @@ __all__ = [
 class CheckpointException(DcpError, dcp_ranks.PhaseFailedError):  # noqa: N818 - stock's name
     """A phase of a save or load failed on at least one rank; the same facts are raised on every rank.
 
-    Also a RuntimeError, which stock raises where a call of ours fails within a phase, as that no storage takes an id.
+    Also a RuntimeError, which stock raises for some of these failures, such as an id that no storage takes.
 
     Args:
         msg: What failed, in words; begins `str(error)`.
@@ -192,11 +192,11 @@ RANK_ERRORS: Final = dcp_ranks.ErrorTypes(
     rank_disagreement=RankDisagreementError,
     operation=OperationError,
 )
-"""For every coordinator that a package over this one makes: then `except DcpError` catches what it raises."""
+"""Error classes for every coordinator that a package over this one makes, so that `except DcpError` catches them."""
 
 
 class MissingKeyError(DcpError, KeyError):
-    """A name that was asked for is not in the checkpoint."""
+    """The checkpoint has no value of a requested name."""
 
     def __str__(self) -> str:
         # KeyError would show the repr of the message.
@@ -204,7 +204,7 @@ class MissingKeyError(DcpError, KeyError):
 
 
 class NotEnoughMemoryError(DcpError, MemoryError):
-    """A value that is to be loaded whole is larger than what can be allocated."""
+    """A value to load whole is larger than the memory that can be allocated."""
 
 
 class DuplicateKeyError(DcpError, ValueError):

@@ -1,4 +1,4 @@
-"""What a save or load tells observers and the log: each phase as it starts and ends, and which rank was slowest."""
+"""Events of saves and loads for observers and the log: start and end of each phase, and the slowest rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = library_logger(__name__)
 
 
 class Phase:
-    """One phase on one rank, while it runs."""
+    """A running phase on one rank."""
 
     def __init__(self) -> None:
         self.bytes: int | None = None
@@ -31,7 +31,7 @@ class Phase:
         self.own_seconds = 0.0
 
     def timed(self, function: Callable[[], T]) -> Callable[[], T]:
-        """The function; what it takes counts as this rank's own part of the phase, without waiting for others."""
+        """Wrap a function so that its duration counts as this rank's share of the phase, without waiting for others."""
 
         def call() -> T:
             start = time.monotonic()
@@ -44,11 +44,11 @@ class Phase:
 
 
 class Operation:
-    """One save or load on one rank, as others see it.
+    """Reporter of one save or load on one rank to observers and the log.
 
     Args:
         name: `save` or `load`.
-        coordinator: Of this operation; knows who was slowest.
+        coordinator: The coordinator of this operation; knows the slowest rank.
         checkpoint_id: As the caller gave it.
     """
 
@@ -59,7 +59,7 @@ class Operation:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Tell that a phase starts, and how it ends."""
+        """Report the start and the end of a phase."""
         phase = Phase()
         self._tell(name, "started")
         start = time.monotonic()
@@ -82,7 +82,7 @@ class Operation:
         )
 
     def _tell(self, phase: str, state: str, **facts: Any) -> None:
-        """Tell of a phase; `facts` are fields of the event."""
+        """Send an event of a phase to observers and the log; `facts` are fields of the event."""
         rank, world_size = self._coordinator.rank, self._coordinator.world_size
         event = CheckpointEvent(self._name, phase, state, rank, self._checkpoint_id, **facts)
         level = logging.WARNING if state == "failed" else logging.INFO

@@ -1,4 +1,4 @@
-"""The hooks of plug-ins, which are defined in `dcp_hooks`: a plug-in module imports them from there, without torch."""
+"""Hook specifications for plug-ins, defined in `dcp_hooks`: a plug-in module imports them from there, without torch."""
 
 from dcp_hooks.hookspecs import (
     ANY_SCHEME,

@@ -44,7 +44,7 @@ from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_co
 __all__ = ["load", "load_by_reader", "load_keys", "load_state_dict"]
 
 _MAX_ATTEMPTS = 3
-# Global steps that give back the plans as they are.
+# Global planning steps that return the plans unchanged.
 _IDENTITIES = (DefaultLoadPlanner.create_global_plan, ByteStorageReader.prepare_global_plan)
 
 
@@ -67,7 +67,7 @@ def load(
         state_dict: The template: tensors are filled in their own memory, each rank's shards only; objects are
             replaced. A `Stateful` value stands for its `state_dict()`, and gets it back through `load_state_dict`.
         checkpoint_id: Where to load from: a folder, or a URI that an installed storage handles.
-        storage_reader: Used instead of the one that `checkpoint_id` would choose.
+        storage_reader: Used instead of the storage that `checkpoint_id` selects.
         planner: Decides what is read into what; `DefaultLoadPlanner` if None.
         process_group: The ranks that load together; None takes all.
         no_dist: Load in this process alone, whatever process groups exist.
@@ -125,7 +125,7 @@ def load_by_reader(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """What `load_state_dict` does, with the reader as it is: stock's private `_load_state_dict`, which clients import.
+    """Load as `load_state_dict` does, the reader as it is: stock's private `_load_state_dict`, which clients import.
 
     Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
     """
@@ -197,7 +197,7 @@ class _Load:
     plan: LoadPlan | None = None
     rank_values: RankValues | None = None
     exchanges: bool = True
-    """Whether the ranks' plans go through the coordinator; with identity steps everywhere none of them travels."""
+    """Whether the ranks' plans go through the coordinator; if all global steps are identities, no plan is sent."""
 
     def run(self) -> LoadReport:
         place = self.checkpoint_id if self.checkpoint_id is not None else self.reader_can().checkpoint_id
@@ -223,7 +223,7 @@ class _Load:
         return report
 
     def prepare(self) -> bool:
-        """Take the template; whether this rank's planner or reader makes something of the plans of all ranks."""
+        """Take the template; returns whether this rank's planner or reader changes the global plan in its own step."""
         self.reader = resolve_reader(self.reader, self.checkpoint_id)
         self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}
         self.template = with_states(self.state_dict)
@@ -248,7 +248,7 @@ class _Load:
         return self.plan if self.exchanges else None, _save_id(self.metadata)
 
     def restore_rank_values(self) -> None:
-        """Put per-rank values back where they were in the template, with what was loaded for them."""
+        """Restore the `PerRank` values of the template, with the loaded values in them."""
         if self.rank_values is not None:
             self.rank_values.restore()
 
@@ -265,7 +265,7 @@ class _Load:
         return [*self._reader().prepare_global_plan(self.planner.create_global_plan(plans))]
 
     def read(self, *, last: bool) -> bool:
-        """Read this rank's items; True if the checkpoint was replaced meanwhile and must be planned anew."""
+        """Read this rank's items; True if the checkpoint was replaced meanwhile, and the load must be planned again."""
         if self.plan is None or self.metadata is None:
             raise DcpError("the load was not planned")
         reader = self._reader()
@@ -311,7 +311,7 @@ class _Load:
         return found
 
     def reader_can(self) -> ReaderAbilities:
-        """What the reader offers beside the methods of `StorageReader`, as of now."""
+        """Return the reader's optional abilities at this moment, beyond the methods of `StorageReader`."""
         return abilities(self.reader, ReaderAbilities)
 
     def _reader(self) -> StorageReader:
@@ -337,7 +337,7 @@ def _load(
 
 
 def _read_metadata(reader: StorageReader, rank: int) -> Metadata:
-    """The metadata, from rank-local metadata for readers in stock's style that find no other."""
+    """Read the metadata; rank-local metadata for readers in stock's style that find no other."""
     try:
         return as_metadata(reader.read_metadata())
     except DcpError:

@@ -1,4 +1,4 @@
-"""The loggers of packages over `dcp_core`: the name that it logs under itself, and what makes records safe to show."""
+"""Logger names of `dcp_core` and of packages over it, and escaping of log records so that they are safe to print."""
 
 from dcp_manifest.logs import library_logger
 

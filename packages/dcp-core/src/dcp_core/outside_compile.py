@@ -1,4 +1,4 @@
-"""`torch.compile` and calls into this library: they run as they are written, never traced."""
+"""Exclusion of this library from `torch.compile`: its functions run as they are written, never traced."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What installed plug-ins offer to saves and loads, with the errors of this package; `dcp_hooks` finds them.
+"""Plug-ins for saves and loads, looked up through `dcp_hooks`, with the error classes of this package.
 
-The functions here ask one registry for the whole process. Importing this module reads no entry points.
+The functions here use one registry for the whole process. Importing this module reads no entry points.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ class StorageBackend:
     plugin: PluginInfo
 
     def load_reader(self) -> Any:
-        """What makes a reader from a checkpoint id. Raises PluginLoadError."""
+        """Import and return the factory of readers, which takes a checkpoint id. Raises PluginLoadError."""
         return resolve(self.spec.reader, self.plugin, errors=_ERRORS)
 
     def load_writer(self) -> Any:
-        """What makes a writer from a checkpoint id. Raises PluginLoadError."""
+        """Import and return the factory of writers, which takes a checkpoint id. Raises PluginLoadError."""
         return resolve(self.spec.writer, self.plugin, errors=_ERRORS)
 
 
 def storage_for(uri: str) -> StorageBackend:
-    """The storage for a checkpoint id.
+    """Return the storage for a checkpoint id, by its URI scheme.
 
     Args:
         uri: `scheme://…`, or a path.
 
     Raises:
         PluginNotFoundError: No installed package handles the scheme; names the one to install.
-        PluginLoadError: None works, but one that is broken may.
-        DuplicatePluginError: Two do.
-        InvalidPlaceError: It is empty, or a URI that has lost a slash.
+        PluginLoadError: No plug-in for the scheme works, and a broken one may handle it.
+        DuplicatePluginError: Two plug-ins handle the scheme.
+        InvalidPlaceError: The id is empty, or a URI that has lost a slash.
     """
     scheme = scheme_of(uri)
     if scheme == "file":
@@ -76,27 +76,27 @@ def storage_for(uri: str) -> StorageBackend:
 
 
 def transform(descriptor: str) -> Any:
-    """The factory of a transform, by its descriptor (`stream.zstd/1`) or registry name. Raises like `storage_for`."""
+    """Return a transform's factory by descriptor (`stream.zstd/1`) or registry name. Raises like `storage_for`."""
     return installed.factory("transforms", descriptor.partition("/")[0], errors=_ERRORS)
 
 
 def saver(name: str) -> Any:
-    """The factory of an asynchronous saver. Raises like `storage_for`."""
+    """Return the factory of an asynchronous saver. Raises like `storage_for`."""
     return installed.factory("savers", name, errors=_ERRORS)
 
 
 def state_adapter(name: str) -> Any:
-    """An adapter between modules or optimizers and tensors. Raises like `storage_for`."""
+    """Return an adapter between modules or optimizers and tensors. Raises like `storage_for`."""
     return installed.factory("state_adapters", name, errors=_ERRORS)
 
 
 def converter(name: str) -> Any:
-    """The converter of a format. Raises like `storage_for`."""
+    """Return the converter of a format. Raises like `storage_for`."""
     return installed.factory("converters", name, errors=_ERRORS)
 
 
 def bridge(package: str) -> Any:
-    """What makes storages and planners of ours of another library's, by the name of its package.
+    """Return the bridge that adapts storages and planners of another library, by the name of its package.
 
     Raises like `storage_for`.
     """
@@ -104,10 +104,10 @@ def bridge(package: str) -> Any:
 
 
 def register(plugin: object, *, name: str) -> None:
-    """Add a plug-in without an entry point, for this process. Raises PluginLoadError if it is not valid."""
+    """Register a plug-in without an entry point, for this process. Raises PluginLoadError if it is not valid."""
     installed.register(plugin, name=name, errors=_ERRORS)
 
 
 def unregister(name: str) -> None:
-    """Remove what `register` added. Raises PluginNotFoundError."""
+    """Remove a plug-in that `register` added. Raises PluginNotFoundError."""
     installed.unregister(name, errors=_ERRORS)

@@ -1,4 +1,4 @@
-"""Old calls `save(state_dict, writer)` and `load(state_dict, reader)`: the storage as a positional argument.
+"""Positional storage arguments of old calls: `save(state_dict, writer)` and `load(state_dict, reader)`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.utils._api_bc_check` (which calls are taken, and the warning).
 """

@@ -53,16 +53,16 @@ def save(
 ) -> Metadata:
     """Save a state dict; when it returns, the checkpoint exists and is durable.
 
-    When it raises, what loads from there is what was there before, or nothing; or the new checkpoint, if the failure
-    came after the last step. It is never a mixture.
+    When it raises, the checkpoint there is the previous one, or none; or the new one, if the failure came after the
+    last step. It is never a mixture.
 
     Args:
         state_dict: Names → tensors of any kind, nested containers, objects; a `Stateful` value stands for its
             `state_dict()`, a `PerRank` one for the value of each rank. Not changed.
         checkpoint_id: Where to save: a folder, or a URI that an installed storage handles.
-        storage_writer: Used instead of the one that `checkpoint_id` would choose. One of
+        storage_writer: Used instead of the storage that `checkpoint_id` selects. One of
             `torch.distributed.checkpoint` is taken as well where dcp-bridge is installed, as is such a planner.
-        planner: Decides what is written by whom; `DefaultSavePlanner` if None. One planner serves one save at a time.
+        planner: Decides which rank writes which item; `DefaultSavePlanner` if None. It serves one save at a time.
         process_group: The ranks that save together; None takes all.
         no_dist: Save from this process alone, whatever process groups exist.
         use_collectives: False lets every rank plan alone: no deduplication, and an index per rank.
@@ -135,11 +135,11 @@ class _Save:
     bytes_written: int = 0
 
     def place(self) -> CheckpointId | None:
-        """Where to save, as far as it is known without asking anybody."""
+        """Return the checkpoint id, as far as it is known without the other ranks."""
         return self.checkpoint_id if self.checkpoint_id is not None else self.can().checkpoint_id
 
     def can(self) -> WriterAbilities:
-        """What the writer offers beside the methods of `StorageWriter`."""
+        """Return the writer's optional abilities, beyond the methods of `StorageWriter`."""
         return abilities(self.writer, WriterAbilities)
 
     def plan_locally(self) -> SavePlan:
@@ -157,7 +157,7 @@ class _Save:
         self._set_up_writer()
         plan = self.writer.prepare_local_plan(self.planner.create_local_plan())
         if plan.aliases and not can.stores_aliases:
-            # It would publish names that nothing is stored under: each gets its own data, as in stock.
+            # It would publish names that have no stored data: instead each gets its own data, as in stock.
             plan = replace(plan, aliases=None)
         return plan
 
@@ -183,7 +183,7 @@ class _Save:
         return results
 
     def publish(self, metadata: Metadata | None, results: list[list[WriteResult]]) -> dict[str, Any] | None:
-        """Make the checkpoint exist. Returns what other ranks need for the metadata, if they cannot read it."""
+        """Publish the checkpoint. Returns the fields of the metadata that other ranks need, if they cannot read it."""
         if metadata is None:
             raise RuntimeError("the save was not planned")
         self.metadata = metadata
@@ -193,13 +193,13 @@ class _Save:
         return dict(vars(metadata)) if self.can().published_metadata is None else None
 
     def save_alone(self) -> None:
-        """A whole save of this rank's own items, without any other rank."""
+        """Save this rank's own items alone, without any other rank."""
         plans, metadata = self.planner.create_global_plan([self.plan_locally()])
         (plan,) = placed_plans(self.chosen_writer(), plans)
         self.publish(metadata, [self.write(plan)])
 
     def result(self, fields: dict[str, Any] | None) -> Metadata:
-        """The checkpoint's metadata; `fields` as `publish` gave them, perhaps on another rank."""
+        """Return the checkpoint's metadata; `fields` are those that `publish` returned, perhaps on another rank."""
         if self.metadata is not None:
             return self.metadata
         if fields is not None:
@@ -219,14 +219,14 @@ class _Save:
             _log.exception("rank %d: clearing up a failed save failed too", self.coordinator.rank)
 
     def chosen_writer(self) -> StorageWriter:
-        """The writer, once the local plan is there."""
+        """Return the writer, after the local plan is made."""
         if self.writer is None:
             raise RuntimeError("the save was not planned")
         return self.writer
 
 
 def _twin(writer: StorageWriter) -> StorageWriter:
-    """A copy of a writer for a look at the metadata that may come after the writer's next save to another id."""
+    """Copy a writer, to read the metadata back even after the writer's next save to another id."""
     try:
         return copy.copy(writer)
     except Exception:  # noqa: BLE001 - a subclass may hold what cannot be copied; the checkpoint exists all the same
@@ -243,16 +243,16 @@ def save_with(
     use_collectives: bool = True,
     group: Hashable = None,
 ) -> Metadata:
-    """`save` by ranks that meet through a coordinator made beforehand, in any thread or process.
+    """Save, as `save` does, through a coordinator made beforehand, in any thread or process.
 
     Args:
         coordinator: Made for this save, in the thread that started it; it is closed here.
         state_dict: See `save`, as for the other arguments.
         checkpoint_id: Where to save.
-        storage_writer: Used instead of the one that `checkpoint_id` would choose.
-        planner: Decides what is written by whom.
+        storage_writer: Used instead of the storage that `checkpoint_id` selects.
+        planner: Decides which rank writes which item.
         use_collectives: False lets every rank plan alone.
-        group: What tells this group of ranks from others, for plans that are used again.
+        group: Identifies this group of ranks in the cache of plans.
 
     Returns:
         The checkpoint's metadata.
@@ -296,10 +296,10 @@ def _carry_out(run: _Save, plans: PlanExchange) -> Metadata:
 
 
 def _intent(run: _Save) -> tuple[str, str, bool]:
-    """What must be equal on all ranks for a save to make sense."""
+    """Return the settings of a save that must be equal on all ranks."""
     # Subclasses of one planner may be mixed: their plans are of one kind.
     planner = abilities(run.planner, SavePlannerAbilities).stands_for or run.planner
     kinds = [cls for cls in type(planner).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
-    # Of relative paths, folders are compared: ranks may have different working folders.
+    # Relative paths are compared as absolute ones: ranks may have different working folders.
     place = absolute_id_for(run.writer, run.checkpoint_id)
     return os.fspath(place or ""), (kinds or [type(planner)])[-1].__qualname__, run.use_collectives

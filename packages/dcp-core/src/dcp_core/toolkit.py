@@ -1,4 +1,4 @@
-"""Parts for packages that extend this one: savers, storages, planners, converters and adapters of state dicts.
+"""Toolkit for packages that extend this one: savers, storages, planners, converters and adapters of state dicts.
 
 What users call is in `dcp_core` itself. These names are as stable, and everything else in this package may change.
 """

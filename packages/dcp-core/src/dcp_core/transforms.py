@@ -1,4 +1,4 @@
-"""Front door of `dcp_core.encoding.transforms`, for packages that bring a transform."""
+"""Front door of `dcp_core.encoding.transforms`, for packages that offer a transform."""
 
 from __future__ import annotations
 

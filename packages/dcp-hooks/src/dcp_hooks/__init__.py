@@ -1,7 +1,7 @@
-"""Plug-ins of the project `dcp`: the hooks that they implement, and finding by name what installed packages offer.
+"""Plug-ins of the project `dcp`: hook specifications, and discovery of installed plug-ins by name.
 
-What a storage, a transform or a converter must do is defined by the packages that use it. Names are imported when they
-are first used: plug-in modules, and the packages that look for them, must be quick to import.
+The contracts of storages, transforms and converters are defined by the packages that use them. Names are imported on
+first use: plug-in modules, and the packages that look for them, must be quick to import.
 """
 
 from __future__ import annotations

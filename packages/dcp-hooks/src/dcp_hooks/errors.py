@@ -1,4 +1,4 @@
-"""The errors of looking for plug-ins.
+"""Errors of the search for plug-ins.
 
     HookError
     ├── PluginNotFoundError      also LookupError, RuntimeError
@@ -16,9 +16,9 @@ __all__ = ["ERROR_TYPES", "DuplicatePluginError", "ErrorTypes", "HookError", "Pl
 
 
 class HookError(Exception):
-    """Base class of what this package raises on purpose.
+    """Base class of the errors that this package raises on purpose.
 
-    Its message is safe for terminals and logs: what is not printable in a name is shown as an escape sequence.
+    Its message is safe for terminals and logs: unprintable characters in names are shown as escape sequences.
     """
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What installed plug-ins offer: one registry for the whole process. Importing this module reads no entry points.
+"""Installed plug-ins: one registry for the whole process. Importing this module reads no entry points.
 
 from dcp_hooks import installed
 
@@ -33,12 +33,12 @@ _diverted: Callable[[CheckpointEvent], object] | None = None
 
 
 def list() -> tuple[PluginInfo, ...]:  # noqa: A001 - reads as `installed.list()`
-    """Every plug-in of this process, broken ones included."""
+    """Return every plug-in of this process, broken ones included."""
     return _registry.infos()
 
 
 def names(table: str) -> tuple[str, ...]:
-    """The names that plug-ins offer in one table, sorted.
+    """Return the names that plug-ins offer in one table, sorted.
 
     Args:
         table: `storage`, `stores`, `transforms`, `savers`, `state_adapters`, `converters` or `bridges`.
@@ -47,27 +47,27 @@ def names(table: str) -> tuple[str, ...]:
 
 
 def find(table: str, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> tuple[Any, PluginInfo]:
-    """The entry of a table under a name, a record or `module:attribute`, and its plug-in: see `PluginRegistry.find`."""
+    """Find the entry of a name in a table, and its plug-in: see `PluginRegistry.find`."""
     return _registry.find(table, name, errors=errors)
 
 
 def offered(table: str, name: str) -> tuple[tuple[Any, PluginInfo], ...]:
-    """Every entry of a table under a name, each with its plug-in, in the order of discovery."""
+    """Return every entry of a table under a name, each with its plug-in, in the order of discovery."""
     return _registry.offered(table, name)
 
 
 def factory(table: str, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> Any:
-    """What a table of `module:attribute` names, imported. Raises like `PluginRegistry.find`."""
+    """Import the `module:attribute` of an entry and return it. Raises like `PluginRegistry.find`."""
     return _registry.factory(table, name, errors=errors)
 
 
 def import_offers(info: PluginInfo) -> None:
-    """Import all that a plug-in names as `module:attribute`. Raises PluginLoadError."""
+    """Import everything that a plug-in names as `module:attribute`. Raises PluginLoadError."""
     _registry.import_offers(info)
 
 
 def emit(event: CheckpointEvent) -> None:
-    """Notify all observers of an event; never raises what an observer raises."""
+    """Notify all observers of an event; never raises an observer's error."""
     if _diverted is None:
         _registry.emit(event)
     else:
@@ -75,19 +75,19 @@ def emit(event: CheckpointEvent) -> None:
 
 
 def divert_events(to: Callable[[CheckpointEvent], object] | None) -> None:
-    """Give events to one function instead of this process's observers; None ends that.
+    """Redirect events to one function instead of this process's observers; None ends that.
 
-    For a process that saves on behalf of another one, whose observers are notified.
+    For a process that saves on behalf of another one, which notifies its own observers.
     """
     global _diverted  # noqa: PLW0603 - there is one registry for the process, too
     _diverted = to
 
 
 def register(plugin: object, *, name: str, errors: ErrorTypes = ERROR_TYPES) -> None:
-    """Add a plug-in without an entry point, for this process. Raises PluginLoadError if it is not valid."""
+    """Register a plug-in without an entry point, for this process. Raises PluginLoadError if it is not valid."""
     _registry.register(plugin, name, errors=errors)
 
 
 def unregister(name: str, *, errors: ErrorTypes = ERROR_TYPES) -> None:
-    """Remove what `register` added. Raises PluginNotFoundError."""
+    """Remove a plug-in that `register` added. Raises PluginNotFoundError."""
     _registry.unregister(name, errors=errors)

@@ -1,7 +1,7 @@
-"""Front doors of packages that import a module when one of its names is first used.
+"""Lazy imports for the front doors of packages: a module is imported when one of its names is first used.
 
 Python imports a package before its plug-in module, and every process that looks for plug-ins imports all of those: a
-front door that imports what saves and loads would make listing checkpoints wait for it.
+front door that imports the code of saves and loads would delay even a listing of checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def import_lazily(
 
     Args:
         package: The package's `__name__`.
-        homes: Module → names that the package offers of it.
+        homes: Module → names that the package re-exports from it.
 
     Example:
         ```python

@@ -1,7 +1,7 @@
-"""Discovery of plug-ins by entry point, and a registry of what they offer by name.
+"""Registry of plug-ins, by the names that they offer, and their discovery by entry point.
 
-Entry points are read when something is first asked for. Each is imported by itself: one that fails is kept as broken,
-and raises only when what is asked for is found nowhere else.
+Entry points are read on the first search. Each is imported by itself: one that fails is kept as broken, and raises
+only when no other plug-in offers the name.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class PluginInfo:
     """One plug-in, working or broken.
 
     Args:
-        name: Of the entry point.
-        distribution: Name and version of the distribution that it came with; None if registered by hand.
-        error: Why it is broken, as text; None if it works.
+        name: Name of the entry point.
+        distribution: Name and version of its distribution; None if registered by hand.
+        error: The error that broke it, as text; None if it works.
         offers: Table (`storage`, `transforms`, …) → names that it offers there.
-        module: What the entry point names; None if registered by hand.
+        module: The module that the entry point names; None if registered by hand.
         hooks: The hooks that it implements, those of a broken one included as far as they are known.
     """
 
@@ -50,7 +50,7 @@ class PluginInfo:
 
 
 class PluginRegistry:
-    """All plugins of this process. Threads may share one.
+    """Registry of all plug-ins of this process. Thread-safe.
 
     Args:
         group: Entry-point group to read.
@@ -74,7 +74,7 @@ class PluginRegistry:
         self._discovered = False
 
     def register(self, plugin: object, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> None:
-        """Add a plug-in by hand, as if an entry point named it. Raises PluginLoadError if it is not valid."""
+        """Register a plug-in by hand, as if an entry point named it. Raises PluginLoadError if it is not valid."""
         self.discover()
         with self._lock:
             info = self._add(PluginInfo(name), plugin)
@@ -83,7 +83,7 @@ class PluginRegistry:
                 raise errors.load(f"plugin {name!r} is not valid: {info.error}")
 
     def unregister(self, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> None:
-        """Remove what `register` added under that name. Raises PluginNotFoundError."""
+        """Remove the plug-in that `register` added under that name. Raises PluginNotFoundError."""
         with self._lock:
             info = next((info for info in self._plugins if info.name == name and info.distribution is None), None)
             if info is None:
@@ -95,17 +95,17 @@ class PluginRegistry:
                     offered[:] = [pair for pair in offered if pair[1] is not info]
 
     def infos(self) -> tuple[PluginInfo, ...]:
-        """Every plugin, broken ones included, in the order of discovery."""
+        """Return every plug-in, broken ones included, in the order of discovery."""
         self.discover()
         return tuple(self._plugins)
 
     def names(self, table: str) -> tuple[str, ...]:
-        """What is offered in one table, sorted."""
+        """Return the names offered in one table, sorted."""
         self.discover()
         return tuple(sorted(name for name, offered in self._offers[table].items() if offered))
 
     def find(self, table: str, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> tuple[Any, PluginInfo]:
-        """What is offered under a name, and by which plug-in.
+        """Find the entry of a name, and the plug-in that offers it.
 
         Args:
             table: One of `tables.TABLES`: `storage`, `stores`, `transforms`, …
@@ -137,24 +137,24 @@ class PluginRegistry:
         raise errors.not_found(f"no installed plugin offers {what} (installed: {known}); {remedy}")
 
     def offered(self, table: str, name: str) -> tuple[tuple[Any, PluginInfo], ...]:
-        """Everything that is offered under a name, each with its plug-in, in the order of discovery."""
+        """Return every entry offered under a name, each with its plug-in, in the order of discovery."""
         self.discover()
         return tuple(self._offers[table].get(name, ()))
 
     def factory(self, table: str, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> Any:
-        """What is offered under a name, imported. Raises like `find`."""
+        """Import the entry of a name and return it. Raises like `find`."""
         path, info = self.find(table, name, errors=errors)
         return resolve(path, info, errors=errors)
 
     def import_offers(self, info: PluginInfo) -> None:
-        """Import all that a plug-in names as `module:attribute`. Raises PluginLoadError."""
+        """Import everything that a plug-in names as `module:attribute`. Raises PluginLoadError."""
         for table, names in info.offers.items():
             for entry in (entry for name in names for entry, owner in self._offers[table][name] if owner is info):
                 for path in TABLES[table].paths(entry):
                     resolve(path, info)
 
     def emit(self, event: CheckpointEvent) -> None:
-        """Notify every observer. What an observer raises is logged, and stops neither the others nor the caller."""
+        """Notify every observer. An observer's error is logged, and stops neither the others nor the caller."""
         self.discover()
         for implementation in self._manager.hook.dcp_on_event.get_hookimpls():
             _notify(implementation, event)
@@ -164,7 +164,7 @@ class PluginRegistry:
         with self._lock:
             if self._discovered:
                 return
-            # Set first: a plugin that asks for others while it is imported must not start this again.
+            # Set first: a plug-in that searches for others while it is imported must not start this again.
             self._discovered = True
             found = [(_info(point), point) for point in importlib.metadata.entry_points(group=self._group)]
             for info, point in sorted(found, key=lambda pair: (pair[0].distribution or "", pair[0].name)):
@@ -199,7 +199,7 @@ class PluginRegistry:
             return info
 
     def _offered(self, name: str) -> Iterator[tuple[str, str, Any]]:
-        """Table, name and value of everything that one plugin offers. Raises what its hooks raise."""
+        """Yield table, name and value of everything that one plug-in offers. Raises its hooks' errors."""
         for table, kind in TABLES.items():
             hook = f"{_REGISTERS}{table}"
             for implementation in getattr(self._manager.hook, hook).get_hookimpls():
@@ -207,7 +207,7 @@ class PluginRegistry:
                     yield from ((table, key, value) for key, value in kind.pairs(hook, implementation.function()))
 
     def _hooks(self, plugin: object) -> tuple[str, ...]:
-        """The hooks that a plug-in implements, unknown ones included."""
+        """Return the hooks that a plug-in implements, unknown ones included."""
         return tuple(caller.name for caller in self._manager.get_hookcallers(plugin) or ())
 
 
@@ -235,7 +235,7 @@ def _manager_name(info: PluginInfo) -> str:
 
 
 def resolve(path: str, info: PluginInfo, *, errors: ErrorTypes = ERROR_TYPES) -> Any:
-    """Import `module:attribute` that a plug-in names. Raises PluginLoadError, which names the plug-in."""
+    """Import a `module:attribute` of a plug-in and return it. Raises PluginLoadError, which names the plug-in."""
     module, _, attribute = path.partition(":")
     try:
         value: Any = importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""The tables that plug-ins fill, one for each hook that registers: what its entries are, and how messages name them."""
+"""Tables that plug-ins fill, one for each registering hook: their entries, and how messages name them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TABLES", "Table"]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One kind of thing that plug-ins offer by name.
+    """Description of one table: a kind of entry that plug-ins offer by name.
 
     Args:
         entry: Words for one entry, with `{name}` for its name.
@@ -30,7 +30,7 @@ class Table:
     factories: tuple[str, ...] = ()
 
     def entry_named(self, name: str) -> str:
-        """Words for the entry of a name."""
+        """Return the words for the entry of a name."""
         return self.entry.format(name=name)
 
     def remedy_for(self, name: str) -> str:
@@ -38,7 +38,7 @@ class Table:
         return self.remedy.format(package=package_for(name))
 
     def pairs(self, hook: str, answer: Any) -> list[tuple[str, Any]]:
-        """What a hook returned, checked, as pairs of name and entry.
+        """Check what a hook returned, and return it as pairs of name and entry.
 
         Raises:
             TypeError: It is no sequence of records, or no mapping of name to `module:attribute`.
@@ -50,7 +50,7 @@ class Table:
         return pairs
 
     def paths(self, entry: Any) -> Iterator[str]:
-        """Every `module:attribute` that an entry names."""
+        """Yield every `module:attribute` that an entry names."""
         if self.record is None:
             yield entry
         yield from (getattr(entry, each) for each in self.factories)

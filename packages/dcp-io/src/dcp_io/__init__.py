@@ -1,7 +1,7 @@
-"""Bytes of checkpoints: stores, parallel verified reading and writing, torch-zip framing, durable publishing.
+"""Byte engine of checkpoints: stores, parallel verified reading and writing, torch-zip framing, durable publishing.
 
 No tensors and no torch here. A new kind of storage implements `Store`; `StoreBackend` does everything else over it.
-Names are imported when they are first asked for: who only looks at a checkpoint does not wait for what saves one.
+Names are imported on first use: a tool that only reads a checkpoint does not wait for the code that saves one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`StoreBackend`: what a checkpoint storage drives, over any `Store`. It holds the choices and the running save."""
+"""`StoreBackend`: the byte engine over any `Store` that checkpoint storages drive, with its options and the save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["StoreBackend"]
 
 
 class StoreBackend:
-    """One checkpoint's folder with the life cycle of saves and loads: what `dcp_core`'s storages drive.
+    """The byte engine of one checkpoint's folder: life cycle of saves and loads, driven by `dcp_core`'s storages.
 
     Args:
         store: The folder.
@@ -29,7 +29,7 @@ class StoreBackend:
         threads: Writer or reader threads of this rank.
         single_file: One file per writer thread, or one per item.
         sync: Whether what is written survives a crash of the machine.
-        verify: What reads are checked against; see `Verify`.
+        verify: The CRCs that reads are checked against; see `Verify`.
         stale_after_seconds: See `SaveSession.begin`.
         max_inflight_bytes: Memory that the buffers of a write or read may take.
 
@@ -83,11 +83,11 @@ class StoreBackend:
         return self._generation
 
     def read_current(self) -> CheckpointIndex | None:
-        """The index of the newest complete checkpoint; None if there is none, or none that can be read."""
+        """Return the index of the newest complete checkpoint; None if there is none, or none that can be read."""
         return read_current(self.store).index
 
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
-        """Take the folder for a new save and remove what dead ones left; the save's id.
+        """Take the folder for a new save and remove the files of dead ones; returns the save's id.
 
         A damaged checkpoint may be replaced like any other.
 
@@ -104,7 +104,7 @@ class StoreBackend:
         return self._begin(overwrite=overwrite, save_id=save_id).save_id
 
     def begin_rank_local_save(self, save_id: str, rank: int, *, overwrite: bool) -> None:
-        """As `begin_save`, for one rank of a save without a coordinator.
+        """Begin one rank's part of a save without a coordinator, like `begin_save`.
 
         Args:
             save_id: Agreed by all ranks beforehand; never used before in this folder.
@@ -129,7 +129,7 @@ class StoreBackend:
         return session
 
     def join_save(self, save_id: str) -> None:
-        """Take part in the save that the coordinator began; may be repeated.
+        """Join the save that the coordinator began; may be repeated.
 
         Ranks: every rank but the coordinator.
         """
@@ -168,19 +168,19 @@ class StoreBackend:
         save.publish(name, data)
 
     def finish_save(self, keep: Collection[str]) -> None:
-        """End the published save: remove what the new index does not need, then the marker. Does not raise."""
+        """End the published save: remove files that the new index does not need, then the marker. Does not raise."""
         save, self._save = self._running(), None
         if isinstance(save, SaveSession):
             save.finish(keep)
 
     def abort_save(self) -> None:
-        """End the failed save: remove its files unless they are published. Nothing happens if none is running."""
+        """End the failed save: remove its files unless they are published. Does nothing if none is running."""
         save, self._save = self._save, None
         if save is not None:
             save.abort()
 
     def read_index(self) -> CheckpointIndex:
-        """The index of the newest complete checkpoint.
+        """Read and return the index of the newest complete checkpoint.
 
         Raises:
             CheckpointNotFoundError: There is none; names the folder.
@@ -201,7 +201,7 @@ class StoreBackend:
         """Read and verify ranges of stored items; see `read_items`.
 
         Raises:
-            CheckpointReplacedError: A file is missing because another checkpoint has taken this one's place since
+            CheckpointReplacedError: A file is missing because another checkpoint has replaced this one since
                 `read_index`: read the index again and start over.
         """
         self.changed_keys = set()

@@ -1,4 +1,4 @@
-"""Exceptions of saving and of storages: what stands in the way of a save. Those of reading are dcp_manifest's."""
+"""Errors of saves and of storages. Those of reading are dcp_manifest's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
 
 
 class CheckpointExistsError(DcpError, FileExistsError):
-    """A checkpoint is there already and the caller asked not to replace it."""
+    """A checkpoint exists, and the caller asked not to replace it."""
 
 
 class SaveInProgressError(DcpError, FileExistsError):

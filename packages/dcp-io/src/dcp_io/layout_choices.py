@@ -1,4 +1,4 @@
-"""What users choose by a word: the layout of data files, and what reads are checked against."""
+"""Options that users choose by a word: the layout of data files, and the verification of reads."""
 
 from __future__ import annotations
 

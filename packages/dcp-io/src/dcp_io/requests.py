@@ -35,10 +35,10 @@ class PiecewiseData(Protocol):
         ...
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """The bytes in order. A piece stays as it is until the next one is asked for.
+        """Yield the bytes in order. A piece is valid until the next one is requested.
 
         Args:
-            max_bytes: At most so much memory is held at a time, as far as one element fits into it.
+            max_bytes: Limit of the memory held at a time, as far as one element fits into it.
         """
         ...
 
@@ -47,16 +47,16 @@ class StreamEncoder(Protocol):
     """A transform that bytes go through before they are stored; used by several threads at once."""
 
     def get_descriptor(self) -> str:
-        """Its name in the index, from which a reader finds what undoes it."""
+        """Return its name in the index, by which a reader finds the decoder."""
         ...
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """A stream whose input goes, encoded, to `output`; complete when it is closed."""
+        """Return a stream that writes its input, encoded, to `output`; complete when it is closed."""
         ...
 
 
 class BlockEncoder(Protocol):
-    """What the blocks of one item go through, each alone, before they are stored."""
+    """Encoder of the blocks of one item, each alone, before they are stored."""
 
     @property
     def block_bytes(self) -> int:
@@ -65,19 +65,19 @@ class BlockEncoder(Protocol):
 
     @property
     def descriptors(self) -> tuple[str, ...]:
-        """Names in the index, from which a reader finds what undoes it; in the order in which it undoes them."""
+        """Names in the index, by which a reader finds the decoders; in the order of decoding."""
         ...
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
-        """One block, encoded; valid until the same thread asks for the next one."""
+        """Return one block, encoded; valid until the same thread encodes the next one."""
         ...
 
 
 class BlockDecoder(Protocol):
-    """What undoes the encoding of an item's blocks; used by several threads at once."""
+    """Decoder of an item's blocks; used by several threads at once."""
 
     def decode(self, data: memoryview, into: memoryview) -> None:
-        """Fill `into` with what the encoded block becomes; raises if that is anything else than so many bytes."""
+        """Decode an encoded block into `into`; raises if the result has another length."""
         ...
 
 
@@ -89,13 +89,13 @@ class Payload:
     """One-dimensional, contiguous, of bytes; the memory must stay unchanged until the write is done."""
     framing: Framing
     dtype: str | None = None
-    """Of a RAW payload: the torch dtype's name without `torch.`."""
+    """Dtype of a RAW payload: the torch dtype's name without `torch.`."""
     sizes: tuple[int, ...] = ()
-    """Of a RAW payload: the chunk's sizes in elements."""
+    """Sizes of a RAW payload's chunk, in elements."""
     encoders: tuple[StreamEncoder, ...] = ()
     """Transforms to go through: the last one first, so that a reader undoes them in this order."""
     blocks: BlockEncoder | None = None
-    """Of a RAW payload, instead of `encoders`: what encodes it block by block."""
+    """Encoder of a RAW payload's blocks, instead of `encoders`."""
 
 
 class Alike(Protocol):
@@ -112,12 +112,12 @@ class Alike(Protocol):
         ...
 
     def resolve(self, requests: Sequence[Any]) -> bytes | memoryview:
-        """The payloads of some requests, one after another."""
+        """Return the payloads of some requests, one after another."""
         ...
 
 
 class Writable(Protocol):
-    """One item to write: a `WriteRequest`, or anything that looks like one.
+    """Contract of one item to write: a `WriteRequest`, or anything like it.
 
     It may have an attribute `alike`: an `Alike`, the same object for many requests, or None.
     """
@@ -129,29 +129,29 @@ class Writable(Protocol):
 
     @property
     def cost_bytes(self) -> int:
-        """About how many bytes it will take: writers are balanced by it."""
+        """Estimated size in bytes: writers are balanced by it."""
         ...
 
     def resolve(self) -> Payload:
-        """The payload; asked for once, in a writer thread, when its turn has come."""
+        """Return the payload; called once, in a writer thread, when the item is written."""
         ...
 
 
 @dataclass(slots=True)
 class WriteRequest:
-    """One item to write, as data."""
+    """A request to write one item, as data."""
 
     key: str
     """FQN, for messages."""
     cost_bytes: int
-    """About how many bytes it will take: writers are balanced by it."""
+    """Estimated size in bytes: writers are balanced by it."""
     resolve: Callable[[], Payload]
-    """Gives the payload; called once, in a writer thread, when its turn has come."""
+    """Returns the payload; called once, in a writer thread, when the item is written."""
 
 
 @dataclass(slots=True)
 class ReadRequest:
-    """A byte range of one stored item that somebody wants.
+    """A request to read a byte range of one stored item.
 
     `start` and `stop` count bytes within the stored range; of an item in encoded blocks, within what these become, and
     so do all positions below. Who reads them takes the bytes in one of three ways:
@@ -180,15 +180,15 @@ class ReadRequest:
     """With `piece`: the bytes of [start, stop) that are wanted; what pieces hold between them is undefined, and need
     not be read."""
     decoder: BlockDecoder | None = None
-    """Of an item in encoded blocks: what decodes them."""
+    """Decoder of an item in encoded blocks."""
     decoded_bytes: int = 0
-    """Of an item in encoded blocks: what all of them become together."""
+    """Decoded size of all blocks of an item in encoded blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
-    """What a batch of reads cost."""
+    """Statistics of a batch of reads."""
 
     bytes_read: int
     unverified_keys: frozenset[str] = frozenset()
-    """Keys of requests whose bytes no CRC vouches for."""
+    """Keys of requests whose bytes no CRC verifies."""

@@ -1,4 +1,4 @@
-"""Threads that share one fate: the first error in any of them stops the others and is raised."""
+"""Worker threads that fail together: the first error in any of them stops the others and is raised."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Cancelled", "StopSignal", "run_together"]
 
 
 class Cancelled(Exception):  # noqa: N818 - it ends a thread's work and never reaches a user
-    """Raised in a thread whose work is not wanted any more, because another one failed."""
+    """Raised in a thread whose work is cancelled, because another one failed."""
 
 
 class StopSignal:
-    """Tells the threads of one `run_together` that one of them has failed."""
+    """Signal to the threads of one `run_together` that one of them has failed."""
 
     __slots__ = ("_event",)
 

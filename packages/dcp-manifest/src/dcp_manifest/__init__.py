@@ -1,4 +1,4 @@
-"""The index of a checkpoint as columns: read, written and verified without torch, and checkpoints found in folders."""
+"""Manifest of a checkpoint, its index as columns: read, written and verified without torch; and finding checkpoints."""
 
 from __future__ import annotations
 

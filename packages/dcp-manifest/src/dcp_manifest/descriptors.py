@@ -1,4 +1,4 @@
-"""Opening file descriptors so that a KeyboardInterrupt leaves none behind. Reading and writing are elsewhere."""
+"""Opening file descriptors safely: a KeyboardInterrupt leaves none behind. Reading and writing are elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777)
     """Open a file like `os.open`; a signal whose handler raises meanwhile leaves no descriptor, and no new file.
 
     With `os.open` alone, a KeyboardInterrupt that comes while the system opens the file is raised when the call has
-    returned, before anybody holds the descriptor.
+    returned, before the descriptor is assigned to anything.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""The root of every exception of the project, and those that reading a checkpoint's index can raise.
+"""Base class of all errors of the project, and the errors of reading a checkpoint's index.
 
 They live here because this is the lowest package; `dcp_core.errors` re-exports them.
 """
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class DcpError(Exception):
-    """Base class of everything that these packages raise on purpose.
+    """Base class of all errors that these packages raise on purpose.
 
     Its message is safe for terminals and logs, whatever the names in it hold: see `printable`.
     """
@@ -58,7 +58,7 @@ class CorruptCheckpointError(DcpError, ValueError):
 
 
 class InvalidIndexError(DcpError, ValueError):
-    """An index that was to be written contradicts itself, or says what a manifest cannot hold."""
+    """An index to be written contradicts itself, or holds data that a manifest cannot."""
 
 
 class InvalidPlaceError(DcpError, ValueError):

@@ -1,4 +1,4 @@
-"""Loggers of these packages: what a log record shows of names is safe for terminals. Handlers are the application's."""
+"""Loggers of these packages: names in log records are safe for terminals. Handlers are the application's."""
 
 from __future__ import annotations
 

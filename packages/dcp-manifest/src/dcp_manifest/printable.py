@@ -1,4 +1,4 @@
-"""Escaping text for terminals, logs and pages: names in a checkpoint may hold what a terminal would obey.
+"""Escaping of text for terminals, logs and pages: names in a checkpoint may hold control characters.
 
 Everything that the command prints goes through this, and so do the messages of this project's errors.
 """
@@ -9,7 +9,7 @@ __all__ = ["printable"]
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""The text with each character that is not printable as an escape sequence of Python, such as `\x1b` or `\u202e`.
+    r"""Return the text with unprintable characters as escape sequences of Python, such as `\x1b` or `\u202e`.
 
     Escaped are control characters (C0, C1, DEL), line and paragraph separators, what reorders or hides text
     (bidirectional overrides, zero-width characters), lone surrogates, and blanks other than the space.

@@ -1,4 +1,4 @@
-"""Paths and URIs: the scheme of a place, and the path that it names. Which package opens a scheme: `dcp_hooks`."""
+"""Schemes of URIs, and the paths of `file://` URIs. `dcp_hooks` has the package that opens a scheme."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PATH_SCHEMES = ("file", "local")
 
 
 def scheme_of(place: str | os.PathLike[str]) -> str:
-    """The scheme of a URI in lower case; `file` for `local://`, and for paths, such as `./a://b`: a slash first."""
+    """Return a URI's scheme in lower case; `file` for `local://`, and for paths, such as `./a://b`: a slash first."""
     head, found, _ = os.fspath(place).partition("://")
     scheme = head.lower() if found and "/" not in head else "file"
     return "file" if scheme in PATH_SCHEMES else scheme
 
 
 def file_path(place: str | os.PathLike[str]) -> str:
-    """The path that a path, or a URI `file://`, `file://localhost` or `local://`, names: what follows, as it is.
+    """Return the path in a path, or in a URI `file://`, `file://localhost` or `local://`, unchanged.
 
     Raises:
         InvalidPlaceError: It is empty, which would mean the current folder; or it is a URI of another scheme, or one

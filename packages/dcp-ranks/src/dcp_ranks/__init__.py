@@ -1,7 +1,7 @@
-"""Ranks of a job agree, or all of them fail with the name of the rank that raised, died or stayed away; nothing hangs.
+"""Agreement of ranks that never hangs: all succeed, or all fail with the name of the rank that raised, died or is late.
 
-`make_coordinator` is the way in: it gives a coordinator of the process group, whose methods are the phases that all
-ranks go through together. The other names are for libraries that carry operations into threads and processes of theirs.
+`make_coordinator` is the entry point: it returns a coordinator of the process group, whose methods are the phases that
+all ranks go through together. The other names are for libraries that run operations in threads and processes of theirs.
 """
 
 from dcp_ranks.choose_coordinator import make_coordinator

@@ -1,4 +1,4 @@
-"""`make_coordinator`: which kind of coordinator a process group gets, by its store, its backend and its size."""
+"""`make_coordinator`: chooses the coordinator for a process group, by its store, its backend and its size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_coordinator(
 ) -> Coordinator:
     """Return the coordinator of one operation of a process group; a context manager, which closes it at the end.
 
-    The ranks meet at the group's store where they can, else in object collectives; a rank that is alone meets none.
+    The ranks meet at the group's store if they can, else in object collectives; a rank that is alone needs neither.
 
     Args:
         process_group: The ranks that take part; None takes all.
@@ -70,7 +70,7 @@ def make_coordinator(
         raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
     made = None
     try:
-        # From this call on the other ranks wait for this one: where it is interrupted, they have to hear of it.
+        # From this call on the other ranks wait for this one: they must be notified if it is interrupted.
         with interrupts_deferred():
             made = _at_store(group, rank, coordinator_rank, timeout_seconds, peers or PeerOptions(), errors)
     except BaseException as error:
@@ -90,7 +90,7 @@ def _at_store(
     peers: PeerOptions,
     errors: ErrorTypes,
 ) -> StoreCoordinator | None:
-    """A coordinator whose ranks meet at the group's store; None if they cannot."""
+    """Return a coordinator whose ranks meet at the group's store; None if they cannot."""
     borrowed = borrow_store(group, errors)
     if borrowed is None:
         return None

@@ -1,4 +1,4 @@
-"""Every exception of the agreement of ranks, and the record of those that a coordinator raises.
+"""Errors of the agreement of ranks, and the record of error classes that a coordinator raises.
 
 ```
 RanksError
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class RanksError(Exception):
-    """Base class of everything that this package raises on purpose."""
+    """Base class of all errors that this package raises on purpose."""
 
 
 class PhaseFailedError(RanksError, RuntimeError):

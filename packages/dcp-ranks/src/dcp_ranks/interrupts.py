@@ -1,4 +1,4 @@
-"""Deferring interrupts where one would leave something half done that other ranks wait for or read."""
+"""Deferral of interrupts (signals) that would leave something half done that other ranks wait for or read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():`
-    """Inside, signals that have a handler in Python are noted; their handlers run at the end of the block.
+    """Defer signals that have a handler in Python: within the block they are noted; their handlers run at its end.
 
     For short blocks. Python runs handlers in the main thread alone: nothing happens in other threads.
 

@@ -1,6 +1,6 @@
-"""Connections to process groups' stores, one for each operation in flight, and to peers: kept for the next operation.
+"""Connections to process groups' stores, one for each operation in flight, and to peers: cached for the next operation.
 
-Not here: what goes over them.
+Not here: their use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["borrow_store", "shared_peers", "store_of"]
 
 @dataclass(slots=True)
 class _Clones:
-    """Connections to one group's store: one that says whether it is there, and those that wait for their next use."""
+    """Connections to one group's store: one that checks whether it is alive, and a pool for later use."""
 
     root: KeyValueStore
     connect: Callable[[], KeyValueStore]
@@ -46,7 +46,7 @@ _clones_lock = threading.Lock()
 def borrow_store(
     group: dist.ProcessGroup, errors: ErrorTypes = ERROR_TYPES
 ) -> tuple[KeyValueStore, Callable[[], None]] | None:
-    """Lend a connection to the process group's store, and the function that gives it back if it is still in order.
+    """Lend a connection to the process group's store, with the function that returns it to the pool.
 
     None where ranks cannot meet at the store: a group without one, a fake group, a store that cannot compare and set,
     before torch 2.8 also any store but a `TCPStore`.
@@ -70,7 +70,7 @@ def borrow_store(
 def store_of(group: dist.ProcessGroup) -> object:
     """Return the process group's own store. Where this rank serves it, it is served as long as this object is held.
 
-    `destroy_process_group` forgets it otherwise, and every rank's connection ends.
+    Otherwise `destroy_process_group` drops it, and every rank's connection ends.
     """
     return distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - old torch too
 
@@ -82,7 +82,7 @@ def shared_peers(
     options: PeerOptions,
     errors: ErrorTypes = ERROR_TYPES,
 ) -> Peers:
-    """The peers of a group whose store was borrowed; made by the first operation that asks for them.
+    """Return the peers of a group whose store was borrowed; the first operation that needs them makes them.
 
     Args:
         group: The group.
@@ -104,7 +104,7 @@ def shared_peers(
 def _first_clone(
     group: dist.ProcessGroup, errors: ErrorTypes
 ) -> tuple[KeyValueStore, Callable[[], KeyValueStore]] | None:
-    """A connection, and what makes more of them."""
+    """Return a connection, and the function that makes more of them."""
     if dist.get_backend(group) == "fake":  # whose other ranks do not exist
         return None
     try:
@@ -122,9 +122,9 @@ def _first_clone(
 
 
 def _connector(store: KeyValueStore, prefix: str) -> Callable[[], KeyValueStore]:
-    """What makes connections like this one.
+    """Return a function that makes connections like this one.
 
-    Before torch 2.8 stores have no `clone`, and none says what its prefix is: those of a `TCPStore` are under `prefix`
+    Before torch 2.8 stores have no `clone`, and none knows its prefix: those of a `TCPStore` are under `prefix`
     then, which is the same on all ranks of the group and on no others. AttributeError for another store.
     """
     if hasattr(store, "clone"):
@@ -135,7 +135,7 @@ def _connector(store: KeyValueStore, prefix: str) -> Callable[[], KeyValueStore]
 
 
 def _clone(store: KeyValueStore, make: Callable[[], KeyValueStore]) -> KeyValueStore:
-    """A second connection, for which a store that is gone is asked for minutes: watch the first one meanwhile."""
+    """Clone a connection, and watch the first one meanwhile, as a clone of a lost store would block for minutes."""
     made: queue.SimpleQueue[KeyValueStore | RuntimeError] = queue.SimpleQueue()
 
     def work() -> None:

@@ -1,6 +1,6 @@
-"""Transforms of blocks, so that a part of a stored tensor is read without decoding the rest: contract, and chains.
+"""Transforms of blocks, which let a reader decode a part of a stored tensor: the contract, and chains of them.
 
-Which items go through them is decided in `compression`; cutting, storing and checking of blocks is the engine's.
+Which items go through them is decided in `compression`; the engine cuts, stores and checks the blocks.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ __all__ = ["BlockChain", "BlockTransformExtension", "BlockUndo", "block_bytes", 
 _MIN_BLOCK_BYTES = 256 << 10
 _MAX_BLOCK_BYTES = 1 << 20
 _BLOCKS_PER_ITEM = 128
-# What a block becomes on the way through a chain may be longer than in the end, but not by much.
+# An encoded block may be longer between two transforms of a chain than at its end, but not by much.
 _MARGIN_BYTES = 64 << 10
 
 
 class BlockTransformExtension(Extension):
-    """A transform of blocks of a tensor's bytes, for size: what does not get smaller is stored as it is.
+    """A transform of the blocks of a tensor's bytes, for compression: blocks that do not shrink are stored as they are.
 
     (What must apply to all items, such as encryption, is a `StreamTransformExtension`.) One instance is used by several
     threads at once. Encoding and decoding should spend their time without the GIL.
     """
 
     def for_item(self, sample: memoryview, dtype: str) -> tuple[BlockTransformExtension, float]:
-        """The transform for one tensor, and about what share of its bytes is left.
+        """Return the transform for one tensor, and the estimated ratio of encoded to original size.
 
         Args:
             sample: Some of the tensor's elements.
@@ -43,33 +43,33 @@ class BlockTransformExtension(Extension):
 
     @abstractmethod
     def encode_block(self, block: memoryview, dtype: str) -> bytes | bytearray | memoryview:
-        """The block, encoded; the memory may be used again for the next block of the same thread.
+        """Return the block, encoded; its memory may be reused for the next block of the same thread.
 
         Args:
             block: Whole elements; at most 1 MiB.
-            dtype: Their torch dtype's name without `torch.`; of what another transform has encoded, `uint8`.
+            dtype: Their torch dtype's name without `torch.`; `uint8` for the output of another transform.
         """
 
     @abstractmethod
     def decoded_bytes(self, data: memoryview) -> int:
-        """How many bytes an encoded block says that it becomes. Raises ValueError if it is none."""
+        """Return the decoded size of an encoded block in bytes. Raises ValueError if it is not an encoded block."""
 
     @abstractmethod
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Fill `into`, which has `decoded_bytes(data)` bytes; takes no memory beyond a small multiple of both.
+        """Decode a block into `into`, of `decoded_bytes(data)` bytes; takes no memory beyond a small multiple of both.
 
         Raises:
-            Exception: The data are damaged. (They are as they were written: their CRC was checked before.)
+            Exception: The data are damaged. (Their CRC was checked before: they are the bytes that were written.)
         """
 
 
 class BlockChain:
-    """What the blocks of one tensor go through; satisfies `dcp_manifest.BlockEncoder`.
+    """The chain of transforms for the blocks of one tensor; satisfies `dcp_manifest.BlockEncoder`.
 
     Args:
-        transforms: The first one writes what is stored, the last one takes the tensor's elements.
-        dtype: Of the elements.
-        block_bytes: Of each block before it is encoded.
+        transforms: The first one makes the stored bytes, the last one takes the tensor's elements.
+        dtype: Dtype of the elements.
+        block_bytes: Size of each block before it is encoded.
     """
 
     __slots__ = ("_dtype", "_transforms", "block_bytes", "descriptors")
@@ -81,7 +81,7 @@ class BlockChain:
         self.descriptors = tuple(each.get_descriptor() for each in transforms)
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
-        """One block through all of them."""
+        """Encode one block by all transforms of the chain."""
         data: bytes | bytearray | memoryview = block
         dtype = self._dtype
         for transform in reversed(self._transforms):
@@ -91,7 +91,9 @@ class BlockChain:
 
 
 class BlockUndo:
-    """What undoes a chain; satisfies `dcp_manifest.BlockDecoder`. Nothing is allocated before its size is checked.
+    """The decoder of a chain of block transforms; satisfies `dcp_manifest.BlockDecoder`.
+
+    Allocates no memory before its size is checked.
 
     Args:
         transforms: In the order in which they are undone.
@@ -103,7 +105,7 @@ class BlockUndo:
         self._transforms = tuple(transforms)
 
     def decode(self, data: memoryview, into: memoryview) -> None:
-        """Fill `into` with what the block becomes. Raises ValueError if that has another length."""
+        """Decode a block into `into`. Raises ValueError if the result has another length."""
         *outer, inner = self._transforms
         for transform in outer:
             size = transform.decoded_bytes(data)
@@ -119,10 +121,10 @@ class BlockUndo:
 
 
 def block_undo(stored: StoredItem, key: str, registry: ExtensionRegistry) -> BlockUndo:
-    """What undoes the chain of an item in encoded blocks.
+    """Return the decoder for an item in encoded blocks.
 
     Raises:
-        UnsupportedFormatError: A transform is not known, or is not one of blocks.
+        UnsupportedFormatError: A transform is not known, or is not a transform of blocks.
     """
     transforms = transforms_of(stored, key, registry)
     for descriptor, transform in zip(stored.chain, transforms, strict=True):
@@ -132,6 +134,6 @@ def block_undo(stored: StoredItem, key: str, registry: ExtensionRegistry) -> Blo
 
 
 def block_bytes(nbytes: int) -> int:
-    """Into blocks of how many bytes a tensor of `nbytes` is cut: a power of two, so that elements stay whole."""
+    """Return the block size in bytes for a tensor of `nbytes`: a power of two, so that no element is cut."""
     wanted = 1 << max(nbytes // _BLOCKS_PER_ITEM, 1).bit_length() - 1
     return min(max(wanted, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)

@@ -1,6 +1,6 @@
-"""Which items of a save go through which transforms: a writer's `compression` setting.
+"""Choice of transforms for each item of a save: a writer's `compression` setting.
 
-The transforms themselves are plugins; here they are found by name, checked, and chosen for each item.
+The transforms themselves are plugins; here they are found by name, checked, and chosen per item.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AUTO = ("block.planes/1", "block.zstd/1")
 _FLOATS = ("float", "bfloat", "complex")
 # Smaller tensors are stored as they are: an index of blocks costs more than they could save.
 _MIN_BYTES = 4 << 10
-# A tensor is encoded if a sample of it becomes smaller by at least as much.
+# A tensor is encoded only if a sample of it shrinks by at least this share.
 _MIN_GAIN = 0.03
 _SAMPLED_PART = 32
 _MIN_SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 10, 128 << 10
@@ -37,10 +37,10 @@ _WINDOW_ALIGNMENT_BYTES = 64
 
 
 def one_setting(extensions: Sequence[StreamTransformExtension] | None, compression: Compression) -> Compression:
-    """The one setting that a writer was given: stock's `_extensions`, or `compression`.
+    """Merge the two settings of a writer into one: stock's `_extensions` and `compression`.
 
     Raises:
-        ValueError: Both were given, or something among the extensions is no transform of streams.
+        ValueError: Both were given, or one of the extensions is not a transform of streams.
     """
     for extension in extensions or ():
         if not (hasattr(extension, "transform_to") and hasattr(extension, "get_descriptor")):
@@ -52,12 +52,12 @@ def one_setting(extensions: Sequence[StreamTransformExtension] | None, compressi
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What some items go through: transforms of streams, or the best of several chains of blocks."""
+    """The transforms for some items: transforms of streams, or the best of several chains of blocks."""
 
     streams: tuple[StreamEncoder, ...] = ()
     blocks: tuple[tuple[BlockTransformExtension, ...], ...] = ()
     floats: int | None = None
-    """So many of the chains are tried on floating-point tensors; None for all."""
+    """Number of the chains that are tried on floating-point tensors; None for all."""
 
     def apply(self, payload: Payload) -> Payload:
         if self.streams:
@@ -80,14 +80,14 @@ class _Rule:
 
 
 class CompressionPolicy:
-    """A `compression` setting, checked: every transform that it names is there.
+    """A checked `compression` setting: every transform that it names is installed.
 
     Args:
-        setting: See `Compression`. `auto` and `planes` store each tensor in blocks, of which a part can be read, if
-            that makes it smaller; `auto` takes float planes for floats, and for others what is better, planes or
-            Zstandard. `zstd` stores every item as one stream, which `torch.distributed.checkpoint` reads too. In a
-            chain the first transform writes to the file. Of a mapping, the first entry whose dtype or glob pattern
-            fits an item counts; what none fits is stored plain.
+        setting: See `Compression`. `auto` and `planes` store each tensor in blocks, which can be read in parts, if that
+            makes it smaller; `auto` takes float planes for floats, and for others the better of planes and Zstandard.
+            `zstd` stores every item as one stream, which `torch.distributed.checkpoint` reads too. In a chain the first
+            transform writes to the file. In a mapping, the first entry whose dtype or glob pattern fits an item
+            counts; items that none fits are stored plain.
 
     Raises:
         ValueError: The setting is none of these, or a chain mixes transforms of streams and of blocks.
@@ -104,7 +104,7 @@ class CompressionPolicy:
         return not any(rule.streams or rule.blocks for _, _, rule in self._rules)
 
     def apply(self, key: str, payload: Payload) -> Payload:
-        """The payload of one item, with what it goes through while it is written."""
+        """Return the payload of one item with the transforms that the policy chooses for it."""
         for dtype, pattern, rule in self._rules:
             if dtype in (None, payload.dtype) and fnmatch.fnmatchcase(key, pattern):
                 return rule.apply(payload)
@@ -112,11 +112,11 @@ class CompressionPolicy:
 
 
 class CompressedRequest:
-    """A request to write something as a policy says.
+    """A write request whose payload is compressed as a policy says.
 
     Args:
-        request: What to write.
-        policy: Asked when its turn has come, in a writer thread.
+        request: The request for the plain payload.
+        policy: Called in a writer thread, when the item is written.
     """
 
     __slots__ = ("_policy", "_request", "cost_bytes", "key")
@@ -128,12 +128,12 @@ class CompressedRequest:
         self.cost_bytes = request.cost_bytes
 
     def resolve(self) -> Payload:
-        """The payload, to be encoded while it is written."""
+        """Return the payload, which is encoded while it is written."""
         return self._policy.apply(self.key, self._request.resolve())
 
 
 def _dtype_or_pattern(key: Any) -> tuple[str | None, str]:
-    """What a key of a mapping fits: one dtype or all (None), and names."""
+    """Return the dtype and the name pattern of a mapping's key; the dtype is None if the key fits all dtypes."""
     if not isinstance(key, torch.dtype | str):
         raise ValueError(f"compression has the key {key!r}; keys are dtypes or patterns of names")  # noqa: TRY004 - one error for a bad setting
     name = str(key).removeprefix("torch.")
@@ -146,7 +146,7 @@ def _rule(setting: Any) -> _Rule:
         return _Rule()
     if setting == "auto":
         found = ExtensionRegistry().from_descriptor_list(_AUTO)
-        # What repeats itself among floats repeats itself in their planes, too.
+        # Bytes that repeat among floats repeat in their planes, too.
         return _Rule(blocks=tuple((cast("BlockTransformExtension", each),) for each in found), floats=1)
     links = [setting] if isinstance(setting, str) or not isinstance(setting, Sequence) else list(setting)
     chain = [_extension(each) for each in links]
@@ -170,7 +170,7 @@ def _extension(setting: Any) -> Any:
 
 
 def _sample(payload: Payload, size: int) -> memoryview:
-    """Elements from all over the payload; of one that is made piece by piece, its first ones."""
+    """Return a sample of elements from all over the payload; of a piecewise payload, its first elements."""
     wanted = min(size, max(_MIN_SAMPLE_BYTES, min(size // _SAMPLED_PART, _MAX_SAMPLE_BYTES)))
     data = payload.data
     if not isinstance(data, bytes | memoryview):

@@ -1,6 +1,6 @@
-"""Values ↔ payloads: tensors as bytes without a copy where their memory allows it, objects as they come.
+"""Payloads of values: tensors as bytes, without a copy where their memory allows it, and objects as given.
 
-What lies around a payload in a file (zip framing, alignment, CRCs) is the engine's matter, not this module's.
+The bytes around a payload in a file (zip framing, alignment, CRCs) are made by the engine, not by this module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PayloadError(DcpError, TypeError):
 
 
 def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = False) -> Payload:
-    """The payload of a tensor's values.
+    """Return the payload of a tensor's values.
 
     Args:
         key: FQN, for messages.
@@ -77,6 +77,6 @@ def _archive(key: str, tensor: torch.Tensor) -> io.BytesIO:
 
 
 def bytes_payload(data: io.BytesIO | bytes | memoryview) -> Payload:
-    """The payload of an object that a planner has turned into bytes."""
+    """Return the payload of an object that a planner has serialized."""
     view = data.getbuffer() if isinstance(data, io.BytesIO) else data
     return Payload(view, Framing.OBJECT)

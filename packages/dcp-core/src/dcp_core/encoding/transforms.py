@@ -1,4 +1,4 @@
-"""Transforms of stored bytes, such as compression or encryption: their contract, and how a reader undoes them.
+"""Transforms of stored bytes, such as compression or encryption: their contract, and how a reader decodes them.
 
 Source: torch 2.13 `torch.distributed.checkpoint._extension` (names and meanings).
 """
@@ -21,21 +21,21 @@ _STEP_BYTES = 1 << 20
 
 
 class Extension(ABC):
-    """Something that shapes how checkpoints are stored, and is found again by the descriptor that it leaves in them."""
+    """A way to encode stored bytes; a reader finds it again by the descriptor that it leaves in the checkpoint."""
 
     @staticmethod
     @abstractmethod
     def registry_name() -> str:
-        """The name under which a reader looks it up: a descriptor without `/version`."""
+        """Return the name under which a reader finds it: a descriptor without `/version`."""
 
     @staticmethod
     @abstractmethod
     def from_descriptor(version: str) -> Extension:
-        """What undoes that version. Raises ValueError if this one cannot."""
+        """Return the extension that decodes a version. Raises ValueError if this one cannot."""
 
     @abstractmethod
     def get_descriptor(self) -> str:
-        """`name/version`, as the index keeps it."""
+        """Return the descriptor, `name/version`, as the index stores it."""
 
 
 class StreamTransformExtension(Extension):
@@ -43,15 +43,15 @@ class StreamTransformExtension(Extension):
 
     @abstractmethod
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """A stream whose input goes, transformed, to `output`; complete when it is closed."""
+        """Return a stream that writes its input, transformed, to `output`; the output is complete once it is closed."""
 
     @abstractmethod
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - stock's name
-        """A stream that gives what went into `transform_to`, read from `input`."""
+        """Return a stream that decodes `input`: it yields the bytes that were written to `transform_to`."""
 
 
 class ExtensionRegistry:
-    """Extensions by name: those that were registered here, then those that installed packages offer."""
+    """Registry of extensions by name: those registered here, then those of installed packages."""
 
     def __init__(self) -> None:
         self.extensions: dict[str, type[Extension]] = {}
@@ -61,10 +61,10 @@ class ExtensionRegistry:
         self.extensions[cls.registry_name()] = cls
 
     def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Extension]:
-        """What undoes each of some transforms, in their order.
+        """Return the extension that decodes each descriptor, in the same order.
 
         Raises:
-            UnsupportedFormatError: Nobody knows one of them, or its version; names it and what to install.
+            UnsupportedFormatError: No package knows one of them, or its version; names it and what to install.
         """
         return [self._from(descriptor) for descriptor in descriptors]
 
@@ -84,19 +84,19 @@ class ExtensionRegistry:
 
 
 def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegistry, limit_bytes: int) -> memoryview:
-    """The bytes that went into an item's transforms.
+    """Decode an item's stored bytes: undo its chain of transforms.
 
-    If the index has no CRC of the item (stock wrote it), an archive that comes out is checked against its own.
+    If the index has no CRC of the item (stock wrote it), a decoded archive is checked against its own CRCs.
 
     Args:
         data: The stored range, verified as far as it has CRCs.
-        stored: The item; its chain says what to undo, in this order.
+        stored: The item; its chain lists the transforms in the order in which they are undone.
         key: FQN, for messages.
-        registry: Where transforms are found.
-        limit_bytes: More than this cannot be right.
+        registry: The transforms.
+        limit_bytes: The largest valid size of the result.
 
     Raises:
-        UnsupportedFormatError: A transform is not known, or undoes no streams.
+        UnsupportedFormatError: A transform is not known, or is not a transform of streams.
         CorruptCheckpointError: The bytes cannot be decoded, become more than `limit_bytes`, or are an archive that does
             not match its CRCs.
     """
@@ -121,7 +121,7 @@ def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegi
 
 
 def transforms_of(stored: StoredItem, key: str, registry: ExtensionRegistry) -> Sequence[Extension]:
-    """What undoes each transform of an item.
+    """Return the extensions that decode an item, one for each of its transforms.
 
     Raises:
         UnsupportedFormatError: One of them is not known; names the key and the file.
@@ -133,7 +133,7 @@ def transforms_of(stored: StoredItem, key: str, registry: ExtensionRegistry) -> 
 
 
 def _read_up_to(stream: IO[bytes], limit_bytes: int) -> bytearray:
-    """All bytes of a stream, or a few more than the limit."""
+    """Read all bytes of a stream, or a few more than the limit."""
     decoded = bytearray()
     while len(decoded) <= limit_bytes and (piece := stream.read(_STEP_BYTES)):
         decoded += piece

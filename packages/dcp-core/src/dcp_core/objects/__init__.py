@@ -1,1 +1,1 @@
-"""Values that are not tensors: to bytes and back, without running what the bytes say."""
+"""Objects (values that are not tensors) to bytes and back, without running code from the bytes."""

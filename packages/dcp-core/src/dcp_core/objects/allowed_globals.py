@@ -1,8 +1,8 @@
-"""Which globals a stored object may name: what trainers keep in checkpoints, and nothing that can do harm.
+"""Allow-list of the globals that a stored object may name: types that trainers keep in checkpoints, all harmless.
 
-Everything here either only holds data, or builds data from its arguments; what may be called, and with which arguments,
-is in `python_calls`, `numpy_calls` and `tensor_calls`. What is in the list without such a rule is a value alone. What
-can reach further (attributes of arbitrary objects, files, imports, code) must never be added.
+Everything here either only holds data, or builds data from its arguments; the calls that are allowed, and their
+arguments, are in `python_calls`, `numpy_calls` and `tensor_calls`. A global without such a rule may only be a value.
+Globals that can reach further (attributes of arbitrary objects, files, imports, code) must never be added.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ _DICT_TYPES = frozenset((*_DICTS, collections.defaultdict, collections.Counter))
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """The globals that an object may use; nothing of it must be changed."""
+    """The allow-list of a load: globals that an object may use; immutable by convention."""
 
     by_name: Mapping[str, Any]
-    """Full name → object, or what stands for it."""
+    """Full name → object, or its stand-in."""
     added: frozenset[str]
-    """Names that are allowed by the user alone: their code runs with arguments that the object chooses."""
+    """Names that only the user allows: their code runs with arguments that the object chooses."""
     table: PickleTable
-    """How a pickle may use them."""
+    """The calls, states and values that a pickle may use of them."""
 
 
 def allowed_globals(extra: Sequence[Any] = ()) -> AllowList:
-    """Every global that an object may use.
+    """Return the allow-list: the default globals and those that the caller or torch's settings add.
 
     Args:
         extra: Classes and functions that the caller allows, as for `torch.serialization.add_safe_globals`: objects, or
-            pairs (object, full name). What was added there counts as well. What is allowed by default stays as
-            restricted as it is.
+            pairs (object, full name). Those added there count as well. Globals allowed by default stay as restricted
+                as they are.
 
     Raises:
-        ValueError: `extra` holds something that could run any code, such as `eval`.
+        ValueError: `extra` holds a function that could run any code, such as `eval`.
     """
     return _allow_list(tuple(extra), frozenset(torch.serialization.get_safe_globals()))
 
 
 def may_never_be_allowed(path: str) -> bool:
-    """Whether a global of that full name could run any code, so that no allow-list takes it."""
+    """Whether a global of that full name could run any code, so that an allow-list must not hold it."""
     return path.partition(".")[0] in _NEVER_MODULES or path in _NEVER_NAMES
 
 
@@ -117,7 +117,7 @@ def _find(by_name: Mapping[str, Any]) -> Callable[[str], Any]:
 
 @functools.cache
 def default_table() -> PickleTable:
-    """How a pickle may use what needs no permission."""
+    """Return the table of calls, states and values that a pickle may use without permission."""
     calls: list[tuple[Any, Call]] = [*PYTHON_CALLS, *NUMPY_CALLS, *TENSOR_CALLS]
     return PickleTable(
         find=_find(default_globals()),
@@ -132,7 +132,7 @@ def default_table() -> PickleTable:
 
 
 def _with_users(table: PickleTable, by_name: Mapping[str, Any], users: Sequence[Any]) -> PickleTable:
-    """The table with what a user allows: called with any arguments, given any state, and items if it is a container."""
+    """Add the user's globals to a table: called with any arguments, given any state, and items if it is a container."""
     classes = [value for value in users if isinstance(value, type)]
 
     def below(bases: tuple[type, ...]) -> set[type]:
@@ -159,7 +159,7 @@ def _making(cls: type) -> New:
 
 
 def _set_any(budget: Budget, instance: Any, state: Any) -> Any:
-    """What `pickle` does with the state of an object."""
+    """Set the state of an object as `pickle` does."""
     setstate = getattr(instance, "__setstate__", None)
     if setstate is not None:
         setstate(state)
@@ -177,7 +177,7 @@ def _set_any(budget: Budget, instance: Any, state: Any) -> Any:
 
 @functools.cache
 def default_globals() -> dict[str, Any]:
-    """What needs no permission: full name → object, or what stands for it. Not to be changed."""
+    """Return the globals allowed by default: full name → object, or its stand-in. Not to be changed."""
 
     def subclassed(function: Callable[..., Any], _: tuple[Any, ...], cls: Any) -> Any:
         raise refused(function, (cls,))
@@ -196,7 +196,7 @@ def _python_globals() -> dict[str, Any]:
     named.update((function.name, function) for function in PYTHON_FUNCTIONS)
     named["builtins.Ellipsis"] = ...
     named["io.BytesIO"], named["io.StringIO"] = named["_io.BytesIO"], named["_io.StringIO"]
-    # A path of the other system becomes its pure form; CPython 3.13.0 names another module.
+    # A path class of the other system becomes its pure form; CPython 3.13.0 names another module.
     foreign = "PosixPath" if os.name == "nt" else "WindowsPath"
     for name in ("PurePath", "PurePosixPath", "PureWindowsPath", "Path", "PosixPath", "WindowsPath"):
         value = getattr(pathlib, f"Pure{name}" if name == foreign else name)
@@ -205,10 +205,10 @@ def _python_globals() -> dict[str, Any]:
 
 
 class _Unknown:
-    """Stands for everything that is not allowed, or only by a user, while a pickle is examined."""
+    """Stand-in for a global that is not allowed, or only by a user, while a pickle is examined."""
 
     def ignore(self, *_: Any) -> Any:
-        """Do nothing."""
+        """Accept any call and do nothing."""
         return self
 
     __call__ = __setitem__ = extend = update = ignore
@@ -218,11 +218,11 @@ _UNKNOWN = _Unknown()
 
 
 def census_table(allowed: AllowList, named: set[str]) -> PickleTable:
-    """A table by which a pickle is examined: all values of the default classes are made, nothing else is.
+    """Return a table to examine a pickle: makes all values of the default classes, and nothing else.
 
     Args:
-        allowed: What may be used.
-        named: Gets every name that is not among it.
+        allowed: The allow-list.
+        named: Gets every name that is not on it.
     """
     functions = _census_functions()
 
@@ -255,7 +255,7 @@ def _census_base() -> PickleTable:
 
 @functools.cache
 def _census_functions() -> dict[str, Function]:
-    """Torch's functions over storages without values: what needs values, or a class of the user, is not made."""
+    """Return stand-ins of torch's functions over storages without values; tensors that need values are not made."""
 
     def subclassed(_: Callable[..., Any], __: tuple[Any, ...], cls: Any) -> Any:
         if cls is not _UNKNOWN:

@@ -1,7 +1,7 @@
-"""What a stored object may call of numpy: arrays, scalars and dtypes without pointers in their bytes.
+"""Rules for numpy in stored objects: arrays, scalars and dtypes without pointers in their bytes.
 
-numpy's own functions take what they are given: bytes as the pointers of an object array, a dtype that is longer than
-the memory behind it. Here they are called only with what has been checked, or numpy's checking constructors instead.
+numpy's own functions trust their arguments: bytes as the pointers of an object array, a dtype that is longer than the
+memory behind it. Here they are called only with checked arguments, or numpy's checking constructors instead.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ NUMPY_VALUES: dict[str, Any] = {
     "numpy.dtype": np.dtype,
     **{f"numpy.{value.__name__}": value for value in _TYPES},
 }
-"""Full name → value, of what has one name in all versions of numpy."""
+"""Full name → value, for globals that have one name in all versions of numpy."""
 NUMPY_DTYPES = frozenset(type(np.dtype(code)) for code in "?bBhHiIlLqQpPefdgFDGSUVmMO")
 """The classes of the dtypes that an array may have."""
 
 
 def _plain(dtype: Any) -> np.dtype[Any]:
-    """A dtype, if it has no pointers and no code of others in it."""
+    """Return a dtype if it has no pointers and no foreign code in it; raise otherwise."""
     if (
         type(dtype) not in NUMPY_DTYPES
         or dtype.hasobject
@@ -50,7 +50,7 @@ def _plain(dtype: Any) -> np.dtype[Any]:
 
 
 def _dtype(_: Budget, arguments: tuple[Any, ...]) -> np.dtype[Any]:
-    """`numpy.dtype` for the specifications that its own pickles have: (spec, align, copy)."""
+    """Call `numpy.dtype` for the specifications that its own pickles have: (spec, align, copy)."""
     spec = arguments[0] if 1 <= len(arguments) <= 3 else None
     text = type(spec) is str and len(spec) < 40 and _SPEC.fullmatch(spec)
     if not text and not any(spec is known for known in _TYPES):  # a set would hash it
@@ -61,7 +61,7 @@ def _dtype(_: Budget, arguments: tuple[Any, ...]) -> np.dtype[Any]:
 
 
 def _set_dtype(budget: Budget, dtype: np.dtype[Any], state: Any) -> np.dtype[Any]:
-    """The dtype that `dtype.__setstate__(state)` would give, made by numpy's checking constructor instead."""
+    """Return the dtype that `dtype.__setstate__(state)` would give, made by numpy's checking constructor instead."""
     _, order, subdtype, names, fields, itemsize, *_ = state
     if subdtype is not None:
         base, shape = subdtype
@@ -109,7 +109,7 @@ def _checked(budget: Budget, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _size(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """How many plain dtypes a dtype consists of, and how deep they are nested; what it is made of has been checked."""
+    """Count the plain dtypes in a dtype, and their nesting depth; its parts have been checked."""
     inner = [] if dtype.fields is None else [field[0] for field in dtype.fields.values()]
     inner += [] if dtype.subdtype is None else [dtype.subdtype[0]]
     leaves, depth = 0, 0
@@ -122,7 +122,7 @@ def _size(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 
 def _empty_array(_: Budget, arguments: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """`numpy._core.multiarray._reconstruct`: an array that waits for its state."""
+    """Make an empty array for a later state, like `numpy._core.multiarray._reconstruct`."""
     if len(arguments) != 3 or arguments[0] is not np.ndarray or arguments[1] != (0,) or arguments[2] not in ("b", b"b"):
         raise refused(np.ndarray, arguments)
     empty: np.ndarray[Any, Any] = np.ndarray((0,), np.int8)
@@ -130,7 +130,7 @@ def _empty_array(_: Budget, arguments: tuple[Any, ...]) -> np.ndarray[Any, Any]:
 
 
 def _set_array(budget: Budget, array: np.ndarray[Any, Any], state: Any) -> np.ndarray[Any, Any]:
-    """Accept only raw bytes of the right length for plain dtypes, and a list of the right length for objects."""
+    """Set an array's state: only raw bytes of the right length for plain dtypes, a list of that length for objects."""
     _, shape, dtype, fortran, data = state
     waits = array.shape == (0,) and array.dtype == np.int8 and array.flags.owndata
     if not waits or type(fortran) not in (bool, int):
@@ -151,7 +151,7 @@ def _set_array(budget: Budget, array: np.ndarray[Any, Any], state: Any) -> np.nd
 
 
 def _count(shape: Any) -> int:
-    """How many elements an array of that shape has, if there may be one; also as if no extent were 0."""
+    """Return the number of elements of an array of that shape, checked; also as if no extent were 0."""
     right = type(shape) is tuple and len(shape) <= 32 and all(type(extent) is int and extent >= 0 for extent in shape)
     if not right or math.prod(extent or 1 for extent in shape) > _MAX_BYTES:
         raise UnsafePickleError("the shape of a numpy array is not allowed")
@@ -159,7 +159,7 @@ def _count(shape: Any) -> int:
 
 
 def _scalar(budget: Budget, arguments: tuple[Any, ...]) -> Any:
-    """`numpy._core.multiarray.scalar` for dtypes without objects."""
+    """Make a scalar, like `numpy._core.multiarray.scalar`, for dtypes without objects."""
     if not 1 <= len(arguments) <= 2:
         raise refused(np.generic, arguments)
     dtype, data = _plain(arguments[0]), arguments[1] if len(arguments) > 1 else b""
@@ -172,7 +172,7 @@ def _scalar(budget: Budget, arguments: tuple[Any, ...]) -> Any:
 
 
 def _from_buffer(budget: Budget, arguments: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """`numpy._core.numeric._frombuffer` for dtypes without objects."""
+    """Make an array from a buffer, like `numpy._core.numeric._frombuffer`, for dtypes without objects."""
     if len(arguments) != 4 or type(arguments[0]) not in (bytes, bytearray) or arguments[3] not in ("C", "F"):
         raise refused(np.frombuffer, arguments)
     data, dtype, shape, order = arguments
@@ -186,7 +186,7 @@ def _from_buffer(budget: Budget, arguments: tuple[Any, ...]) -> np.ndarray[Any, 
 
 
 def _number(make: type) -> Call:
-    """A rule for numpy's scalar types as functions: of one plain value."""
+    """Return the rule that calls a scalar type of numpy with one plain value."""
     accepted: frozenset[type] = frozenset((bytes,)) if make is np.bytes_ else _PLAIN
 
     def call(budget: Budget, arguments: tuple[Any, ...]) -> Any:
@@ -210,6 +210,6 @@ NUMPY_VALUES.update(
     }.items()
 )
 NUMPY_CALLS: list[tuple[Any, Call]] = [(np.dtype, _dtype), *((value, _number(value)) for value in _TYPES)]
-"""Class → what a call of it does."""
+"""Class → rule for a call of it."""
 NUMPY_STATES: dict[type, State] = {np.ndarray: _set_array, **dict.fromkeys(NUMPY_DTYPES, _set_dtype)}
-"""Class → what setting the state of an instance does."""
+"""Class → rule for setting the state of an instance."""

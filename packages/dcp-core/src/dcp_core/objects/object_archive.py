@@ -1,4 +1,4 @@
-"""A `torch.save` archive: its pickle, the storages of its tensors, and the value that they are read to.
+"""`torch.save` archives: reading the pickle, the storages of its tensors, and the value that they make.
 
 Source: torch 2.13 `torch.serialization._save` and `_load` (records of an archive, persistent ids).
 """
@@ -26,15 +26,15 @@ LoadStorage = Callable[["ObjectArchive", str, int], torch.UntypedStorage]
 
 
 def read_archive(data: Data, table: PickleTable, load_storage: LoadStorage | None = None) -> Any:
-    """The value in an archive.
+    """Read the value in an archive.
 
     Args:
         data: The archive; bytes may follow it only if it needs no directory.
-        table: What its pickle may use.
-        load_storage: Gives the storage of a key and a number of bytes; a copy on the CPU if None.
+        table: The calls that its pickle may make.
+        load_storage: Returns the storage of a key and a number of bytes; a copy on the CPU if None.
 
     Raises:
-        UnsafePickleError: It uses something that is not allowed.
+        UnsafePickleError: It uses a global or call that is not allowed.
         Exception: It is damaged.
     """
     archive = ObjectArchive(data)
@@ -46,14 +46,14 @@ def read_archive(data: Data, table: PickleTable, load_storage: LoadStorage | Non
 
 
 class ObjectArchive:
-    """The records of an archive. Its directory is only read when more than the pickle is needed."""
+    """The records of an archive. Its directory is read only if a record other than the pickle is needed."""
 
     def __init__(self, data: Data) -> None:
         self._data = data
         self._records: dict[str, ZipRecord] | None = None
 
     def pickled(self) -> tuple[bytes, int]:
-        """Bytes in which the pickle is, and where it begins. Copies nothing large of `bytes`."""
+        """Return the bytes that contain the pickle, and its offset in them. Copies nothing large of `bytes`."""
         data = self._data
         # torch.save puts it first; reading the archive's directory takes longer than the rest.
         if isinstance(data, bytes) and data[8:10] == b"\0\0":
@@ -63,14 +63,14 @@ class ObjectArchive:
         return bytes(self.record("data.pkl")), 0
 
     def record(self, name: str) -> Data:
-        """The contents of a record; name without the archive's folder."""
+        """Return the contents of a record, by its name without the archive's folder."""
         found = self._directory()[name]
         if found.deflated:
             return inflated(memoryview(self._data), found)
         return self._data[found.start : found.start + found.stored_bytes]
 
     def stored(self, key: str, nbytes: int) -> int:
-        """Where the values of a storage begin that has at least so many bytes and is not compressed."""
+        """Return the offset of an uncompressed storage's values, if it has at least that many bytes."""
         found = self._directory()[f"data/{key}"]
         if found.deflated:
             raise ValueError("the values of a tensor are compressed")
@@ -79,7 +79,7 @@ class ObjectArchive:
         return found.start
 
     def storage(self, key: str, nbytes: int) -> torch.UntypedStorage:
-        """A copy of the values of a storage."""
+        """Return a copy of the values of a storage."""
         values = self.record(f"data/{key}")
         if nbytes > len(values):
             raise UnsafePickleError("a storage that is larger than its record is not allowed")
@@ -108,7 +108,7 @@ class ObjectArchive:
 
 
 class _Storages:
-    """The storages that persistent ids of a pickle stand for; each is loaded once."""
+    """The storages of a pickle's persistent ids; each is loaded once."""
 
     def __init__(self, archive: ObjectArchive, load: LoadStorage) -> None:
         self._archive = archive
@@ -116,7 +116,7 @@ class _Storages:
         self._loaded: dict[str, tuple[int, torch.UntypedStorage]] = {}
 
     def load(self, pid: Any) -> torch.storage.TypedStorage | torch.UntypedStorage:
-        """The storage of an id ("storage", storage class, key, device, number of elements), of that class."""
+        """Return the storage of an id ("storage", storage class, key, device, number of elements), of that class."""
         kind, storage_type, key, _, count = pid
         if kind != "storage" or type(key) is not str or type(count) is not int or not 0 <= count < 1 << 60:
             raise UnsafePickleError("a persistent id that is no storage is not allowed")

@@ -1,7 +1,7 @@
-"""Objects (whatever is no tensor) ↔ bytes, without ever running what the bytes say.
+"""Objects (values that are not tensors) ↔ bytes, without ever running code from the bytes.
 
-Bytes are a `torch.save` archive, which stock reads. Reading goes through an allow-list, and writing looks ahead: what
-a later load would refuse is reported when it is saved.
+Bytes are a `torch.save` archive, which stock reads. Reading goes through an allow-list, and writing checks against it:
+an object that a later load would refuse is reported when it is saved.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Pickler(pickle.Pickler):
 
 
 _PICKLE = types.SimpleNamespace(__name__="pickle", Pickler=_Pickler)
-"""What `torch.save` takes for the module `pickle`."""
+"""Passed to `torch.save` in place of the module `pickle`."""
 
 
 def reduce_exactly(value: object) -> Any:
     """Reduce a value for pickling where the protocol of `torch.save` loses something; NotImplemented elsewhere.
 
-    Protocol 2 leaves out the fold of a time, which tells the two hours apart that a change of clocks gives one name.
+    Protocol 2 loses the fold of a time, which distinguishes the two hours of one name at a change of clocks.
     """
     if isinstance(value, dt.datetime | dt.time) and type(value) in (dt.datetime, dt.time) and value.fold:
         return value.__reduce_ex__(4)
@@ -72,16 +72,16 @@ class UnloadableObjectWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class DumpedObject:
-    """An object that was turned into bytes earlier, or in another process; stands for it in a state dict."""
+    """An object that was serialized earlier, or in another process; stands for it in a state dict."""
 
     data: bytes
-    """What `dump_object` gave."""
+    """The bytes that `dump_object` returned."""
     digest: bytes = b""
-    """Its `value_digest`, which ranks compare; the bytes may differ for equal values. Empty: they are compared."""
+    """Its `value_digest`, which ranks compare, as bytes may differ for equal values. Empty: the bytes are compared."""
 
 
 def dump_object(value: object, *, key: str) -> bytes:
-    """The bytes that stand for `value` in a checkpoint: what `torch.save` writes.
+    """Serialize an object for a checkpoint, as `torch.save` does.
 
     Args:
         value: Any object that can be pickled, or one that was dumped before. Tensors in it are stored on the CPU side
@@ -107,7 +107,7 @@ def dump_object(value: object, *, key: str) -> bytes:
 
 
 def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
-    """The globals of a dumped object that `load_object` would refuse, sorted. Nothing of them is imported or called.
+    """Return the globals of a dumped object that `load_object` would refuse, sorted; imports and calls none of them.
 
     Raises:
         CorruptCheckpointError: These are not the bytes of a dumped object.
@@ -124,12 +124,12 @@ def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
 
 
 def _examine(data: bytes, allowed: AllowList, named: set[str]) -> None:
-    """Read a dumped object without its values, and without the classes that a user allows; raises what a load would.
+    """Read a dumped object without its values, and without the user's classes; raises the errors that a load would.
 
     Args:
         data: The bytes.
-        allowed: What may be used.
-        named: Gets the globals that may not.
+        allowed: The allow-list.
+        named: Gets the globals that are not on it.
     """
     read_archive(
         data,
@@ -146,14 +146,14 @@ def report_unloadable(
     allow_globals: Sequence[Any] = (),
     reported: set[str] | None = None,
 ) -> None:
-    """Warn, or raise if `strict`, when a dumped object would not load back.
+    """Warn, or raise if `strict`, about a dumped object that would not load back.
 
     Args:
-        data: What `dump_object` gave.
+        data: The bytes that `dump_object` returned.
         key: The object's FQN.
         strict: Raise instead of warning.
-        allow_globals: What the loader will allow in addition.
-        reported: Globals that there has been a warning of; gets those of this one. A global is warned of once.
+        allow_globals: Globals that the loader will allow in addition.
+        reported: Globals that were already warned about; gets those of this object. Each is warned about once.
 
     Raises:
         UnloadableObjectError: `strict`, and it would not load back.
@@ -183,14 +183,14 @@ def report_unloadable(
 
 
 class _Plain(pickle.Unpickler):
-    """Reads a pickle that names nothing, so that nothing can be called; only for bytes that this process has made."""
+    """Unpickler of pickles without globals, so that nothing is called; only for bytes that this process has made."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise ForbiddenGlobalError(f"{module}.{name}")
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether a dumped object is made of plain values alone; some that are may not be recognised."""
+    """Whether a dumped object is surely made of plain values alone; False for some that are."""
     try:
         pickled, start = ObjectArchive(data).pickled()
         stream = io.BytesIO(pickled)
@@ -202,12 +202,12 @@ def _is_plain(data: bytes) -> bool:
 
 
 def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), trust_objects: bool = False) -> Any:
-    """The object that `dump_object`, or stock, has stored. Nothing but the allow-list is called.
+    """Load an object that `dump_object`, or stock, has stored. Calls only globals on the allow-list.
 
     Args:
         data: The stored bytes.
         key: Its FQN, for messages.
-        allow_globals: Classes and functions that it may use beside the default ones and those of
+        allow_globals: Classes and functions that it may use in addition to the default ones and those of
             `torch.serialization.add_safe_globals`; pairs (object, full name) give them another name.
         trust_objects: Unpickle without restriction, which lets the checkpoint run any code.
 
@@ -215,7 +215,7 @@ def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), tru
         The object; tensors in it are on the CPU.
 
     Raises:
-        UnsafeCheckpointError: It names something that is not allowed; says what, and how to allow it.
+        UnsafeCheckpointError: It names a global that is not allowed; says which, and how to allow it.
         CorruptCheckpointError: These are not the bytes of a stored object.
         ValueError: `allow_globals` holds something that could run any code.
     """
@@ -235,13 +235,13 @@ def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), tru
 
 
 def load_tensor(data: bytes | memoryview) -> torch.Tensor:
-    """The tensor in an archive, on the CPU; it must be one of torch's own classes.
+    """Load the tensor in an archive, on the CPU; it must be one of torch's own classes.
 
     Args:
         data: The archive; it is not kept.
 
     Raises:
-        Exception: It is damaged, or holds something else, or something that is not allowed.
+        Exception: It is damaged, holds another value, or names a global that is not allowed.
     """
     tensor = read_archive(data, default_table())
     if not isinstance(tensor, torch.Tensor):
@@ -266,7 +266,7 @@ def _remedy(paths: Sequence[str]) -> str:
 
 
 def _expression(paths: Sequence[str]) -> tuple[str, str]:
-    """Import statements, and what to list in `allow_globals`, for globals by full name."""
+    """Return import statements, and an expression for `allow_globals`, for globals by full name."""
     imports, listed = [], []
     taken: set[str] = set()
     for path in paths:
@@ -284,7 +284,7 @@ def _expression(paths: Sequence[str]) -> tuple[str, str]:
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Module and name within it. Of what is imported already the module is known, otherwise it is all but the last."""
+    """Split a full name into module and name; if not imported yet, the module is all but the last part."""
     module, _, name = path.rpartition(".")
     while module and module not in sys.modules and "." in module:
         module, _, more = module.rpartition(".")
@@ -293,7 +293,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _own_path(module: str, names: str) -> str:
-    """The full name by which an object is allowed that has this place; that name itself if it is not imported."""
+    """Return the full name by which an object of that module and name is allowed; the same name if not imported."""
     value: Any = sys.modules.get(module)
     for name in names.split("."):
         value = vars(value).get(name) if isinstance(value, types.ModuleType | type) else None

@@ -1,7 +1,7 @@
-"""What a stored object may call of Python's own classes, and with which arguments: values are made of plain values.
+"""Rules for calls of Python's own classes in stored objects: values are made of plain values alone.
 
-Each rule checks the arguments that the pickle gives and charges what it copies, so that no call makes much of little,
-takes long, or builds a value that its own class would refuse (`datetime` believes the bytes of its pickles).
+Each rule checks the arguments that the pickle gives and charges the copies to the budget, so that no call makes a
+large value from few bytes, takes long, or builds a value that its class would refuse (`datetime` trusts its pickles).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _ENCODINGS = ("latin1", "latin-1", "utf-8", "utf8", "ascii")
 
 
 def refused(what: object, arguments: Iterable[Any]) -> UnsafePickleError:
-    """The error for arguments that are not allowed; gives their kinds, not their values."""
+    """Return the error for arguments that are not allowed; gives their kinds, not their values."""
     given = ", ".join(described(argument) for argument in [*arguments][:6])
     return UnsafePickleError(f"a call of {described(what)} with ({given}) is not allowed")
 
 
 def _of_kinds(make: Callable[..., Any], most: int, *kinds: type, least: int = 0) -> Call:
-    """A rule for a call with a few arguments of exactly these kinds."""
+    """Return the rule for a call with a few arguments of exactly these kinds."""
     allowed = frozenset(kinds)
 
     def call(_: Budget, arguments: tuple[Any, ...]) -> Any:
@@ -53,7 +53,7 @@ def _of_kinds(make: Callable[..., Any], most: int, *kinds: type, least: int = 0)
 
 
 def _number(make: type) -> Call:
-    """A rule for a number, from another one or from a text with few digits."""
+    """Return the rule for a number, made from another number or from a text with few digits."""
 
     def call(_: Budget, arguments: tuple[Any, ...]) -> Any:
         text = len(arguments) in (1, 2) and type(arguments[0]) is str and len(arguments[0]) <= _MAX_DIGITS
@@ -90,7 +90,7 @@ def _string(budget: Budget, arguments: tuple[Any, ...]) -> str:
 
 
 def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
-    """`_codecs.encode`, by which protocol 2 writes bytes."""
+    """Call `_codecs.encode`, by which protocol 2 writes bytes."""
     if len(arguments) != 2 or type(arguments[0]) is not str or arguments[1] not in _ENCODINGS:
         raise UnsafePickleError("a call of _codecs.encode for anything but bytes is not allowed")
     text, encoding = arguments
@@ -111,7 +111,7 @@ def _buffer(make: type) -> Call:
 
 
 def _copied(budget: Budget, make: object, arguments: tuple[Any, ...], most: int = 1) -> Any:
-    """The one argument of a container, charged; an empty tuple if there is none."""
+    """Return the one argument of a container, charged to the budget; an empty tuple if there is none."""
     if len(arguments) > most or (arguments and type(arguments[0]) not in _SEQUENCES):
         raise refused(make, arguments)
     source = arguments[0] if arguments else ()
@@ -133,7 +133,7 @@ def _set(make: type) -> Call:
 
 
 def _keys(make: object, source: Any) -> Iterator[Any]:
-    """The keys that a dict made of `source` will have."""
+    """Yield the keys that a dict made of `source` will have."""
     for item in source:
         if type(item) not in (list, tuple) or len(item) != 2:
             raise refused(make, (item,))
@@ -174,7 +174,7 @@ def _deque(budget: Budget, arguments: tuple[Any, ...]) -> collections.deque[Any]
 
 
 def _empty(make: type) -> Call:
-    """A rule for a class whose instances get everything by their state."""
+    """Return the rule for a class whose instances get all contents from their state."""
 
     def call(_: Budget, arguments: tuple[Any, ...]) -> Any:
         if arguments:
@@ -185,7 +185,7 @@ def _empty(make: type) -> Call:
 
 
 def _state_bytes(make: type, arguments: tuple[Any, ...], length: int) -> bytes | None:
-    """The bytes of a pickled date or time; None if the arguments are numbers."""
+    """Return the bytes of a pickled date or time; None if the arguments are numbers."""
     state = arguments[0] if arguments else None
     if type(state) is str:  # from Python 2
         state = state.encode("latin1")
@@ -243,7 +243,7 @@ def _path(make: type[pathlib.PurePath]) -> Call:
 
 
 def set_attributes(budget: Budget, instance: Any, state: Any) -> Any:
-    """Give an instance attributes; none that would hide one of its class."""
+    """Set attributes of an instance; refuses those that would hide one of its class."""
     if state is None:
         return instance
     if type(state) is not dict or any(type(name) is not str or hasattr(type(instance), name) for name in state):
@@ -266,7 +266,7 @@ def _set_uuid(_: Budget, instance: uuid.UUID, state: Any) -> uuid.UUID:
 
 
 def _set_stream(*kinds: type) -> State:
-    """The state of `BytesIO` (value, position, attributes) and `StringIO` (value, newline, position, attributes)."""
+    """Return the rule for the state of `BytesIO` (value, position, attributes) and `StringIO` (with a newline, too)."""
 
     def build(budget: Budget, instance: Any, state: Any) -> Any:
         if type(state) is not tuple or len(state) != len(kinds) + 2:
@@ -318,12 +318,12 @@ PYTHON_CALLS: list[tuple[Any, Call]] = [
     (pathlib.PurePath, _path(pathlib.PurePath)),
     (pathlib.Path, _path(pathlib.Path)),
 ]
-"""Class or function → what a call of it does."""
+"""Class or function → rule for a call of it."""
 
 PYTHON_FUNCTIONS = [Function("_codecs.encode", _encode)]
 """Functions that are called, never kept as values."""
 PYTHON_NEWS: list[tuple[type, New]] = [(uuid.UUID, _new_uuid)]
-"""Class → what making an instance without its constructor does."""
+"""Class → rule for making an instance without its constructor."""
 
 PYTHON_STATES: dict[type, State] = {
     argparse.Namespace: set_attributes,
@@ -333,4 +333,4 @@ PYTHON_STATES: dict[type, State] = {
     io.BytesIO: _set_stream(bytes),
     io.StringIO: _set_stream(str, str),
 }
-"""Class → what setting the state of an instance does."""
+"""Class → rule for setting the state of an instance."""

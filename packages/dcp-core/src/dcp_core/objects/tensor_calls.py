@@ -1,7 +1,7 @@
-"""What a stored object may call of torch: tensors over the storages of its archive, and within their bounds.
+"""Rules for torch in stored objects: tensors over the storages of their archive, and within their bounds.
 
-torch's own functions take sizes, strides, offsets and indices as they come: a storage grows until they fit, sparse and
-nested tensors are not checked at all. Here all of it is checked first.
+torch's own functions trust sizes, strides, offsets and indices: a storage grows until they fit, sparse and nested
+tensors are not checked at all. Here all of it is checked first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_DIMS = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STORAGES = (torch.storage.TypedStorage, torch.UntypedStorage)
 _METADATA = {"conj", "neg"}
-# Elements that share a byte; of all other dtypes each has its own bytes.
+# Dtypes whose elements share a byte; in all others each element has its own bytes.
 _PER_BYTE = {torch.quint4x2: 2, torch.quint2x4: 4}
 
 
@@ -33,7 +33,7 @@ def _refuse(what: str) -> UnsafePickleError:
 
 
 def _extents(values: Any) -> tuple[int, ...]:
-    """Sizes, strides or offsets."""
+    """Return sizes, strides or offsets as a checked tuple of ints."""
     right = type(values) in (tuple, list, torch.Size) and len(values) <= _MAX_DIMS
     if not right or any(type(value) is not int or not 0 <= value < _MAX_ELEMENTS for value in values):
         raise _refuse("such sizes or strides")
@@ -41,7 +41,7 @@ def _extents(values: Any) -> tuple[int, ...]:
 
 
 def _check_bounds(budget: Budget, size: Any, stride: Any, offset: Any, elements: int) -> tuple[Any, Any]:
-    """Sizes and strides, if all that they reach is within so many elements."""
+    """Return sizes and strides if every address that they reach is within so many elements; raise otherwise."""
     sizes, strides = _extents(size), _extents(stride)
     budget.spend(len(sizes))
     if len(sizes) != len(strides) or type(offset) is not int or not 0 <= offset <= elements:
@@ -60,7 +60,7 @@ def _check_hooks(hooks: Any) -> None:
 
 
 def _plain(value: Any, *types: type) -> torch.Tensor:
-    """A dense tensor on the CPU, of one of torch's own classes."""
+    """Return a dense tensor on the CPU, of one of torch's own classes; raise for other values."""
     if type(value) not in (types or _PLAIN) or value.layout is not torch.strided or value.device.type != "cpu":
         raise _refuse("parts that are no plain tensors")
     if value.is_quantized or value.is_nested:
@@ -71,7 +71,7 @@ def _plain(value: Any, *types: type) -> torch.Tensor:
 def _over(
     budget: Budget, storage: Any, dtype: Any, offset: Any, size: Any, stride: Any, requires_grad: Any
 ) -> torch.Tensor:
-    """A tensor over a storage of the archive."""
+    """Return a tensor over a storage of the archive."""
     untyped = getattr(storage, "_untyped_storage", storage)
     if type(storage) not in _STORAGES or type(dtype) is not torch.dtype:
         raise _refuse("no storage or dtype")
@@ -83,7 +83,7 @@ def _over(
 
 
 def _with_metadata(tensor: torch.Tensor, metadata: Any) -> torch.Tensor:
-    """The tensor with its conjugate and negative bits."""
+    """Set the conjugate and negative bits of a tensor."""
     if not metadata:
         return tensor
     if type(metadata) is not dict or not set(metadata) <= _METADATA or tensor.dtype is torch.bool:
@@ -120,7 +120,7 @@ def _rebuild_v3(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _per_channel(budget: Budget, scales: Any, zero_points: Any, *, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points as tensors of one dimension."""
+    """Return scales and zero points as tensors of one dimension."""
     made = []
     dtypes = (torch.double, torch.long) if exact else (torch.float, torch.float)
     for values, dtype in zip((scales, zero_points), dtypes, strict=True):
@@ -145,7 +145,7 @@ def _rebuild_quantized(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tens
 
 
 def _empty_quantized(budget: Budget, dtype: torch.dtype, sizes: tuple[int, ...], parameters: Any) -> torch.Tensor:
-    """A quantized tensor that has no values yet, nor memory for them."""
+    """Return a quantized tensor that has neither values nor memory for them yet."""
     scheme = parameters[0]
     if scheme == torch.per_tensor_affine:
         _, scale, zero_point = parameters
@@ -166,13 +166,13 @@ def _empty_quantized(budget: Budget, dtype: torch.dtype, sizes: tuple[int, ...],
 
 
 def _rebuild_sparse(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
-    """Sparse tensors, whose indices are checked: torch would follow them out of the memory."""
+    """Rebuild a sparse tensor with checked indices: torch would follow unchecked ones out of the memory."""
     layout, (*indices, values, size), coalesced = _sparse_parts(arguments)
     sizes = _extents(size)
     if math.prod(extent or 1 for extent in sizes) >= _MAX_ELEMENTS:
         raise _refuse("so many elements")
     budget.spend(_plain(values).numel() + sum(_plain(part).numel() for part in indices))
-    # Nothing else may change them once they are checked.
+    # No other object may hold and change them once they are checked.
     indices = [part.detach().clone() for part in indices]
     if layout is torch.sparse_coo:
         make: Callable[..., torch.Tensor] = torch.sparse_coo_tensor
@@ -182,7 +182,7 @@ def _rebuild_sparse(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _sparse_parts(arguments: tuple[Any, ...]) -> tuple[torch.layout, tuple[Any, ...], bool | None]:
-    """Layout; indices, values and sizes; whether it says that it is coalesced."""
+    """Return the layout; the indices, values and sizes; and whether the tensor is marked as coalesced."""
     layout, data = arguments
     coalesced = None
     if layout is torch.sparse_coo and len(data) == 4:
@@ -215,7 +215,7 @@ def _moved(budget: Budget, tensor: torch.Tensor, dtype: Any, requires_grad: Any)
 
 
 def _rebuild_from_cpu(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
-    """A tensor of a device without storages of its own; it stays on the CPU."""
+    """Rebuild a tensor of a device without storages of its own; it stays on the CPU."""
     tensor, dtype, _, requires_grad = arguments
     return _moved(budget, _plain(tensor), dtype, requires_grad)
 
@@ -251,7 +251,7 @@ def _parameter_with_state(budget: Budget, arguments: tuple[Any, ...]) -> torch.n
 
 
 def _with_attributes(budget: Budget, tensor: Any, state: Any) -> Any:
-    """The tensor with attributes of Python, none of which hides one of its class."""
+    """Set Python attributes of a tensor; refuses those that would hide one of its class."""
     if type(state) is tuple and len(state) == 2 and not state[1]:
         state = state[0]
     if not state:
@@ -264,7 +264,7 @@ def _with_attributes(budget: Budget, tensor: Any, state: Any) -> Any:
 
 
 def _wrapper(budget: Budget, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The checked arguments of a tensor without a storage, whose class makes something of it."""
+    """Check the arguments of a tensor without a storage, which its class rebuilds; returns them."""
     cls, dtype, size, stride, offset, layout, _, requires_grad = arguments
     if type(dtype) is not torch.dtype or type(layout) is not torch.layout or type(requires_grad) is not bool:
         raise _refuse("no dtype or layout")
@@ -316,19 +316,19 @@ TENSOR_CALLS: list[tuple[Any, Call]] = [
     (torch.nn.Parameter, _parameter),
     (TorchVersion, _version),
 ]
-"""Class → what a call of it does."""
+"""Class → rule for a call of it."""
 Subclassed = Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]
 
 
 def tensor_functions(
     subclassed: Subclassed, around: Callable[[str, Call], Call] = lambda _, call: call
 ) -> dict[str, Function]:
-    """What rebuilds tensors: full name → function.
+    """Return the functions that rebuild tensors: full name → function.
 
     Args:
-        subclassed: Calls a function of torch with arguments for a class of tensors that is not torch's own, whose code
-                it runs; the class is its last argument. Raises if the class is not allowed.
-        around: Takes the name and the rule of a function; gives the rule that is used.
+        subclassed: Calls a function of torch for a class of tensors that is not torch's own, whose code it runs; the
+            class is its last argument. Raises if the class is not allowed.
+        around: Takes the name and the rule of a function; returns the rule to use.
     """
 
     def wrapper(budget: Budget, arguments: tuple[Any, ...]) -> Any:

@@ -1,6 +1,6 @@
-"""How large a value is when nothing of it is shared: what printing, comparing or flattening it would go through.
+"""Unfolded size of a value, with shared parts counted each time: the work of printing, comparing or flattening it.
 
-A few bytes of a pickle make a list of a list of a list …, twice each: little memory, and no end when it is printed.
+A few bytes of a pickle make a list of a list of a list …, twice each: little memory, but printing it never ends.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _LEAVES = frozenset((str, int, float, bool, bytes, type(None)))
 _SEQUENCES = frozenset((list, tuple, set, frozenset, collections.deque))
 _MAPPINGS = frozenset((dict, collections.OrderedDict, collections.defaultdict, collections.Counter))
 _NAMESPACES = frozenset((argparse.Namespace, types.SimpleNamespace))
-# Values may well be shared a thousand times; doubled again and again they pass this after a few dozen bytes.
+# Ordinary values are shared up to a thousand times; a value that doubles passes this after a few dozen bytes.
 _FREE = 50_000_000
 _PER_BYTE = 1000
 
 
 def refuse_unfolding(value: object, nbytes: int) -> None:
-    """Refuse a value that would unfold to far more than it was stored in.
+    """Refuse a value whose unfolded size is far larger than its stored size.
 
     Args:
-        value: What was read; must not be used by others meanwhile.
-        nbytes: Of how many bytes.
+        value: The value that was read; no other thread may use it meanwhile.
+        nbytes: Its stored size in bytes.
 
     Raises:
-        UnsafePickleError: It would.
+        UnsafePickleError: It is too large.
     """
     if _parts(value):
         _count(value, _FREE + _PER_BYTE * nbytes)
 
 
 def _count(value: object, most: int) -> int:
-    """How many parts a value has, those counted again that are in several places; of a cycle one round."""
+    """Count the parts of a value, shared parts once per place; of a cycle one round."""
     sizes: dict[int, int] = {id(value): 1}
     path: list[tuple[object, Iterator[Any], int]] = []
     owner, parts, size = value, iter(_parts(value)), 1
@@ -71,7 +71,7 @@ def _count(value: object, most: int) -> int:
 
 
 def _parts(value: object) -> Collection[Any]:
-    """What is directly in a container; nothing for anything else."""
+    """Return the direct elements of a container; empty for any other value."""
     kind = type(value)
     if kind in _SEQUENCES:
         return value  # type: ignore[return-value]

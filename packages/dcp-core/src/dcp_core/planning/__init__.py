@@ -1,1 +1,1 @@
-"""Which rank writes and reads what, agreed by all."""
+"""Plans of saves and loads: which rank writes and reads which items, agreed by all ranks."""

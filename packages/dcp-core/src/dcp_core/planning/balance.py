@@ -1,4 +1,4 @@
-"""Who writes what several ranks hold: the largest first, each to the rank with the least to write, cut where it helps.
+"""Load balancing of replicas: the largest first, each to the rank with the least to write, cut where it helps.
 
 Plain arithmetic over bytes and ranks: no plans, no tensors, and the same answer on every run.
 
@@ -20,31 +20,31 @@ __all__ = ["Assignment", "Candidates", "Part", "assign", "cut_dim"]
 
 I64 = npt.NDArray[np.int64]
 
-# No part of a thing that is cut is smaller: it would cost more to describe than it levels.
+# No part of a cut candidate is smaller: describing it would cost more than it levels.
 MIN_PART_BYTES = 1 << 20
-# How far above the level, as a fraction of it, a rank may get rather than that something is cut.
+# How far above the level, as a fraction of it, a rank may get before a candidate is cut instead.
 _SLACK = 1 / 128
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Things that are to be written once each, and the ranks that could write them."""
+    """Candidates for balancing: values to write once each, and the ranks that hold them."""
 
     nbytes: I64
-    """At least 1 each."""
+    """Size of each in bytes; at least 1."""
     slices: I64
-    """How many equal slices each consists of, between which it may be cut; 1 if it may not."""
+    """Number of equal slices of each, between which it may be cut; 1 if it may not."""
     first: I64
-    """Of each thing, where its holders begin in `ranks`; one more than there are things."""
+    """Start of each one's holders in `ranks`; one element more than there are candidates."""
     ranks: I64
-    """Holders, ascending and each once for a thing; everything has one."""
+    """Holders, ascending and each once per candidate; every candidate has one."""
     settled: npt.NDArray[np.bool_]
-    """Whether a thing goes to its first holder, come what may."""
+    """Whether a candidate goes to its first holder in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The slices [begin, end) of a thing that one rank writes."""
+    """The slices [begin, end) of a candidate that one rank writes."""
 
     rank: int
     begin: int
@@ -53,22 +53,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The rank that writes each thing; -1 for those that are cut, whose parts lie under their rows, ascending."""
+    """The rank that writes each candidate; -1 for those that are cut, whose parts are listed by row, ascending."""
 
     writer: I64
     parts: dict[int, list[Part]] = field(default_factory=dict)
 
 
 def cut_dim(sizes: Sequence[int]) -> int | None:
-    """The dimension along which a box is cut so that each part is one range of its memory; None if it is too small."""
+    """Return the dimension to cut a box along, so that each part is one memory range; None if too small."""
     return next((dim for dim, size in enumerate(sizes) if size > 1), None)
 
 
 def assign(things: Candidates, world_size: int) -> Assignment:
-    """Give each thing to one rank, or to several in parts, so that ranks write about the same number of bytes.
+    """Assign each candidate to one rank, or its parts to several, so that ranks write about the same number of bytes.
 
-    Within a set of ranks that hold the same things no rank gets above the common level by more than 1/128 or
-    `MIN_PART_BYTES`, as far as things may be cut; equal loads go to the lower rank.
+    Within a set of ranks that hold the same candidates no rank gets above the common level by more than 1/128 or
+    `MIN_PART_BYTES`, as far as candidates may be cut; equal loads go to the lower rank.
     """
     holders = np.diff(things.first)
     settled = things.settled | (holders == 1)
@@ -80,7 +80,7 @@ def assign(things: Candidates, world_size: int) -> Assignment:
         held_by = things.ranks[things.first[row] : things.first[row + 1]]
         groups.setdefault(held_by.tobytes(), []).append(row)
     parts: dict[int, list[Part]] = {}
-    # Few ranks first: who has the least choice must not find the ranks filled by others.
+    # Small sets of ranks first: later, their few ranks would already be filled by candidates with more choice.
     for key, rows in sorted(groups.items(), key=lambda pair: (len(pair[0]), pair[1][0])):
         _fill(things, rows, np.frombuffer(key, np.int64), loads, writer, parts)
     return Assignment(writer, parts)
@@ -94,7 +94,7 @@ def _fill(
     writer: I64,
     parts: dict[int, list[Part]],
 ) -> None:
-    """Assign things that the same ranks hold; adds to `loads`, `writer` and `parts`."""
+    """Assign candidates that the same ranks hold; adds to `loads`, `writer` and `parts`."""
     level = _level(loads[holders], int(things.nbytes[rows].sum()))
     limit = level + max(MIN_PART_BYTES, level * _SLACK)
     heap = [(int(loads[rank]), rank) for rank in holders.tolist()]
@@ -116,7 +116,7 @@ def _fill(
 
 
 def _cut(heap: list[tuple[int, int]], level: float, slice_bytes: int, slices: int) -> list[Part]:
-    """Fill one rank after another up to the level."""
+    """Cut one candidate into parts that fill one rank after another up to the level."""
     least = -(-MIN_PART_BYTES // slice_bytes)
     found: list[Part] = []
     filled: list[tuple[int, int]] = []
@@ -135,7 +135,7 @@ def _cut(heap: list[tuple[int, int]], level: float, slice_bytes: int, slices: in
 
 
 def _level(loads: I64, nbytes: int) -> float:
-    """How high the least loaded ranks stand when `nbytes` are poured over them."""
+    """Return the load that the least loaded ranks reach when `nbytes` are spread over them."""
     ordered = np.sort(loads).tolist()
     poured = nbytes
     for count, load in enumerate(ordered, 1):

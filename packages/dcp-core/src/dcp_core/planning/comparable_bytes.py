@@ -1,7 +1,7 @@
-"""Equality of values by type and by bits, and the bytes that tell values apart: for digests, caches and comparisons.
+"""Equality of values by type and bits, and canonical bytes of values for digests, caches and comparisons.
 
-`==` is no use for that: 0.0 equals -0.0, 1 equals True and 1.0, NaN differs from itself. Nor is a pickle, which also
-says which parts of a value are one object; there, ranks differ that hold the same.
+`==` does not serve: 0.0 equals -0.0, 1 equals True and 1.0, NaN differs from itself. Nor does a pickle, which also
+records which parts of a value are one object; so its bytes may differ between ranks that hold equal values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def value_bytes(value: Any) -> bytes:
         Exception: It cannot be pickled, or contains itself.
     """
     data = _pickled(_Pickler, value)
-    # The opcode may be a byte of something else: then the slow way gives bytes that tell the value apart as well.
+    # The opcode may be a byte of something else: then the slow way gives bytes that identify the value as well.
     return _pickled(_SetPickler, value) if any(opcode in data for opcode in _SETS) else data
 
 
@@ -71,18 +71,18 @@ def _pickled(pickler: type[_Pickler], value: Any) -> bytes:
 
 
 class _Elements:
-    """Stands in a pickle for what is told apart by its elements alone."""
+    """Stand-in in a pickle for a value that is identified by its elements alone."""
 
 
 class _Pickler(pickle.Pickler):
-    """Repeats what occurs twice, and looks at the elements of tensors and arrays rather than at where they are."""
+    """Pickler that repeats shared parts, and pickles the elements of tensors and arrays rather than their storages."""
 
     def __init__(self, into: io.BytesIO) -> None:
         super().__init__(into, protocol=5)
         self.fast = True
 
     def reducer_override(self, obj: Any) -> Any:
-        """Called for all but the plainest types."""
+        """Reduce tensors and arrays to their elements; pickle calls this for all but the plainest types."""
         if type(obj) is np.ndarray and not obj.dtype.hasobject:
             return _Elements, (obj.dtype, obj.shape, obj.tobytes())
         if not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided or obj.is_quantized:
@@ -92,10 +92,10 @@ class _Pickler(pickle.Pickler):
 
 
 class _SetPickler(_Pickler):
-    """Puts the elements of sets in an order that does not depend on the process."""
+    """Pickler that sorts the elements of sets, in an order that does not depend on the process."""
 
     def persistent_id(self, obj: Any) -> Any:
-        """Called for every object."""
+        """Replace sets; pickle calls this for every object."""
         if type(obj) in (set, frozenset):
             return type(obj).__name__, sorted(value_bytes(element) for element in obj)
         return None

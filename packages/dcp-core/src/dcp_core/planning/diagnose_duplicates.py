@@ -1,4 +1,4 @@
-"""What ranks disagree on: ties, values that differ between replicas, and plans that contradict each other.
+"""Diagnosis of disagreeing ranks: ties, values that differ between replicas, and plans that contradict each other.
 
 Plain decisions over plans: no tensors, no communication, and the same answer on every run.
 """
@@ -32,7 +32,7 @@ _SHOWN_KEYS = 10
 
 
 class DivergentReplicaWarning(UserWarning):
-    """Ranks hold different values under one name, of which only the lowest rank's is saved."""
+    """Replicas of a value differ between ranks; only the lowest rank's is saved."""
 
 
 def dedup_save_plans(
@@ -41,10 +41,10 @@ def dedup_save_plans(
     *,
     pinned_to_lowest: Iterable[str] = (),
 ) -> list[SavePlan]:
-    """Plans in which every item is written by exactly one rank.
+    """Return plans in which every item is written by exactly one rank.
 
-    Replicas go to the rank with the least bytes to write, largest first; equal loads to the lower rank. Large ones are
-    cut where that levels the load and every plan that has them is `splittable`.
+    Replicas go to the rank with the least bytes to write, largest first; equal loads to the lower rank. Large replicas
+    are cut where that levels the load and every plan that has them is `splittable`.
 
     Args:
         all_plans: One plan per rank, in rank order.
@@ -60,7 +60,7 @@ def dedup_save_plans(
 
 
 def explain_contradiction(all_plans: Sequence[SavePlan], aliases: Collection[str], *, complete: bool) -> PlanError:
-    """The error of plans that `plan_columns` refuses: it names the value, and the ranks or the box.
+    """Return the error for plans that `plan_columns` refuses: it names the value, and the ranks or the box.
 
     Args:
         all_plans: One plan per rank, in rank order.
@@ -83,7 +83,7 @@ def explain_contradiction(all_plans: Sequence[SavePlan], aliases: Collection[str
 
 
 def _check_kind(kinds: dict[str, tuple[int, bool]], item: WriteItem, rank: int) -> None:
-    """Raise if one name is a tensor here and an object there; `kinds`: FQN → first rank, whether it is a tensor."""
+    """Raise if a name is a tensor on one rank, an object on another; `kinds`: FQN → first rank, whether a tensor."""
     first_rank, is_tensor = kinds.setdefault(item.index.fqn, (rank, item.tensor_data is not None))
     if is_tensor != (item.tensor_data is not None):
         raise PlanError(
@@ -107,7 +107,7 @@ def _check_same(first_rank: int, first: WriteItem, other: WriteItem, other_rank:
 
 
 def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
-    """The tied values that every rank ties in the same way: alias FQN → FQN that is written.
+    """Return the tied values that every rank ties in the same way: alias FQN → FQN that is written.
 
     A pair counts only if each rank that holds one of the two holds both and ties them; otherwise both are written.
     """
@@ -128,7 +128,7 @@ def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
 
 
 def divergent_keys(all_plans: Sequence[SavePlan]) -> dict[str, list[int]]:
-    """Replicated values whose contents differ: FQN → ranks that differ from the lowest rank that has it."""
+    """Return the replicated values whose contents differ: FQN → ranks that differ from the lowest rank that has it."""
     first: dict[str, int] = {}
     divergent: dict[str, list[int]] = defaultdict(list)
     for rank, plan in enumerate(all_plans):
@@ -139,7 +139,7 @@ def divergent_keys(all_plans: Sequence[SavePlan]) -> dict[str, list[int]]:
 
 
 def report_divergence(divergent: dict[str, list[int]], on_divergence: OnDivergence) -> None:
-    """Warn or raise, naming keys and ranks.
+    """Warn or raise about divergent replicas, naming keys and ranks.
 
     Raises:
         PlanError: `on_divergence` is `error` and there is any.

@@ -1,7 +1,7 @@
-"""The global plan: the plans of all ranks as columns, merged, proven complete, and each item given to one rank.
+"""The global plan: the plans of all ranks as columns, merged, checked for coverage, and each item given to one rank.
 
-What is wrong with them (ranks that contradict each other, holes, overlaps) is only noticed here:
-`diagnose_duplicates.explain_contradiction` finds it again, and says what it is.
+Errors in them (ranks that contradict each other, holes, overlaps) are only detected here:
+`diagnose_duplicates.explain_contradiction` looks again and describes the error.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def plan_columns(
     to_lowest_rank: bool,
     pinned_to_lowest: Collection[str],
 ) -> tuple[list[SavePlan], Metadata] | None:
-    """One plan for each rank, and the metadata of the whole tensors that they add up to.
+    """Return the final plan of each rank, and the metadata of the merged tensors.
 
     Args:
-        all_plans: Of all ranks, in order.
+        all_plans: Plans of all ranks, in order.
         aliases: Tied tensors that are not written: alias → the name that is.
         complete: Whether chunks must make up whole tensors.
         to_lowest_rank: Give each item to the lowest rank that has it instead of balancing.
@@ -50,7 +50,7 @@ def plan_columns(
         None if the ranks contradict each other, or if their chunks do not make up the tensors.
 
     Raises:
-        PlanError: The records of one rank's plan contradict each other, or say too little.
+        PlanError: The records of one rank's plan contradict each other, or are incomplete.
     """
     return assign_items(
         all_plans,
@@ -69,7 +69,7 @@ def assign_items(
     pinned_to_lowest: Collection[str],
     is_sound: Callable[[CheckpointIndex], bool] | None = None,
 ) -> tuple[list[SavePlan], Metadata] | None:
-    """As `plan_columns`, with any proof that the merged tensors are sound; by default with none."""
+    """Plan as `plan_columns` does, with any check that the merged tensors are sound; by default with none."""
     whole_plans = [columns_of(plan.items) for plan in all_plans]
     kept_rows = [_rows_without(one, aliases) for one in whole_plans]
     known = [one if kept is None else one.take_tensors(kept) for one, kept in zip(whole_plans, kept_rows, strict=True)]
@@ -114,10 +114,10 @@ def _candidates(
     splittable: npt.NDArray[np.bool_],
     lowest: frozenset[str] | None,
 ) -> Candidates:
-    """Merged chunks, then objects; those of the names `lowest` (None: all) go to their first holder."""
+    """Return the candidates for balancing: merged chunks, then objects; `lowest` names (None: all) are settled."""
     item_bytes = np.array([dtype_of(name).itemsize for name in merged.dtypes] or [1], np.int64)
     volumes, slices = chunk_sizes(merged)
-    # Who holds what: pairs of thing and rank, each once, in ascending order.
+    # Pairs of candidate and rank that holds it, each once, in ascending order.
     chunks, world = len(volumes), len(known)
     object_bytes = np.ones(len(names.objects), np.int64)
     held = [table.box * world + table.rank]
@@ -145,7 +145,7 @@ def _candidates(
 
 
 def _rows_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
-    """Rows of the tensors that have other names; None for all of them."""
+    """Return the rows of the tensors that have other names; None for all of them."""
     index = columns.index
     if not names or names.keys().isdisjoint(index.tensor_names):
         return None
@@ -160,11 +160,11 @@ def _chosen(
     assigned: Assignment,
     own: Mapping[int, tuple[int, Part]],
 ) -> Selection:
-    """What one rank writes of what it holds: each box, or its part of it, once."""
+    """Return the selection of one rank: each of its boxes that it writes, or its part of one, once."""
     boxes = table.box[table.first_row[rank] : table.first_row[rank + 1]]
     once = np.zeros(len(boxes), bool)
     once[np.unique(boxes, return_index=True)[1]] = True
-    # Of the rank's own boxes alone: all boxes for each rank would be a square of the number of ranks.
+    # From the rank's own boxes alone: going over all boxes for each rank would be quadratic in the number of ranks.
     mine = assigned.writer[boxes] == rank
     if own:
         mine |= np.isin(boxes, list(own))

@@ -1,4 +1,4 @@
-"""`DefaultLoadPlanner`: which stored boxes fill the tensors of a template.
+"""`DefaultLoadPlanner`: plans the read items that fill the tensors of a template.
 
 Source: torch 2.13 `torch.distributed.checkpoint.default_planner` (options, extension points).
 """
@@ -36,11 +36,11 @@ __all__ = [
 
 
 def create_default_local_load_plan(state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> LoadPlan:
-    """The read items that fill a flat state dict.
+    """Return the read items that fill a flat state dict.
 
     Args:
         state_dict: FQN → tensor of any kind, or object.
-        metadata: Of the checkpoint.
+        metadata: Metadata of the checkpoint.
         strict: Whether a key that the checkpoint lacks is an error.
 
     Raises:
@@ -66,16 +66,16 @@ class DefaultLoadPlanner(LoadPlanner):
         allow_partial_load: Leave values that the checkpoint lacks as they are, instead of raising.
         allow_lossy_casts: Convert to a dtype that cannot hold every stored value (float32 → bfloat16, float → int).
             Conversions that lose nothing are always done.
-        allow_globals: Classes and functions that stored objects may use beside the default allow-list.
+        allow_globals: Classes and functions that stored objects may use in addition to the default allow-list.
         trust_objects: Unpickle stored objects without restriction. Runs code from the checkpoint.
         strict: Raise for values in the checkpoint that the template does not name, too.
         allow_resize: Load the common part of tensors that have other sizes in the checkpoint, from the start of each
             dimension; the rest of the template's tensor stays as it is.
         rename: Name or path in the template → name or path in the checkpoint. A path stands for everything under it.
-        rename_regex: (regular expression, replacement) pairs as of `re.sub`: from names in the template to names in the
-            checkpoint, for those that `rename` does not mention.
+        rename_regex: (regular expression, replacement) pairs as for `re.sub`: from names in the template to names in
+            the checkpoint, for those that `rename` does not mention.
 
-    Extension points: `lookup_tensor` (where an item goes) and `transform_tensor` (which part of it).
+    Extension points: `lookup_tensor` (the target of an item) and `transform_tensor` (which part of it).
 
     Example:
         ```python
@@ -113,7 +113,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self.allow_resize = allow_resize
         self.key_map = KeyMap(rename, rename_regex)
         self.initialised: list[str] = []
-        """Tensors of the template that had no memory, and are filled with zeros where the checkpoint has no data."""
+        """Tensors of the template that had no memory; they are zeros where the checkpoint has no data."""
         self._made: list[torch.Tensor] = []
         self.original_state_dict: dict[str, Any] = {}
         self.mappings: dict[str, tuple[str | int, ...]] = {}
@@ -124,7 +124,7 @@ class DefaultLoadPlanner(LoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Take the template. Its meta tensors are given memory; nothing else of it changes before data arrives."""
+        """Take the template. Its meta tensors get memory; nothing else of it changes before data arrives."""
         self._made, self.initialised = [], []
         materialise_meta(state_dict, made=self._made)
         self.original_state_dict = state_dict
@@ -140,7 +140,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self.state_dict, self.mappings, self._keys = flat.values, flat.paths, flat.keys
 
     def create_local_plan(self) -> LoadPlan:
-        """Read items for everything in the template.
+        """Return the read items for everything in the template.
 
         Raises:
             LoadMismatchError: Keys missing, shapes or kinds that differ, lossy casts, holes in the stored data: all of
@@ -163,7 +163,7 @@ class DefaultLoadPlanner(LoadPlanner):
         return LoadPlan(self.local_load.items)
 
     def _initialise(self, names: Iterable[str]) -> None:
-        """Fill with zeros what this load gave memory to and cannot fill: nobody should meet what lay there before."""
+        """Zero the tensors that this load allocated and cannot fill, so that no uninitialised memory is visible."""
         made = {id(tensor) for tensor in self._made}
         self.initialised = [name for name in names if id(self.state_dict[name]) in made]
         with torch.no_grad():
@@ -171,7 +171,7 @@ class DefaultLoadPlanner(LoadPlanner):
                 self.state_dict[name].zero_()
 
     def _follow_old_names(self, metadata: Metadata) -> None:
-        """Up to torch 2.3 containers without tensors were stored whole: use those names if the checkpoint does."""
+        """Use names of torch 2.3 and older if the checkpoint does: containers without tensors were stored whole."""
         surplus = metadata.state_dict_metadata.keys() - self.state_dict.keys()
         if not surplus:
             return
@@ -180,11 +180,11 @@ class DefaultLoadPlanner(LoadPlanner):
             self._take(old)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return create_default_global_load_plan(global_plan)
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return new_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
@@ -202,14 +202,14 @@ class DefaultLoadPlanner(LoadPlanner):
             assign(self.original_state_dict, self._keys[fqn], loaded)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """The memory of the template that the item fills."""
+        """Return the memory of the template that the item fills."""
         return self.transform_tensor(read_item, self.lookup_tensor(read_item.dest_index))
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Nothing to do: the data is already in the template."""
+        """Do nothing: the data is already in the template."""
 
     def plain_targets(self) -> dict[str, Any] | None:
-        """The flat template, if the tensors in it are filled as they are; None where a subclass decides on that."""
+        """Return the flat template, if its tensors are filled as they are; None where a subclass decides on that."""
         names = ("resolve_tensor", "lookup_tensor", "transform_tensor", "commit_tensor")
         own = (
             name in vars(self) or getattr(type(self), name) is not getattr(DefaultLoadPlanner, name) for name in names
@@ -217,14 +217,14 @@ class DefaultLoadPlanner(LoadPlanner):
         return None if any(own) else self.state_dict
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """The local tensor of the template that `index` names."""
+        """Return the local tensor of the template that `index` names."""
         found = find_state_dict_object(self.state_dict, index)
         if not isinstance(found, torch.Tensor):
             raise PlanError(f"{index.fqn!r} is a {type(found).__qualname__} in the template, not a tensor")
         return found
 
     def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of that tensor that the item fills: a view."""
+        """Return a view of the part of that tensor that the item fills."""
         return box_view(tensor, read_item.dest_offsets, read_item.lengths, key=read_item.dest_index.fqn)
 
     def _metadata(self) -> Metadata:
@@ -260,7 +260,7 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
         super().__init__(*args, **kwargs)
 
     def _check_keys(self, paths: Mapping[str, Sequence[str | int]]) -> None:
-        """Raise for names that lead to nothing: a typing error should not look like an empty checkpoint."""
+        """Raise for keys without a value in the checkpoint: a typing error should not look like an empty checkpoint."""
         known = set(self._metadata().state_dict_metadata)
         for path in paths.values():
             known.update(".".join(map(str, path[: depth + 1])) for depth in range(len(path)))
@@ -279,7 +279,7 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Fill the empty `state_dict` with what the checkpoint holds.
+        """Fill the empty `state_dict` with the values of the checkpoint.
 
         Raises:
             ValueError: `state_dict` is not empty.
@@ -307,11 +307,11 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
         self.flatten_state_dict = True
 
     def _follow_old_names(self, metadata: Metadata) -> None:
-        """The names are the checkpoint's own."""
+        """Do nothing: the names are the checkpoint's own."""
 
 
 def _unfilled(fqn: str, entry: TensorStorageMetadata) -> torch.Tensor:
-    """Memory for a whole stored tensor; not more than its chunks say they fill."""
+    """Allocate memory for a whole stored tensor; not more than its chunks claim to fill."""
     promised = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
     if math.prod(entry.size) > promised:
         raise CorruptCheckpointError(

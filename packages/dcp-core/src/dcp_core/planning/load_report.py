@@ -1,4 +1,4 @@
-"""What a load did, and everything that stands against it, as records."""
+"""Reports of loads: what was loaded, and every mismatch of template and checkpoint, as records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SHOWN_PROBLEMS", "LoadMismatchError", "LoadProblem", "LoadReport", "
 
 SHOWN_PROBLEMS = 50
 _SHOWN_KEYS = 10
-# Parts of names that more names have say little; so many names are compared letter by letter.
+# Parts that many names share say little; up to so many names are compared letter by letter.
 _COMMON = 2_000
 _COMPARED = 100
 
@@ -46,33 +46,33 @@ class LoadMismatchError(DcpError, RuntimeError, ValueError):
 
 @dataclass(slots=True)
 class LoadReport:
-    """What `load` did on this rank. Keys are FQNs, sorted."""
+    """Report of what `load` did on this rank. Keys are FQNs, sorted."""
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """In the template, not in the checkpoint (only with `allow_partial_load`)."""
+    """Keys in the template, not in the checkpoint (only with `allow_partial_load`)."""
     unexpected: tuple[str, ...] = ()
-    """In the checkpoint, not in the template."""
+    """Keys in the checkpoint, not in the template."""
     cast: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Key → (stored dtype, dtype of the template), for values that were converted."""
     resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     """Key → (stored shape, shape of the template), for tensors of which the common part was loaded."""
     initialised: tuple[str, ...] = ()
-    """Tensors without memory (on the meta device) that the load had to make and could not fill: zeros, or in part."""
+    """Tensors without memory (on the meta device) that the load allocated and could not fill: zeros, or in part."""
     per_rank: dict[str, int | None] = field(default_factory=dict)
-    """Name of a `PerRank` value → the rank whose value this rank got; None where it kept its own, or all share one."""
+    """`PerRank` value → the rank whose value this rank got; None where it kept its own, or all ranks share one."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Key → name in the checkpoint, where they differ."""
     overlapping: tuple[tuple[str, str], ...] = ()
     """Pairs of keys whose tensors share memory in the template, though the checkpoint may hold different values for
     them: the values of the one may have replaced those of the other. Tensors tied at the save are not among them."""
     unverified: tuple[str, ...] = ()
-    """Read without a check of their bytes: items whose writer left no CRC for the part that was needed."""
+    """Keys read without a check of their bytes: items whose writer left no CRC for the part that was needed."""
     bytes_read: int = 0
     save_id: str | None = None
 
     def summary(self) -> str:
-        """What happened, in a line for each kind, with the first few keys."""
+        """Return a line for each kind of finding, with the first few keys."""
         kinds: dict[str, Collection[str]] = {
             "loaded": self.loaded,
             "missing": self.missing,
@@ -95,10 +95,10 @@ class LoadReport:
 
 
 class NearNames:
-    """Finds names that look like one that is not there: of many names, those that share parts between dots with it.
+    """Finds similar names for a missing one; among many names, those that share parts between dots with it.
 
     Args:
-        candidates: The names that are there.
+        candidates: The names that exist.
     """
 
     def __init__(self, candidates: Iterable[str]) -> None:
@@ -109,7 +109,7 @@ class NearNames:
                 self._by_part.setdefault(part, []).append(name)
 
     def suggest(self, key: str) -> str:
-        """`'; did you mean …?'` with the nearest names, or an empty string."""
+        """Return `'; did you mean …?'` with the nearest names, or an empty string."""
         shared: Counter[str] = Counter()
         for part in set(key.split(".")):
             names = self._by_part.get(part, ())
@@ -120,6 +120,6 @@ class NearNames:
 
 
 def suggest(key: str, candidates: Iterable[str]) -> str:
-    """`'; did you mean …?'` with the nearest names, or an empty string."""
+    """Return `'; did you mean …?'` with the nearest names, or an empty string."""
     near = difflib.get_close_matches(key, list(candidates), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

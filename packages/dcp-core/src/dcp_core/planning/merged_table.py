@@ -1,6 +1,6 @@
-"""The plans of all ranks as one table: tensors and objects by name, each box of a tensor once, and cut where it is.
+"""Merged table of the plans of all ranks: tensors and objects by name, each box of a tensor once, with its cuts.
 
-What the ranks contradict each other in is not said here, only that they do.
+It only detects that ranks contradict each other; the error is described in `diagnose_duplicates`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ I64 = npt.NDArray[np.int64]
 
 
 class Names:
-    """Rows of all ranks' tensors and objects in the merged tables."""
+    """Rows of all ranks' tensors and objects in the merged table."""
 
     def __init__(self, columns: Sequence[PlanColumns]) -> None:
         self.tensors: dict[str, int] = {}
@@ -40,7 +40,7 @@ def _rows(names: Sequence[str], table: dict[str, int]) -> I64:
 
 
 def merge_tensors(columns: Sequence[PlanColumns], names: Names) -> CheckpointIndex | None:
-    """The table of tensors and objects of all ranks, without chunks; None if the ranks contradict each other."""
+    """Merge the tensors and objects of all ranks, without chunks; None if the ranks contradict each other."""
     if not names.tensors.keys().isdisjoint(names.objects):
         return None
     dtypes: dict[str, int] = {}
@@ -94,7 +94,7 @@ class ChunkTable:
         )
         self.rank = np.repeat(np.arange(len(columns)), [int(count.sum()) for count in counts])
         self.first_row = starts(np.array([int(count.sum()) for count in counts]))
-        """Of each rank, its first row here."""
+        """First row of each rank in this table."""
         every = replace(
             merged,
             chunk_offsets=np.concatenate([np.zeros(0, np.int64), *(one.index.chunk_offsets for one in columns)]),
@@ -105,9 +105,9 @@ class ChunkTable:
         position = np.empty(len(tensor), np.int64)
         position[order] = np.arange(len(order))
         self.box = position[same]
-        """Of each chunk of each rank, its row in the merged table of chunks."""
+        """Row in the merged table of chunks, for each chunk of each rank."""
         self.tensor = tensor[order]
-        """Of each merged chunk, the row of its tensor."""
+        """Row of the tensor, for each merged chunk."""
         merged.tensor_chunks = np.bincount(tensor[order], minlength=len(merged.tensor_names)).astype(np.int64)
         places = starts(merged.tensor_ndim[tensor])
         numbers = ranges(places[:-1][order], places[1:][order])
@@ -115,7 +115,7 @@ class ChunkTable:
 
 
 def chunk_sizes(index: CheckpointIndex) -> tuple[I64, I64]:
-    """Of each chunk, the number of its elements, and of slices along the dimension where it would be cut."""
+    """Return for each chunk the number of its elements, and of slices along the dimension where it would be cut."""
     volumes, slices = (np.ones(int(index.tensor_chunks.sum()), np.int64) for _ in range(2))
     for chunks in by_dims(index):
         volumes[chunks.rows] = chunks.sizes.prod(axis=1)
@@ -126,7 +126,7 @@ def chunk_sizes(index: CheckpointIndex) -> tuple[I64, I64]:
 
 
 class Cuts:
-    """A table of tensors some of whose chunks are cut into parts, which take their place.
+    """Table of tensors in which some chunks are replaced by the parts into which they are cut.
 
     Args:
         merged: The table, with all its chunks.
@@ -138,10 +138,10 @@ class Cuts:
         for row, cut in parts.items():
             counts[row] = len(cut)
         self.first = starts(counts)
-        """Of each chunk, the row of its first part in the new table; one more than there are chunks."""
+        """Row of each chunk's first part in the new table; one element more than there are chunks."""
         tensor = np.repeat(np.arange(len(merged.tensor_chunks)), merged.tensor_chunks)
         self.dim = np.zeros(len(counts), np.int64)
-        """Of each chunk that is cut, the dimension."""
+        """Dimension along which a chunk is cut, for each that is."""
         offsets, sizes = merged.chunk_offsets, merged.chunk_sizes
         if parts:
             old_places = starts(merged.tensor_ndim[tensor])
@@ -163,11 +163,11 @@ class Cuts:
             tensor_chunks=np.bincount(tensor, minlength=len(merged.tensor_chunks)).astype(np.int64),
         )
         self.hint = np.arange(len(tensor)) - self.index.chunk_starts()[:-1][tensor]
-        """Of each new chunk, its position among those of its tensor."""
+        """Position among the chunks of its tensor, for each new chunk."""
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], index: CheckpointIndex) -> tuple[I64, I64, bool]:
-    """Rows of the first of chunks with equal tensor and offsets; of each row, that first one; whether sizes agree."""
+    """Return the first rows of chunks equal in tensor and offsets; each row's first; and whether their sizes agree."""
     same = np.arange(len(tensor))
     consistent = True
     places = starts(ndim)[:-1]

@@ -1,8 +1,8 @@
-"""Plans of earlier saves, found by content: what a rank holds, by name, shape, dtype and place, and who plans it.
+"""Cache of plans of earlier saves, by content: names, shapes, dtypes and places of a rank's values, and the planner.
 
-A rank keeps its final plan, the coordinator what the whole job writes; both under a token that the coordinator drew
-when it planned. A global plan is used again only if every rank of a group of the same size holds, at the same place,
-exactly what it held then: then it is what planning would give again. Values are not part of it.
+A rank caches its final plan, the coordinator the global plan; both under a token that the coordinator drew when it
+planned. A global plan is used again only if every rank of a group of the same size holds, at the same place, exactly
+what it held then: planning again would give the same plan. Values are not part of the key.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Several models, optimizers and groups may take turns.
+# Several models, optimizers and groups may alternate.
 _KEPT = 16
 
 
 class RecentlyUsed(Generic[T]):
-    """The values that were used last, for any number of threads."""
+    """Cache of the values that were used last (LRU); thread-safe."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -50,14 +50,14 @@ class RecentlyUsed(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> T | None:
-        """The value of `key`, which counts as used; None if it is gone."""
+        """Return the value of `key`, which counts as used; None if it was evicted."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: Hashable, value: T) -> None:
-        """Keep a value; the one that was not used for longest goes."""
+        """Add a value; evict the least recently used one."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
@@ -65,12 +65,12 @@ class RecentlyUsed(Generic[T]):
                 self._values.popitem(last=False)
 
     def drop(self, key: Hashable) -> None:
-        """Forget a value, if it is there."""
+        """Remove a value, if it is there."""
         with self._lock:
             self._values.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all values."""
+        """Remove all values."""
         with self._lock:
             self._values.clear()
 
@@ -80,27 +80,27 @@ class RecentlyUsed(Generic[T]):
 
 @dataclass(slots=True)
 class RankPlan:
-    """A rank's final plan, and what of its values other ranks hold too."""
+    """A rank's final plan, and the names of its values that other ranks hold too."""
 
     token: str
     columns: PlanColumns
     checks: list[list[str]]
-    """Names of values whose checksums are compared with those of other ranks: a list for each set of such ranks."""
+    """Names of values whose checksums are compared with those of other ranks: a list for each such set of ranks."""
     layout: bytes = b""
-    """Digest of where its tensors lay in their files when they were last written, as the coordinator knows."""
+    """Digest of its tensors' locations in files at the last write, as the coordinator knows it."""
 
 
 @dataclass(slots=True)
 class GlobalPlan:
-    """What all ranks write together."""
+    """The plans of all ranks together."""
 
     index: CheckpointIndex
     planner_data: Any
     plans: list[PlannedRows]
     checks: list[list[int]]
-    """Of each rank, the numbers of its sets of compared values."""
+    """For each rank, the numbers of its sets of compared values."""
     layouts: list[dict[bytes, ItemColumns]]
-    """Of each rank, where its tensors lay in their files when they were last written, by digest."""
+    """For each rank, its tensors' locations in files at the last write, by digest."""
 
 
 RANK_PLANS: RecentlyUsed[list[RankPlan]] = RecentlyUsed(_KEPT)
@@ -108,11 +108,11 @@ GLOBAL_PLANS: RecentlyUsed[GlobalPlan] = RecentlyUsed(_KEPT)
 
 
 def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
-    """A digest of a local plan's content, equal for equal plans by equal planners; None if it cannot be told cheaply.
+    """Return a digest of a local plan, equal for equal plans by equal planners; None if it would cost too much.
 
     Args:
         plan: As it would be sent to the coordinator.
-        made_by: What besides local plans decides on the global plan.
+        made_by: The other inputs of the global plan, besides the local plans.
     """
     if type(plan) is not SavePlan:
         return None
@@ -145,7 +145,7 @@ def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
 
 
 def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
-    """For each set of names, a digest of the values' checksums."""
+    """Return, for each set of names, a digest of the values' checksums."""
     digests = plan.digests or {}
     return [
         hashlib.blake2b(np.array([digests[name] for name in names], np.uint32).data, digest_size=8).digest()
@@ -154,7 +154,7 @@ def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
 
 
 def compared_values(all_plans: Sequence[SavePlan]) -> Iterator[tuple[tuple[int, ...], list[str]]]:
-    """The sets of ranks that hold the same values with checksums, and the names of these values."""
+    """Yield the sets of ranks that hold the same values with checksums, with the names of these values."""
     holders: dict[str, list[int]] = {}
     for rank, plan in enumerate(all_plans):
         for name in plan.digests or ():

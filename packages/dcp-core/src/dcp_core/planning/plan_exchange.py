@@ -1,8 +1,8 @@
-"""How plans travel: in full the first time, not at all when nothing has changed; never more than is not known yet.
+"""Exchange of plans between ranks: the whole plan on the first save, a token while it is unchanged.
 
-A rank whose plan is new sends it; one that planned the same before sends a token and checksums of replicated values.
-The coordinator plans, or finds its plan under the token, or asks all ranks for their plans after all. Back goes which
-of its items each rank writes, and what the storage adds.
+A rank whose plan is new sends it; one that made the same plan before sends a token and checksums of replicated values.
+The coordinator plans, or finds its cached plan by the token, or asks all ranks for their plans after all. It replies
+which of its items each rank writes, and what the storage adds.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from dcp_ranks import Coordinator
 
 __all__ = ["PlanExchange"]
 
-# What one rank holds may be part of several global plans, if other ranks hold different things beside it.
+# A rank's values may be part of several global plans, if other ranks hold different values.
 _KEPT_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A whole local plan; `known` if the rank would recognise it another time."""
+    """A whole local plan; `known` if the rank would recognise it in a later save."""
 
     plan: SavePlan
     known: bool
@@ -52,21 +52,21 @@ class _Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
-    """The plan is that of earlier saves: their tokens, each with digests of values that other ranks had too."""
+    """Message for an unchanged plan: tokens of earlier saves, each with digests of values that other ranks had too."""
 
     sums: dict[str, list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """A rank's final plan as far as it does not know it. `rest` is the plan without the items given in other ways."""
+    """A rank's final plan, less what it knows already. `rest` is the plan without the items sent as columns."""
 
     rest: SavePlan | None
     """None: send the whole plan."""
     chosen: Selection | None = None
     token: str | None = None
     checks: npt.NDArray[np.int32] | None = None
-    """Of each checksum that the rank sent, the number of its set; -1 if nobody else has the value."""
+    """Number of the set of each checksum that the rank sent; -1 if no other rank has the value."""
     unchanged: bool = False
 
 
@@ -74,9 +74,9 @@ class PlanExchange:
     """The plans of one save, on one rank.
 
     Args:
-        coordinator: Of this save.
+        coordinator: The coordinator of this save.
         planner: Its `create_global_plan` runs on the coordinator, unless the global plan is known.
-        group: What tells this group of ranks from others in this process.
+        group: Identifies this group of ranks among others in this process.
     """
 
     def __init__(self, coordinator: Coordinator, planner: SavePlanner, group: Hashable) -> None:
@@ -94,14 +94,14 @@ class PlanExchange:
         self._packs = False
         self._layout = b""
         self.metadata: Metadata | None = None
-        """Of the global plan; on the coordinator."""
+        """Metadata of the global plan; on the coordinator."""
 
     def run(self, plan_locally: Callable[[], SavePlan], writer: Callable[[], StorageWriter]) -> SavePlan:
-        """This rank's final plan.
+        """Plan with all ranks, and return this rank's final plan.
 
         Args:
-            plan_locally: Gives the local plan; called once, within the first phase.
-            writer: Gives the storage writer, once the local plan is there.
+            plan_locally: Returns the local plan; called once, within the first phase.
+            writer: Returns the storage writer, once the local plan is made.
 
         Ranks: every rank; one phase, or two if only some ranks have a plan that is known.
         """
@@ -115,17 +115,17 @@ class PlanExchange:
         return self._accept(reply)
 
     def forget(self) -> None:
-        """The save failed: plan anew next time."""
+        """Drop the cached plan after a failed save: the next save plans again."""
         RANK_PLANS.drop(self._key)
         GLOBAL_PLANS.drop(self._token)
 
     def succeeded(self) -> None:
-        """The save succeeded: the coordinator knows where this rank's items lie."""
+        """Note that the save succeeded: the coordinator knows the locations of this rank's items."""
         if self._known is not None:
             self._known.layout = self._layout
 
     def pack_results(self, results: list[WriteResult]) -> list[WriteResult] | PackedResults:
-        """The results of this rank's writes, without what the coordinator knows."""
+        """Return the results of this rank's writes, without what the coordinator knows."""
         written = written_of(results) if self._packs else None
         if written is None or self._columns is None or written.planned is not self._columns:
             return results
@@ -168,7 +168,7 @@ class PlanExchange:
         return [_Reply(None)] * len(messages) if known is None else self._plan_again(known, writer)
 
     def _find(self, messages: Sequence[_Unchanged]) -> GlobalPlan | None:
-        """The global plan that all ranks mean, if replicated values are still equal where they are."""
+        """Return the global plan that all ranks mean, if replicated values are still equal between ranks."""
         for token in messages[0].sums:
             known = GLOBAL_PLANS.get(token)
             sums = [message.sums.get(token) for message in messages]
@@ -254,13 +254,13 @@ def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes]
 
 
 def _planned_rows(metadata: Metadata, plans: Sequence[PlanColumns]) -> list[PlannedRows | None]:
-    """The items of each rank as rows of the index that the metadata stands for, where they are that."""
+    """Return the items of each rank as rows of the metadata's index; None for a rank whose items are not in it."""
     records = records_of(metadata)
     return [None if records is None else PlannedRows.of(one, records) for one in plans]
 
 
 def _agree(plans: Sequence[SavePlan], sets: Sequence[tuple[tuple[int, ...], list[str]]]) -> bool:
-    """Whether no value differs between ranks; if one does, every save has to say so."""
+    """Whether no value differs between ranks; if one does, every save has to report it."""
     digests = [plan.digests or {} for plan in plans]
     return all(len({digests[rank][name] for rank in ranks}) == 1 for ranks, names in sets for name in names)
 
@@ -271,7 +271,7 @@ def _numbers(rank: int, plan: SavePlan, sets: Sequence[tuple[tuple[int, ...], li
 
 
 def _names(plan: SavePlan, numbers: npt.NDArray[np.int32] | None) -> list[list[str]]:
-    """The names of each of a rank's sets, alike on all ranks of the set."""
+    """Return the names in each of a rank's sets, in the same order on all ranks of the set."""
     sets: dict[int, list[str]] = {}
     for name, number in zip(plan.digests or (), () if numbers is None else numbers.tolist(), strict=False):
         if number >= 0:

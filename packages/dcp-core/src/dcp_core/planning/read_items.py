@@ -1,4 +1,4 @@
-"""The read items of one rank, and everything in which template and checkpoint do not fit.
+"""The read items of one rank, and every mismatch of template and checkpoint.
 
 Source: torch 2.13 `default_planner.create_default_local_load_plan`, `planner_helpers` (contract; stock reports the
 first problem only, converts dtypes silently, and does not see missing chunks).
@@ -36,12 +36,12 @@ __all__ = ["LoadRules", "LocalLoadPlan", "create_read_items_for_chunk_list", "pl
 
 @dataclass(slots=True)
 class LocalLoadPlan:
-    """What this rank reads, and what it found on the way."""
+    """The local load plan: the read items of this rank, and the findings made on the way."""
 
     items: list[ReadItem] = field(default_factory=list)
     problems: list[LoadProblem] = field(default_factory=list)
     matched: list[str] = field(default_factory=list)
-    """Keys that are loaded; also those of which this rank holds no shard."""
+    """Keys that are loaded, including those of which this rank holds no shard."""
     missing: list[str] = field(default_factory=list)
     cast: dict[str, tuple[str, str]] = field(default_factory=dict)
     resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
@@ -49,16 +49,16 @@ class LocalLoadPlan:
     renamed: dict[str, str] = field(default_factory=dict)
     """Key → name in the checkpoint, where they differ."""
     unexpected: list[str] = field(default_factory=list)
-    """In the checkpoint, under a name that nothing in the template means."""
+    """Names in the checkpoint that no key of the template stands for."""
     targets: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """The tensors that are filled, each with its key; those of hooks are not known here."""
+    """The tensors to fill, each with its key; those behind hooks are not known here."""
     overlapping: list[tuple[str, str]] = field(default_factory=list)
     """Keys of tensors that share memory, although the checkpoint may hold different values for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """What a load puts up with.
+    """Rules of a load: which mismatches are allowed.
 
     Args:
         allow_missing: Keys that the checkpoint lacks.
@@ -81,7 +81,7 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
     Args:
         state_dict: FQN → tensor of any kind, or object.
         metadata: Of the checkpoint.
-        rules: What is a problem.
+        rules: Which mismatches are problems.
 
     Returns:
         The items, and all problems; nothing is raised for them here.
@@ -137,7 +137,7 @@ def _look_at_memory(planned: LocalLoadPlan, records: StateRecords | None) -> Non
 def _report_names(
     planned: LocalLoadPlan, missing: list[tuple[str, str]], state_dict: dict[str, Any], rules: LoadRules
 ) -> None:
-    """Note the names that only one side has, as problems where they are."""
+    """Note the names that only one side has, and report them as problems unless the rules allow them."""
     planned.missing = [fqn for fqn, _ in missing]
     near = NearNames(planned.unexpected) if missing and not rules.allow_missing else None
     for number, (fqn, stored) in enumerate(missing if near is not None else ()):
@@ -189,7 +189,7 @@ def _plan_tensor(
 def _misfit(
     planned: LocalLoadPlan, fqn: str, held: LocalTensor, entry: TensorStorageMetadata, rules: LoadRules
 ) -> tuple[str, str] | None:
-    """Kind and text of what speaks against loading a stored tensor into this one; notes conversions."""
+    """Return kind and text of a mismatch between a stored tensor and its target; notes conversions."""
     if tuple(held.size) != tuple(entry.size):
         alike = len(held.size) == len(entry.size)
         if not (rules.allow_resize and alike):
@@ -207,7 +207,7 @@ def _misfit(
 
 
 def _damage(fqn: str, held: LocalTensor, entry: TensorStorageMetadata) -> tuple[str, str] | None:
-    """Kind and text of what is wrong with the stored boxes of a tensor, where this rank needs them."""
+    """Return kind and text of damage in the stored boxes of a tensor, where this rank needs them."""
     stored_boxes = [(chunk.offsets, chunk.sizes) for chunk in entry.chunks]
     twice = find_overlap(stored_boxes) if len(stored_boxes) > 1 else None
     if twice is not None:
@@ -225,7 +225,7 @@ def _damage(fqn: str, held: LocalTensor, entry: TensorStorageMetadata) -> tuple[
 def create_read_items_for_chunk_list(
     fqn: str, checkpoint_md: TensorStorageMetadata, local_chunks: Sequence[ChunkStorageMetadata]
 ) -> list[ReadItem]:
-    """One read item for every stored chunk that overlaps a local one.
+    """Create one read item for every stored chunk that overlaps a local one.
 
     Args:
         fqn: Name of the tensor.
@@ -263,5 +263,5 @@ def _read_items(
 
 
 def _within(offsets: Sequence[int], chunk: ChunkStorageMetadata) -> torch.Size:
-    """Offsets in the tensor, counted from the start of one of its chunks."""
+    """Return offsets in the tensor as offsets from the start of one of its chunks."""
     return torch.Size(mine - start for mine, start in zip(offsets, chunk.offsets, strict=True))

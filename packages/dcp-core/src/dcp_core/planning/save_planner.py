@@ -1,4 +1,4 @@
-"""`DefaultSavePlanner`: what of a state dict is written by which rank.
+"""`DefaultSavePlanner`: plans which rank writes which values of a state dict.
 
 Source: torch 2.13 `torch.distributed.checkpoint.default_planner` (options, extension points).
 """
@@ -45,7 +45,7 @@ _OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta"}
 
 
 def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: bool) -> SavePlan:
-    """The items of a flat state dict that this rank could write, replicated ones included.
+    """Return the items of a flat state dict that this rank could write, replicated ones included.
 
     Args:
         state_dict: FQN → tensor of any kind, or object.
@@ -70,7 +70,7 @@ class DefaultSavePlanner(SavePlanner):
             and ordinary tensors in host memory are looked at, up to 64 KiB each.
         compare_all: Look at all objects and ordinary tensors, whatever it costs: each is read once more.
 
-    Extension points: `lookup_object` (which value an item stands for) and `transform_object` (what is written of it);
+    Extension points: `lookup_object` (the value of an item) and `transform_object` (the form in which it is written);
     a subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
 
     Example:
@@ -113,12 +113,12 @@ class DefaultSavePlanner(SavePlanner):
         self.mappings = {}
         self._empty: dict[str, tuple[str | int, ...]] = {}
         self._dumped: dict[str, bytes] = {}
-        # Classes that would not load back, each of which is warned of once.
+        # Classes that would not load back; each is warned about once.
         self._reported: set[str] = set()
         self._splittable = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy in another process plans other saves: values, and plans of them, stay here.
+        # A copy in another process plans other saves: values, and plans of them, are not copied.
         kept = {name: value for name, value in vars(self).items() if name not in _OF_A_SAVE}
         return {**kept, "mappings": {}, "_empty": {}, "_dumped": {}}
 
@@ -137,9 +137,9 @@ class DefaultSavePlanner(SavePlanner):
         self.state_dict = state_dict
 
     def create_local_plan(self) -> SavePlan:
-        """Every item that this rank holds, with its ties and checksums of small replicated values.
+        """Return every item that this rank holds, with its ties and checksums of small replicated values.
 
-        Objects are turned into bytes here, so that one which cannot be saved fails before anything is written.
+        Objects are serialized here, so that one which cannot be saved fails before anything is written.
 
         Raises:
             UnsupportedValueError: A value cannot be saved; names its FQN and why.
@@ -164,7 +164,7 @@ class DefaultSavePlanner(SavePlanner):
         return plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Each item to one rank, tied values once, and proof that every tensor is whole.
+        """Assign each item to one rank, tied values once, and check that every tensor is whole.
 
         Raises:
             PlanError: Ranks disagree about a value, or shards leave a hole or overlap.
@@ -191,12 +191,12 @@ class DefaultSavePlanner(SavePlanner):
         return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
-        """Take a global plan as the one of this save: one just made, or one that is used again. Coordinator."""
+        """Take a global plan as the one of this save: one just made, or a cached one. Coordinator."""
         self.global_plan = plans
         self.metadata = metadata
 
     def plan_key(self) -> Hashable | None:
-        """What besides the ranks' local plans decides on the global plan; None if it must always be made anew."""
+        """Return the inputs of the global plan besides the local plans; None if it must be made again for each save."""
         if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
             return None
         kind = type(self)
@@ -204,12 +204,12 @@ class DefaultSavePlanner(SavePlanner):
         return kind.__module__, kind.__qualname__, options
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """The plan as the coordinator sent it."""
+        """Return the plan as the coordinator sent it."""
         self.plan = new_plan
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """The value of an item, transformed. Called from writer threads."""
+        """Return the value of an item, transformed. Called from writer threads."""
         planned = write_item.tensor_data
         if self._splittable and planned is not None:  # it may be a part of a box
             fqn, chunk = write_item.index.fqn, planned.chunk
@@ -218,11 +218,11 @@ class DefaultSavePlanner(SavePlanner):
         return data
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The value that `index` names: the local tensor of that shard, or the object."""
+        """Return the value that `index` names: the local tensor of that shard, or the object."""
         return find_state_dict_object(self.state_dict, index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - stock's name
-        """What is written: a tensor as it is, an object as the bytes of `torch.save`."""
+        """Return the form of a value to write: a tensor as it is, an object as the bytes of `torch.save`."""
         if write_item.type is not WriteItemType.BYTE_IO:
             return object
         fqn = write_item.index.fqn
@@ -233,17 +233,17 @@ class DefaultSavePlanner(SavePlanner):
         return io.BytesIO(data)
 
     def plain_values(self) -> Mapping[str, Any] | None:
-        """The flat state dict; None if a subclass may look up or make something else."""
+        """Return the flat state dict; None if a subclass may look up or make other values."""
         return self.state_dict if self._writes_what_it_holds() else None
 
     def _writes_what_it_holds(self) -> bool:
-        """Whether items are written as they lie in the state dict; a subclass may look up or make something else."""
+        """Whether items are written as they are in the state dict; a subclass may look up or make other values."""
         own = DefaultSavePlanner
         hooks = ("resolve_data", "lookup_object", "transform_object")
         return all(getattr(type(self), name) is getattr(own, name) for name in hooks)
 
     def _dump(self, fqn: str, digests: dict[str, int] | None) -> int:
-        """How many bytes an object takes; they are kept for writing if they are few."""
+        """Serialize an object and return its size in bytes; a small one is kept for writing."""
         data = dump_object(self.state_dict[fqn], key=fqn)
         report_unloadable(data, key=fqn, strict=self.strict_objects, reported=self._reported)
         small = len(data) <= _SMALL_BYTES
@@ -254,7 +254,7 @@ class DefaultSavePlanner(SavePlanner):
         return len(data)
 
     def _digests(self, values: LocalValues) -> dict[str, int] | None:
-        """Checksums of small tensors that every rank should agree on; None where there is no other rank."""
+        """Return checksums of small tensors that every rank should agree on; None where there is no other rank."""
         if job_size() == 1 or self.on_divergence == "ignore":
             return None
         whole = {
@@ -289,12 +289,12 @@ def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list
 
 
 def _telling_bytes(value: Any, dumped: bytes) -> bytes:
-    """Bytes that are the same on ranks that hold the same value; those of its dump if nothing else tells."""
+    """Return bytes that are equal on ranks that hold the same value; those of its dump if there are no better ones."""
     return (value.digest if isinstance(value, DumpedObject) else value_digest(value)) or dumped
 
 
 def _is_cheap(tensor: torch.Tensor) -> bool:
-    """Whether the checksum of a tensor costs next to nothing: few bytes, and in this process's memory."""
+    """Whether the checksum of a tensor is cheap: few bytes, and in this process's memory."""
     cheap = tensor.device.type == "cpu" and tensor.numel() * tensor.dtype.itemsize <= _SMALL_BYTES
     return cheap and _is_ordinary(tensor)
 

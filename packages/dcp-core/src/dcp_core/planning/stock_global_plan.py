@@ -1,4 +1,4 @@
-"""The global plan over records: stock's function, for planners that call it, and the words for what is wrong.
+"""The global plan over records: stock's function, for planners that call it, and descriptions of coverage errors.
 
 A save of ours plans over columns, see `global_plan`.
 
@@ -30,7 +30,7 @@ _SHOWN_PROBLEMS = 20
 def create_default_global_save_plan(
     all_plans: list[SavePlan], rewrite_index_hints: bool = True
 ) -> tuple[list[SavePlan], Metadata]:
-    """The metadata that deduplicated plans add up to, and the plans with chunk positions filled in.
+    """Return the metadata that deduplicated plans add up to, and the plans with chunk positions filled in.
 
     Args:
         all_plans: One plan per rank; no item may be in two of them.
@@ -74,7 +74,7 @@ def _add_item(entries: dict[str, STORAGE_TYPES], item: WriteItem, *, rewrite: bo
 
 
 def check_coverage(entries: dict[str, STORAGE_TYPES], *, complete: bool) -> None:
-    """Prove that the chunks of every tensor lie within it, do not overlap, and (if `complete`) fill it.
+    """Check that the chunks of every tensor are within it, do not overlap, and (if `complete`) fill it.
 
     Raises:
         PlanError: They do not; names every such tensor with the box.

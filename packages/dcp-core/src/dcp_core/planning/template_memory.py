@@ -1,6 +1,6 @@
-"""Memory of a template's tensors: each element must be writable and its own, and shared memory is found.
+"""Memory checks of a template's tensors: elements must be writable and distinct, and shared memory is found.
 
-Addresses and strides are looked at, never the values. Which stored data goes where is planned in `read_items`.
+Only addresses and strides are read, never the values. Which stored data goes where is planned in `read_items`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dcp_core.planning.load_report import LoadProblem
 __all__ = ["MemoryFindings", "find_shared_memory", "is_same_place"]
 
 _MAPS = "/proc/self/maps"
-# Of pairs with overlapping address ranges, so many are looked at: columns of one matrix are pairs by the million.
+# At most so many pairs with overlapping address ranges are checked: columns of one matrix give millions of pairs.
 _MAX_PAIRS = 10_000
-# What numpy may try to tell interleaved tensors from overlapping ones; it takes them for overlapping beyond that.
+# Work limit for numpy to distinguish interleaved tensors from overlapping ones; beyond it they count as overlapping.
 _MAX_WORK = 10_000
 
 
 @dataclass(slots=True)
 class MemoryFindings:
-    """What speaks against filling the tensors of a template."""
+    """Findings about the memory of a template: tensors that cannot be filled, and tensors that share memory."""
 
     problems: list[LoadProblem] = field(default_factory=list)
     """Tensors that cannot be filled: elements that share memory, memory that is mapped read-only."""
@@ -35,7 +35,7 @@ class MemoryFindings:
 
 
 def find_shared_memory(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> MemoryFindings:
-    """Look for tensors of a template that share memory with themselves or each other, or cannot be written to.
+    """Find tensors of a template that share memory with themselves or each other, or cannot be written to.
 
     Args:
         keys: FQN of each tensor.
@@ -79,7 +79,7 @@ def is_same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _span_elements(tensor: torch.Tensor) -> int:
-    """Elements from a tensor's first to its last place in memory, both included; 0 for an empty one."""
+    """Return the number of elements from a tensor's first to its last address, both included; 0 for an empty one."""
     if not tensor.numel():
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -90,13 +90,13 @@ def _has_repeated_dim(tensor: torch.Tensor) -> bool:
 
 
 def _neighbours(starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
-    """Pairs of positions whose ranges of addresses overlap, the lower position first."""
+    """Yield pairs of positions whose ranges of addresses overlap, the lower position first."""
     order = np.argsort(starts, kind="stable")
     order = order[sizes[order] > 0]
     begins, ends = starts[order], (starts + sizes)[order]
     if not len(order) or not (begins[1:] < np.maximum.accumulate(ends)[:-1]).any():
         return
-    # How many of those that begin later begin before each one ends.
+    # Number of later ranges that begin before each one ends.
     until = np.searchsorted(begins, ends)
     for at in np.flatnonzero(until > np.arange(len(order)) + 1).tolist():
         for later in range(at + 1, int(until[at])):
@@ -116,7 +116,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _addresses(tensor: torch.Tensor) -> npt.NDArray[np.void]:
-    """An array in the place of a tensor, of which only the addresses may be used."""
+    """Return an array at the address of a tensor; only its addresses may be used."""
     size = tensor.itemsize
     place = {
         "version": 3,
@@ -129,7 +129,7 @@ def _addresses(tensor: torch.Tensor) -> npt.NDArray[np.void]:
 
 
 def _read_only(starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], on_cpu: list[bool]) -> Iterable[int]:
-    """Positions whose memory this process may not write to; none where the system does not say."""
+    """Return the positions whose memory this process may not write to; none where the system does not report it."""
     try:
         with open(_MAPS, "rb") as file:
             lines = file.read().splitlines()
@@ -138,7 +138,7 @@ def _read_only(starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], on
     spans = [line[: line.index(b" ")].split(b"-") for line in lines if line[line.index(b" ") + 2 :][:1] == b"w"]
     begins = np.array([int(begin, 16) for begin, _ in spans], np.uint64)
     ends = np.array([int(end, 16) for _, end in spans], np.uint64)
-    # Ranges that follow each other at once are one.
+    # Adjacent ranges are merged.
     heads = np.flatnonzero(np.concatenate([[True], begins[1:] != ends[:-1]])) if len(begins) else np.zeros(0, int)
     merged_begins, merged_ends = begins[heads], ends[np.concatenate([heads[1:] - 1, [len(ends) - 1]])]
     place = np.searchsorted(merged_begins, starts, side="right").astype(np.int64) - 1

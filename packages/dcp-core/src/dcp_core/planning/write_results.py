@@ -1,7 +1,7 @@
-"""What a rank says of its writes: checksums, and where things lie only if they lie elsewhere than the last time.
+"""Compact write results of one rank: always the CRCs; file locations only if they changed since the last save.
 
-4 bytes for each chunk and for each block with a checksum of its own, once the plan is known to both sides; what is
-encoded in blocks lies elsewhere each time, and takes 8 bytes more for each of them.
+4 bytes for each chunk and for each block with a checksum of its own, once both sides know the plan; items that are
+encoded in blocks change their locations each time, and take 8 bytes more for each block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEPT_LAYOUTS = 4
 
 @dataclass(frozen=True, slots=True)
 class PackedResults:
-    """The results of one rank. Objects change their sizes, so that their places are always given."""
+    """The compact results of one rank. Objects change their sizes, so their locations are always included."""
 
     files: tuple[str, ...]
     chains: tuple[tuple[str, ...], ...]
@@ -37,18 +37,18 @@ class PackedResults:
     blocks: BlockColumns | None
     objects: ItemColumns
     layout: bytes
-    """Digest of the places of tensors."""
+    """Digest of the locations of tensors."""
     places: ItemColumns | None
-    """Of tensors, without checksums and blocks; None if the receiver knows them by their digest."""
+    """Locations of tensors, without checksums and blocks; None if the receiver knows them by their digest."""
 
 
 def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResults:
-    """The results of a rank's items.
+    """Pack the results of a rank's items.
 
     Args:
         stored: Chunks of tensors, then objects.
-        tensors: How many of them are chunks of tensors.
-        known_layout: Digest of places that the receiver knows.
+        tensors: Number of them that are chunks of tensors.
+        known_layout: Digest of locations that the receiver knows.
     """
     columns = stored.columns
     first = take_items([columns], np.arange(tensors))
@@ -89,7 +89,7 @@ def unpack(packed: PackedResults, planned: PlannedRows | None, known: dict[bytes
 
 
 def _narrow(columns: ItemColumns) -> ItemColumns:
-    """The same numbers in fewer bytes, where they are small."""
+    """Convert numbers to fewer bytes, where they are small."""
     changes = {}
     for name in ("offset", "length", "stored_bytes", "file", "lead"):
         numbers = getattr(columns, name)

@@ -1,1 +1,1 @@
-"""The nouns of a checkpoint, and the contracts that planners and storages sign; no work."""
+"""Records of a checkpoint (metadata, plans), and the contracts that planners and storages satisfy; no work."""

@@ -1,7 +1,7 @@
-"""Optional abilities of storages and planners: what they may have beside the methods of `protocols`.
+"""Optional abilities of storages and planners: attributes and methods that they may have beyond `protocols`.
 
-Objects written for stock have none of them. Each is asked for here alone: a record holds what an object has, and None
-where it has nothing of that name.
+Objects written for stock have none of them. They are probed here alone: a record holds the abilities of an object, and
+None for each that it lacks.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class WriterAbilities:
-    """Of a `StorageWriter`."""
+    """Optional abilities of a `StorageWriter`."""
 
     checkpoint_id: Any
-    """Where it saves, if the caller of `save` does not say."""
+    """Checkpoint id to save to, if the caller of `save` passes none."""
     renew_save_id: Callable[[], None] | None
     """Take a new save id, if the present one is that of an earlier save."""
     placed_plans: Callable[[list[SavePlan]], list[SavePlan]] | None
-    """Complete the plans that `prepare_global_plan` of a subclass gave. Coordinator."""
+    """Complete the plans that `prepare_global_plan` of a subclass returned. Coordinator."""
     stores_aliases: bool | None
-    """Tied values are stored once, and `finish` gives the names in `Metadata.aliases` a place."""
+    """Whether tied values are stored once, and `finish` records the names in `Metadata.aliases`."""
     published_metadata: Callable[[str | None], Metadata] | None
     """Read the metadata of the save of that id back from storage. Every rank."""
     abort: Callable[[BaseException], None] | None
-    """Clear up after a save that failed with that error. Every rank."""
+    """Clean up after a save that failed with that error. Every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavePlannerAbilities:
-    """Of a `SavePlanner`."""
+    """Optional abilities of a `SavePlanner`."""
 
     plain_values: Callable[[], Mapping[str, Any] | None] | None
     """See `SavePlanner.plain_values`."""
     plan_key: Callable[[], Hashable] | None
-    """What besides local plans decides on the global plan; None if it must be made for each save."""
+    """Inputs of the global plan besides the local plans; None if it must be made for each save."""
     adopt_global_plan: Callable[[list[SavePlan], Metadata], None] | None
-    """Take a global plan that is used again as that of this save. Coordinator."""
+    """Take a cached global plan as that of this save. Coordinator."""
     stands_for: Any
-    """The planner whose place it takes, in a worker that saves for a rank."""
+    """The planner that it replaces, in a worker that saves for a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderAbilities:
-    """Of a `StorageReader`, as of now."""
+    """Optional abilities of a `StorageReader` at this moment."""
 
     checkpoint_id: Any
-    """Where it loads from, if the caller of `load` does not say."""
+    """Checkpoint id to load from, if the caller of `load` passes none."""
     bytes_read: int | None
     """Bytes that the last `read_data` read from storage."""
     unverified_keys: Collection[str] | None
@@ -72,16 +72,16 @@ class ReaderAbilities:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlannerAbilities:
-    """Of a `LoadPlanner`, as of now."""
+    """Optional abilities of a `LoadPlanner` at this moment."""
 
     local_load: Any
-    """What was matched and what was not: a `LocalLoadPlan`."""
+    """The matches and mismatches: a `LocalLoadPlan`."""
     initialised: Collection[str] | None
-    """FQNs of values that were made, as the template had none."""
+    """FQNs of values that were allocated, as the template had none."""
 
 
 def abilities(value: object, kind: type[A]) -> A:
-    """What an object has of the abilities of `kind`."""
+    """Return the abilities of `kind` that an object has."""
     return kind(**{field.name: getattr(value, field.name, None) for field in fields(kind)})  # type: ignore[arg-type]
 
 

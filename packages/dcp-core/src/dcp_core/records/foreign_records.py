@@ -1,7 +1,7 @@
-"""Records of other packages → ours, by attribute.
+"""Conversion of other packages' records to ours, by attribute.
 
-Storage plugins, planners and tensor classes written for `torch.distributed.checkpoint` hand out its records; those
-have the same attributes as ours but are other classes. Nothing here imports stock.
+Storage plugins, planners and tensor classes written for `torch.distributed.checkpoint` return its records; those have
+the same attributes as ours but are other classes. Nothing here imports stock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["as_chunk", "as_index", "as_metadata", "as_properties", "as_write_ite
 
 
 def as_metadata(metadata: Any) -> Metadata:
-    """A `Metadata` of ours with the contents of `metadata`; ours are returned as they are.
+    """Return a `Metadata` of ours with the contents of `metadata`; ours are returned as they are.
 
     Keys and values of `storage_data` that look like stock's are converted, others are kept.
     """
@@ -47,21 +47,21 @@ def as_metadata(metadata: Any) -> Metadata:
 
 
 def as_index(index: Any) -> MetadataIndex:
-    """A `MetadataIndex` with the attributes of `index`."""
+    """Return a `MetadataIndex` with the attributes of `index`."""
     if type(index) is MetadataIndex:
         return index
     return MetadataIndex(index.fqn, index.offset, index.index)
 
 
 def as_chunk(chunk: Any) -> ChunkStorageMetadata:
-    """A `ChunkStorageMetadata` with the attributes of `chunk`."""
+    """Return a `ChunkStorageMetadata` with the attributes of `chunk`."""
     if type(chunk) is ChunkStorageMetadata:
         return chunk
     return ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
 
 
 def as_properties(properties: Any) -> TensorProperties:
-    """`TensorProperties` with the attributes of `properties`; those of `ShardedTensor`'s records fit as well."""
+    """Return `TensorProperties` with the attributes of `properties`; those of `ShardedTensor`'s records fit as well."""
     if type(properties) is TensorProperties:
         return properties
     return TensorProperties(
@@ -74,7 +74,7 @@ def as_properties(properties: Any) -> TensorProperties:
 
 
 def as_write_item(item: Any) -> WriteItem:
-    """A `WriteItem` with the attributes of `item`."""
+    """Return a `WriteItem` with the attributes of `item`."""
     if type(item) is WriteItem:
         return item
     tensor, data = item.tensor_data, getattr(item, "bytes_io_data", None)  # older versions have none

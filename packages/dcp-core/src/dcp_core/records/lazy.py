@@ -1,7 +1,7 @@
-"""A dict whose values are made when they are first looked up, and a list whose items are.
+"""Lazy dict and lazy list: their values are made when they are first looked up.
 
 They *are* a dict and a list: they compare, copy, pickle and mutate like them. Looking up single keys of the dict makes
-only their values; whatever needs all of them, or changes it, makes all of them first. Nothing here knows what they are.
+only their values; an operation that needs all values, or changes the dict, makes all of them first.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ V_co = TypeVar("V_co", covariant=True)
 
 
 class LazySource(Protocol[K_co, V_co]):
-    """Where the values of a `LazyDict` come from; its contents never change."""
+    """The source of a `LazyDict`'s values; its contents never change."""
 
     def __len__(self) -> int:
-        """Number of keys."""
+        """Return the number of keys."""
         ...
 
     def make(self, key: object) -> V_co:
-        """The value of one key. Raises KeyError if there is none."""
+        """Return the value of one key. Raises KeyError if there is none."""
         ...
 
     def has(self, key: object) -> bool:
@@ -34,11 +34,11 @@ class LazySource(Protocol[K_co, V_co]):
         ...
 
     def keys(self) -> Iterator[K_co]:
-        """Every key, in order, each once."""
+        """Yield every key, in order, each once."""
         ...
 
     def items(self) -> Iterator[tuple[K_co, V_co]]:
-        """Every key with its value, in order, each key once."""
+        """Yield every key with its value, in order, each key once."""
         ...
 
 
@@ -66,7 +66,7 @@ class LazyDict(dict[K, V]):
             return value
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The value of `key`, or `default` if there is none."""
+        """Return the value of `key`, or `default` if there is none."""
         try:
             return self[key]
         except KeyError:
@@ -85,7 +85,7 @@ class LazyDict(dict[K, V]):
         return super().__iter__() if source is None else source.keys()
 
     def keys(self) -> Any:
-        """The names, without their values: a set-like view."""
+        """Return the keys, without making their values: a set-like view."""
         return super().keys() if self._source is None else KeysView(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[type[dict[K, V]], tuple[dict[K, V]]]:
@@ -93,9 +93,9 @@ class LazyDict(dict[K, V]):
 
     @property
     def source(self) -> LazySource[K, V] | None:
-        """What the dict stands for, as long as nobody has looked at all of it or changed it.
+        """The source of the dict, until an operation made all values or changed it; then None.
 
-        Values that were looked up one by one may have been changed in place; `touched` tells whether there are any.
+        Values that were looked up one by one may have been changed in place; `touched` says whether there are any.
         """
         return self._source
 
@@ -139,28 +139,28 @@ for _name in (
 
 
 class LazyListSource(Protocol[V_co]):
-    """Where the items of a `LazyList` come from; its contents never change.
+    """The source of a `LazyList`'s items; its contents never change.
 
-    One with a true attribute `travels` is pickled itself, as smaller than its items; otherwise those are.
+    One with a true attribute `travels` is pickled itself, being smaller than its items; otherwise those are.
     """
 
     def __len__(self) -> int:
-        """Number of items."""
+        """Return the number of items."""
         ...
 
     def __iter__(self) -> Iterator[V_co]:
-        """Every item, in order."""
+        """Yield every item, in order."""
         ...
 
 
 class LazyList(list[V]):
-    """A list over a `LazyListSource`, made whole by whatever looks at an item or changes it.
+    """A list over a `LazyListSource`; the first access to an item, or change, makes all items.
 
-    Until then `source` tells what it stands for; afterwards it is an ordinary list and `source` is None.
+    Until then `source` is what it was made of; afterwards it is an ordinary list and `source` is None.
 
     Args:
-        source: Where the items come from.
-        key: Sorts the items when they are made; None leaves them in the order of the source. It does not travel.
+        source: The source of the items.
+        key: Sort key of the items when they are made; None leaves them in the order of the source. It is not pickled.
     """
 
     __slots__ = ("_key", "_source")
@@ -172,7 +172,7 @@ class LazyList(list[V]):
 
     @property
     def source(self) -> LazyListSource[V] | None:
-        """What the list stands for, as long as nobody has looked at its items."""
+        """The source of the list, until its items are first accessed; then None."""
         return self._source
 
     def __len__(self) -> int:
@@ -192,7 +192,7 @@ class LazyList(list[V]):
             super().extend(source if self._key is None else sorted(source, key=self._key))
 
     def __radd__(self, other: list[V]) -> list[V]:
-        # `list + self` would else copy what lies in memory, which is nothing as long as no item was made.
+        # Otherwise `list + self` would copy the list's own memory, which is empty while no item was made.
         return [*other, *self] if isinstance(other, list) else NotImplemented
 
 

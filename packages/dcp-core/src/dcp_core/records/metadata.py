@@ -1,4 +1,4 @@
-"""The records that describe a checkpoint: tensors, their chunks, and where each item is stored.
+"""Metadata records that describe a checkpoint: tensors, their chunks, and where each item is stored.
 
 Names, fields and their order are stock's; planners and storages written for stock work with them. `Metadata` pickles
 as stock's own class (a storage writer ported from stock can dump it and stock can read the file); the other records
@@ -50,12 +50,12 @@ class MemoryFormatEncoding(Enum):
 
 
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
-"""By the numbers of `MemoryFormatEncoding`."""
+"""Memory formats by the numbers of `MemoryFormatEncoding`."""
 
 
 @dataclass(slots=True)
 class ChunkStorageMetadata:
-    """A box of one tensor: start and extent in elements, one number per dimension."""
+    """A chunk, that is a box of one tensor: start and extent in elements, one number per dimension."""
 
     offsets: torch.Size
     sizes: torch.Size
@@ -63,7 +63,7 @@ class ChunkStorageMetadata:
 
 @dataclass(slots=True)
 class TensorProperties:
-    """What a tensor is made of, beside its shape. Only `dtype` decides anything; the rest is kept as a note."""
+    """Properties of a tensor besides its shape. Only `dtype` has an effect; the rest is kept as a note."""
 
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     layout: torch.layout = torch.strided
@@ -71,11 +71,11 @@ class TensorProperties:
     memory_format: torch.memory_format = torch.contiguous_format
     pin_memory: bool = False
     strides: tuple[int, ...] | None = field(default=None, compare=False)
-    """Of the tensor that was saved, elements: a note of torch 2.15 that is not stored; None if not known."""
+    """Strides of the saved tensor, in elements: a note of torch 2.15 that is not stored; None if not known."""
 
     @staticmethod
     def create_from_tensor(tensor: torch.Tensor) -> TensorProperties:
-        """The properties of a tensor; its memory format is always given as contiguous, as stock does."""
+        """Return the properties of a tensor; its memory format is always given as contiguous, as stock does."""
         return TensorProperties(
             dtype=tensor.dtype,
             layout=tensor.layout,
@@ -102,7 +102,7 @@ class TensorProperties:
 
 @dataclass(slots=True)
 class TensorStorageMetadata:
-    """One tensor of a checkpoint: global shape, and the chunks that it is stored in."""
+    """Metadata of one tensor: global shape, and the chunks in which it is stored."""
 
     properties: TensorProperties
     size: torch.Size
@@ -111,7 +111,7 @@ class TensorStorageMetadata:
 
 @dataclass(slots=True)
 class BytesStorageMetadata:
-    """One value of a checkpoint that is not a tensor."""
+    """Metadata of one object, a value that is not a tensor."""
 
 
 STORAGE_TYPES = TensorStorageMetadata | BytesStorageMetadata
@@ -119,7 +119,7 @@ STORAGE_TYPES = TensorStorageMetadata | BytesStorageMetadata
 
 @dataclass(slots=True)
 class StorageMeta:
-    """What a storage says of itself."""
+    """Metadata of a storage: its checkpoint, save and load ids."""
 
     checkpoint_id: str | os.PathLike[str] | None = None
     save_id: str | None = None
@@ -129,7 +129,7 @@ class StorageMeta:
 
 @dataclass(frozen=True, slots=True, init=False)
 class MetadataIndex:
-    """Names one item: a value, and for a tensor the offset of the chunk. Equal if name and offset are equal.
+    """Index of one item: the value's name, and for tensors the offset of the chunk. Equal if name and offset are.
 
     Args:
         fqn: Name of the value.
@@ -149,14 +149,14 @@ class MetadataIndex:
 
 @dataclass(slots=True)
 class StorageInfo:
-    """Where a byte storage put one item: value of `Metadata.storage_data[index]`.
+    """Location of one item in a byte storage: value of `Metadata.storage_data[index]`.
 
     Args:
         relative_path: Data file, relative to the checkpoint.
         offset: Start of the item in the file, bytes.
         length: Length of the item, bytes.
         transform_descriptors: Names of the transforms to undo, in that order; None if there are none.
-        stored: What our own manifest knows of the item in addition (payload range, CRCs).
+        stored: Further facts of our own manifest about the item (payload range, CRCs).
     """
 
     relative_path: str
@@ -168,13 +168,13 @@ class StorageInfo:
 
 @dataclass
 class Metadata:
-    """Everything that a checkpoint says of its contents.
+    """Metadata of a checkpoint: its values, their chunks, and where each item is stored.
 
     Args:
         state_dict_metadata: FQN → record of the tensor or object.
-        planner_data: The planner's own; for the default planner FQN → path in the nested state dict.
-        storage_data: The storage's own; for byte storages `MetadataIndex` → `StorageInfo`.
-        storage_meta: What the storage says of itself.
+        planner_data: Data of the planner; for the default planner FQN → path in the nested state dict.
+        storage_data: Data of the storage; for byte storages `MetadataIndex` → `StorageInfo`.
+        storage_meta: Metadata of the storage.
         version: Version of stock's format.
         aliases: Names of tied tensors → the name that holds their data. Both have entries; stock does not know this
             field, and it does not count in comparisons.
@@ -209,7 +209,7 @@ class Metadata:
 
 
 def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str] | None) -> StorageMeta:
-    """Put the id that a reader was given into `Metadata.storage_meta`, where the checkpoint names none.
+    """Record the id that a reader was given in `Metadata.storage_meta`, where the checkpoint names none.
 
     Ours never does: a checkpoint may be moved. Stock's file format names the folder in which it was saved.
 
@@ -224,10 +224,10 @@ def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str]
 
 
 class DeferredMetadata(Metadata):
-    """A `Metadata` that is read when somebody first looks at it; from then on an ordinary one.
+    """A `Metadata` that is read on first access; afterwards an ordinary one.
 
     Args:
-        read: Gives it.
+        read: Returns the metadata.
     """
 
     def __init__(self, read: Callable[[], Metadata]) -> None:
@@ -266,7 +266,7 @@ def _fields(*names: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A lazy dict as an ordinary one: stock's readers know no other."""
+    """Return a lazy dict as an ordinary one: stock's readers know no other."""
     return dict(value.items()) if isinstance(value, LazyDict) else value
 
 

@@ -1,6 +1,6 @@
-"""What a save or load will do, as records: items of one rank, and the plan that holds them.
+"""Plans of saves and loads as records: the items of one rank, and the plan that holds them.
 
-Names, fields and their order are stock's. Who decides on them lives in the planners.
+Names, fields and their order are stock's. The planners decide on them.
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner`.
 """
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class WriteItemType(Enum):
-    """What an item of a save holds: a whole tensor, a shard of one, or an object's bytes."""
+    """Kind of a save's item: a whole tensor, a shard of one, or an object's bytes."""
 
     TENSOR = 1
     SHARD = 2
@@ -38,7 +38,7 @@ class WriteItemType(Enum):
 
 
 class LoadItemType(Enum):
-    """What an item of a load holds: a box of a tensor, or an object's bytes."""
+    """Kind of a load's item: a box of a tensor, or an object's bytes."""
 
     TENSOR = 1
     BYTE_IO = 2
@@ -62,7 +62,7 @@ class TensorWriteData:
 
 @dataclass(frozen=True, slots=True)
 class WriteItem:
-    """One thing that a rank writes."""
+    """One write request of a rank: a chunk or an object."""
 
     index: MetadataIndex
     type: WriteItemType
@@ -70,13 +70,13 @@ class WriteItem:
     tensor_data: TensorWriteData | None = None
 
     def tensor_storage_size(self) -> int | None:
-        """Bytes of the *global* tensor, as stock has it; None for objects."""
+        """Return the size of the *global* tensor in bytes, as stock has it; None for objects."""
         if self.tensor_data is None:
             return None
         return math.prod(self.tensor_data.size) * self.tensor_data.properties.dtype.itemsize
 
     def chunk_bytes(self) -> int:
-        """Bytes that this item itself holds; 0 for objects whose size is not known."""
+        """Return the size of this item itself in bytes; 0 for objects of unknown size."""
         if self.tensor_data is None:
             return 0 if self.bytes_io_data is None else self.bytes_io_data.nbytes
         return math.prod(self.tensor_data.chunk.sizes) * self.tensor_data.properties.dtype.itemsize
@@ -84,7 +84,7 @@ class WriteItem:
 
 @dataclass(frozen=True, slots=True)
 class ReadItem:
-    """One thing that a rank reads: the box of `lengths` elements at `storage_offsets` of a stored chunk.
+    """One read request of a rank: the box of `lengths` elements at `storage_offsets` of a stored chunk.
 
     `dest_index` names the value of the template and the shard of it; `dest_offsets` and `storage_offsets` count from
     the start of that shard and of that chunk.
@@ -100,10 +100,10 @@ class ReadItem:
 
 @runtime_checkable
 class NamedItems(Protocol):
-    """Items of which the names are known without making them."""
+    """Items whose names are known without making the items."""
 
     def names(self) -> set[str]:
-        """Their FQNs."""
+        """Return their FQNs."""
         ...
 
 
@@ -126,7 +126,7 @@ class SavePlan:
     splittable: bool = False
 
     def names(self) -> set[str]:
-        """FQNs of the items."""
+        """Return the FQNs of the items."""
         source = self.items.source if isinstance(self.items, LazyList) else None
         return source.names() if isinstance(source, NamedItems) else {item.index.fqn for item in self.items}
 

@@ -39,33 +39,33 @@ __all__ = [
 
 STATE_DICT_TYPE = dict[str, Any]
 CheckpointId = str | os.PathLike[str]
-# Thousands of them in a state dict, and looking for methods of a tensor is slow.
+# A state dict may hold thousands of tensors, and looking for methods of a tensor is slow.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A value that gives and takes its own state; replaced by its `state_dict()` at the top level of a state dict."""
+    """A value with its own state; replaced by its `state_dict()` at the top level of a state dict."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to save, or the template to load into."""
+        """Return the state to save, or the template to load into."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the loaded state. Called after every tensor has been read."""
+        """Set the loaded state. Called after every tensor has been read."""
         ...
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """As `isinstance(value, Stateful)`, which costs a tensor of a large state dict 100 times as much."""
+    """Whether a value is `Stateful`; for the tensors of a large state dict 100 times as fast as `isinstance`."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def in_shared_order(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     """Return the items of a mapping in the order of their keys, which ranks share whose mappings differ in order.
 
-    Calls into values that may be collective (`state_dict()`, `load_state_dict()`) are made in this order: made in each
-    rank's own order, they would wait for each other for ever.
+    Calls into values that may be collective (`state_dict()`, `load_state_dict()`) are made in this order: in each
+    rank's own order, they would deadlock.
     """
     return sorted(values.items(), key=lambda item: _sort_key(item[0]))
 
@@ -90,7 +90,7 @@ StatefulT = TypeVar("StatefulT", bound=Stateful)
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What a storage writer says of one item that it wrote: sent to the coordinator, put into the metadata."""
+    """The result of writing one item: sent to the coordinator, and added to the metadata."""
 
     index: MetadataIndex
     size_in_bytes: int
@@ -98,7 +98,7 @@ class WriteResult:
 
 
 class SavePlanner(ABC):
-    """Decides what of a state dict each rank writes, and gives the bytes when they are wanted.
+    """Decides which values of a state dict each rank writes, and returns their bytes when they are written.
 
     Call order: `set_up_planner` and `create_local_plan` on every rank, `create_global_plan` on the coordinator,
     `finish_plan` on every rank, then `resolve_data` once per item, possibly from several threads.
@@ -112,22 +112,22 @@ class SavePlanner(ABC):
 
     @abstractmethod
     def create_local_plan(self) -> SavePlan:
-        """The items that this rank could write, replicated ones included. Every rank."""
+        """Return the items that this rank could write, replicated ones included. Every rank."""
 
     @abstractmethod
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """One plan for each rank, in the order of `all_plans`, and the checkpoint's metadata. Coordinator."""
+        """Return one plan for each rank, in the order of `all_plans`, and the checkpoint's metadata. Coordinator."""
 
     @abstractmethod
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """The plan that this rank will write, made from what the coordinator sent. Every rank."""
+        """Return the plan that this rank will write, made from what the coordinator sent. Every rank."""
 
     @abstractmethod
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """The tensor (on any device) or the bytes of one item of the final plan. Every rank."""
+        """Return the tensor (on any device) or the bytes of one item of the final plan. Every rank."""
 
     def plain_values(self) -> Mapping[str, Any] | None:
-        """The values by FQN, if each item is written as it lies there; None if `resolve_data` must be asked.
+        """Return the values by FQN, if each item is written as it is there; None if `resolve_data` must be called.
 
         With it a storage may take tensors from the mapping itself, which is faster for many small ones. Every rank.
         """
@@ -135,7 +135,7 @@ class SavePlanner(ABC):
 
 
 class LoadPlanner:
-    """Decides what each rank reads, and where it goes.
+    """Decides which items each rank reads, and the memory that they fill.
 
     Call order: `set_up_planner` and `create_local_plan` on every rank, `create_global_plan` on the coordinator,
     `finish_plan` on every rank, then per read item `load_bytes`, or `resolve_tensor` and `commit_tensor`.
@@ -149,39 +149,39 @@ class LoadPlanner:
 
     @abstractmethod
     def create_local_plan(self) -> LoadPlan:
-        """The read items of this rank. Every rank."""
+        """Return the read items of this rank. Every rank."""
 
     @abstractmethod
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """One plan for each rank, in the same order. Coordinator."""
+        """Return one plan for each rank, in the same order. Coordinator."""
 
     @abstractmethod
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """The plan that this rank will read. Every rank."""
+        """Return the plan that this rank will read. Every rank."""
 
     @abstractmethod
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Take the stored bytes of an object item. Every rank."""
 
     def resolve_bytes(self, read_item: ReadItem) -> io.BytesIO:
-        """A buffer to read an object item into; only storages that ask for one need it."""
+        """Return a buffer to read an object item into; only storages that ask for one need it."""
         raise NotImplementedError(f"{type(self).__name__} gives no buffer for object items; use load_bytes")
 
     @abstractmethod
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """The tensor, of the item's `lengths`, that receives the data. Memory of the template or a buffer."""
+        """Return the tensor, of the item's `lengths`, that receives the data: memory of the template or a buffer."""
 
     @abstractmethod
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Called when the tensor that `resolve_tensor` gave holds the data."""
+        """Take the data; called when the tensor that `resolve_tensor` returned holds it."""
 
 
 class StorageWriter(ABC):
-    """Puts items into storage and makes the checkpoint exist.
+    """Writes items to storage and publishes the checkpoint.
 
     Call order: `reset` (only when `save` got a `checkpoint_id`), `storage_meta`, `set_up_storage_writer`,
     `prepare_local_plan`, `write_data` on every rank; `prepare_global_plan` and `finish` on the coordinator.
-    What a writer may have beside these: `dcp_core.records.abilities.WriterAbilities`.
+    Optional abilities of a writer: `dcp_core.records.abilities.WriterAbilities`.
     """
 
     @abstractmethod
@@ -194,11 +194,11 @@ class StorageWriter(ABC):
 
     @abstractmethod
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The local plan, with whatever this storage wants to add. Every rank."""
+        """Return the local plan, with the additions of this storage. Every rank."""
 
     @abstractmethod
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The plans of all ranks, with whatever this storage wants to add. Coordinator."""
+        """Return the plans of all ranks, with the additions of this storage. Coordinator."""
 
     @abstractmethod
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
@@ -214,12 +214,12 @@ class StorageWriter(ABC):
         """Whether this storage can hold a checkpoint of that id."""
 
     def storage_meta(self) -> StorageMeta | None:
-        """What this storage tells planners about itself."""
+        """Return this storage's metadata, for planners."""
         return None
 
 
 def placed_plans(writer: StorageWriter, plans: list[SavePlan]) -> list[SavePlan]:
-    """The plans with what a storage adds to them; a writer may complete what its subclass made of them.
+    """Return the plans with the additions of a storage; a writer may complete those of its subclass.
 
     Ranks: the coordinator; every rank in a save without one.
     """
@@ -241,7 +241,7 @@ class StorageReader(ABC):
 
     @abstractmethod
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The metadata of the checkpoint. Every rank."""
+        """Read and return the metadata of the checkpoint. Every rank."""
 
     @abstractmethod
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -249,11 +249,11 @@ class StorageReader(ABC):
 
     @abstractmethod
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The local plan, with whatever this storage wants to add. Every rank."""
+        """Return the local plan, with the additions of this storage. Every rank."""
 
     @abstractmethod
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans of all ranks, with whatever this storage wants to add. Coordinator."""
+        """Return the plans of all ranks, with the additions of this storage. Coordinator."""
 
     @abstractmethod
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:

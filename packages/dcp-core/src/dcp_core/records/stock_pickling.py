@@ -1,8 +1,8 @@
 """Pickling records under other class paths than their own.
 
 A pickle names classes by module and name. `dumps_as` writes chosen classes under given paths, and chosen instances
-with given states, so that a library which has never heard of ours reads back its own classes. Everything else is
-pickled as usual. Nothing here knows any record.
+with given states, so that a library that does not know ours unpickles its own classes. Everything else is pickled as
+usual. Nothing here knows any record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dumps_as(
     plain: Collection[type[str]] = (),
     protocol: int | None = None,
 ) -> bytes:
-    """A pickle of `value` in which the classes of `paths` go by other names.
+    """Pickle `value` with other paths for the classes of `paths`.
 
     Args:
         value: Anything that can be pickled, holding records at any depth.

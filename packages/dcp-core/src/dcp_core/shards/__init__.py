@@ -1,1 +1,1 @@
-"""Which part of a value this rank holds."""
+"""Shards: the boxes of a tensor that this rank holds, and their local memory."""

@@ -1,4 +1,4 @@
-"""Local tensors that say themselves which boxes of a global tensor they hold: stock's `CheckpointableTensor`.
+"""Shards declared by local tensors themselves, as boxes of a global tensor: stock's `CheckpointableTensor`.
 
 Source: torch 2.15 `torch.distributed.checkpoint.protocol` (contract). It works with every version of torch.
 """
@@ -23,25 +23,25 @@ class CheckpointableTensor(Protocol):
     """A `torch.Tensor` with these attributes is saved and loaded as shards of a larger one; no subclass is needed."""
 
     global_shape: tuple[int, ...]
-    """Of the tensor of all ranks, elements."""
+    """Shape of the tensor of all ranks, in elements."""
     global_offsets: tuple[tuple[int, ...], ...]
-    """Of each shard, its start in the global tensor."""
+    """Start of each shard in the global tensor."""
     local_offsets: tuple[tuple[int, ...], ...]
-    """Of each shard, its start in this tensor, which may hold several, and padding."""
+    """Start of each shard in this tensor, which may hold several, and padding."""
     local_sizes: tuple[tuple[int, ...], ...]
-    """Of each shard, its sizes."""
+    """Sizes of each shard."""
 
 
 def declares_shards(value: object) -> TypeGuard[CheckpointableTensor]:
     """Whether a value is a tensor that declares its shards."""
-    # Asked of every tensor: most lack the first one.
+    # Checked for every tensor: most lack the first attribute.
     return (
         hasattr(value, "global_shape") and isinstance(value, torch.Tensor) and all(hasattr(value, at) for at in _FIELDS)
     )
 
 
 def declared_boxes(fqn: str, tensor: CheckpointableTensor) -> tuple[LocalBox, ...]:
-    """The boxes that a tensor declares, empty ones left out.
+    """Return the boxes that a tensor declares, without empty ones.
 
     Raises:
         UnsupportedValueError: The declaration contradicts itself or the tensor; names the FQN.
@@ -65,7 +65,7 @@ def declared_boxes(fqn: str, tensor: CheckpointableTensor) -> tuple[LocalBox, ..
 
 
 def copy_declaration(source: CheckpointableTensor, target: torch.Tensor) -> None:
-    """Give a tensor the declaration of another one."""
+    """Copy the declaration of one tensor to another."""
     for name in _FIELDS:
         setattr(target, name, getattr(source, name))
 

@@ -1,4 +1,4 @@
-"""Which boxes of a tensor one position of a device mesh holds, from shape, mesh and placements alone.
+"""Boxes of a tensor at one position of a device mesh, from shape, mesh and placements alone.
 
 Integers only: no tensor, no mesh object. `shards` turns DTensors into these numbers.
 
@@ -28,7 +28,7 @@ class ShardedDim(NamedTuple):
 
 
 class LocalBox(NamedTuple):
-    """A box of the global tensor, and where it begins in the local one; its extent is the same in both."""
+    """A box of the global tensor, and its start in the local one; its extent is the same in both."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -42,13 +42,13 @@ def local_boxes(
     coordinate: tuple[int, ...],
     placements: tuple[ShardedDim | None, ...],
 ) -> tuple[tuple[int, ...], tuple[LocalBox, ...]]:
-    """The part of a tensor at one position of the mesh.
+    """Return the shard of a tensor at one position of the mesh.
 
     Args:
         shape: Global shape.
         mesh_shape: Size of each mesh dimension.
         coordinate: Position in each mesh dimension.
-        placements: For each mesh dimension what it splits; None if it replicates.
+        placements: The split of each mesh dimension; None if it replicates.
 
     Returns:
         The shape of the local tensor, and the boxes that it is made of, in row-major order: one in most cases,
@@ -71,7 +71,7 @@ def local_boxes(
 
 
 def _part(runs: Intervals, parts: int, position: int, split_factor: int) -> Intervals:
-    """Share `position` of `parts` of the rows that `runs` list: first cut into `split_factor` pieces, then each one."""
+    """Return share `position` of `parts` of the rows in `runs`: first cut into `split_factor` pieces, then each one."""
     total = sum(length for _, length in runs)
     taken: Intervals = []
     for piece in range(split_factor):
@@ -82,13 +82,13 @@ def _part(runs: Intervals, parts: int, position: int, split_factor: int) -> Inte
 
 
 def _chunk(extent: int, parts: int, position: int) -> tuple[int, int]:
-    """`torch.chunk`: all parts of equal length rounded up, the last ones shorter or empty."""
+    """Return a chunk as `torch.chunk` does: all of equal length rounded up, the last ones shorter or empty."""
     length = -(-extent // parts)
     return min(extent, length * position), min(extent, length * (position + 1))
 
 
 def _slice(runs: Intervals, start: int, stop: int) -> Intervals:
-    """Rows `start` to `stop`, counted along the runs."""
+    """Return rows `start` to `stop`, counted along the runs."""
     found: Intervals = []
     at = 0
     for begin, length in runs:

@@ -1,4 +1,4 @@
-"""Memory for the meta tensors of a template, so that a model made on the meta device can be loaded into."""
+"""Allocation of a template's meta tensors, so that a model made on the meta device can be loaded into."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
         made: Gets the new tensors.
 
     Returns:
-        `container`, or what stands for it where it could not be changed in place.
+        `container`, or its replacement if it could not be changed in place.
 
     Raises:
         UnsupportedValueError: A sharded tensor of another kind is on the meta device.
@@ -57,7 +57,7 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
 
 
 def _holds_meta(items: list[Any] | tuple[Any, ...]) -> bool:
-    """Other lists are left alone: a template may hold long plain ones, and tuples of any type."""
+    """Whether a list holds meta tensors; other lists are left alone: a template may hold long ones, any tuples."""
     return any(
         (isinstance(item, torch.Tensor) and _is_meta(item))
         or isinstance(item, dict)
@@ -97,7 +97,7 @@ def _materialised(tensor: torch.Tensor, path: str) -> torch.Tensor:
 
 
 def _device(device_type: str | None) -> torch.device:
-    """Where new memory belongs: the accelerator if the job communicates over it, else the CPU."""
+    """Return the device for new memory: the accelerator if the job communicates over it, else the CPU."""
     if device_type is None:
         device_type = "cpu"
         if dist.is_available() and dist.is_initialized():

@@ -1,4 +1,4 @@
-"""What part of a value this rank holds: boxes of the global tensor, and the local memory behind each.
+"""Shards of a value on this rank: boxes of the global tensor, and the local memory behind each.
 
 Plain tensors, tensors that declare their shards, DTensors, ShardedTensors, and any object with the three hooks of
 `torch.distributed.checkpoint` (`__create_write_items__`, `__create_chunk_list__`, `__get_tensor_shard__`;
@@ -47,19 +47,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """One box of a tensor that this rank holds."""
+    """A shard: one box of a tensor that this rank holds."""
 
     offsets: torch.Size
     sizes: torch.Size
     get: Callable[[], torch.Tensor]
-    """Gives the local memory of the box: detached, of shape `sizes`, on the device where it lives."""
+    """Returns the local memory of the box: detached, of shape `sizes`, on its own device."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTensor(TensorLike):
-    """What this rank holds of one tensor; no shards at all if it holds nothing.
+    """The shards of one tensor on this rank; none if the rank holds nothing of it.
 
-    In a state dict it stands for that tensor, which may live elsewhere: in a rank on whose behalf this process saves.
+    In a state dict it stands for that tensor, which may be elsewhere: in a rank for which this process saves.
     """
 
     size: torch.Size
@@ -81,7 +81,7 @@ class LocalTensor(TensorLike):
 
 
 def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalTensor | None:
-    """What this rank holds of a value.
+    """Return the shards of a value that this rank holds.
 
     Args:
         fqn: Name of the value, for messages.
@@ -111,12 +111,12 @@ def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalT
 
 
 def write_items(fqn: str, value: object, held: LocalTensor | None = None) -> list[WriteItem]:
-    """The items that save what this rank holds of a value, objects included.
+    """Return the items that save this rank's shards of a value, objects included.
 
     Args:
         fqn: Name of the value.
         value: Anything; an object with `__create_write_items__` decides on its items itself.
-        held: What `local_tensor` said of the value, if that is known already.
+        held: The result of `local_tensor` for the value, if that is known already.
 
     Raises:
         UnsupportedValueError: Like `local_tensor`.
@@ -134,7 +134,7 @@ def write_items(fqn: str, value: object, held: LocalTensor | None = None) -> lis
 
 
 def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
-    """The local memory of the shard of `value` that `index` names: writing to it changes the value.
+    """Return the local memory of the shard of `value` that `index` names: writing to it changes the value.
 
     Args:
         value: A tensor of any kind.
@@ -172,10 +172,10 @@ def _no_shards(fqn: str, value: object) -> ShardNotFoundError:
 
 
 def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int], *, key: str) -> torch.Tensor:
-    """The box of a tensor that begins at `offsets`, in elements: a view, or the tensor itself if it is all of it.
+    """Return the box of a tensor that begins at `offsets`, in elements: a view, or the tensor itself if it is all.
 
     Raises:
-        UnsupportedValueError: It is quantized in a way of which there are no views; names the key.
+        UnsupportedValueError: It is quantized by a scheme that has no views; names the key.
     """
     for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         if offset or size != tensor.size(dim):
@@ -185,7 +185,7 @@ def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int],
 
 
 def sharded_dims(fqn: str, tensor: DTensor) -> tuple[ShardedDim | None, ...]:
-    """How each dimension of a DTensor's mesh cuts it; None where it does not.
+    """Return how each dimension of a DTensor's mesh shards it; None where it replicates.
 
     Raises:
         UnsupportedValueError: A placement is partial or unknown; names the FQN and what to do.
@@ -194,7 +194,7 @@ def sharded_dims(fqn: str, tensor: DTensor) -> tuple[ShardedDim | None, ...]:
 
 
 def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """The local memory of a box within one of the shards of `value`, or of a whole shard.
+    """Return the local memory of a box within one of the shards of `value`, or of a whole shard.
 
     Raises:
         ShardNotFoundError: No shard of this rank holds the box.
@@ -209,7 +209,7 @@ def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[i
 
 
 def find_tensor_shard(tensor: torch.Tensor, index: MetadataIndex) -> torch.Tensor:
-    """`find_shard` for tensors; a plain tensor is returned itself, not detached. Stock's name.
+    """Find a shard like `find_shard`, for tensors; returns a plain tensor itself, not detached. Stock's name.
 
     Source: torch 2.13 `torch.distributed.checkpoint.utils.find_tensor_shard`.
     """
@@ -219,7 +219,7 @@ def find_tensor_shard(tensor: torch.Tensor, index: MetadataIndex) -> torch.Tenso
 
 
 def find_state_dict_object(state_dict: Mapping[str, Any], index: MetadataIndex) -> Any:
-    """The value that `index` names in a flat state dict: the local memory of a shard, or the object itself.
+    """Return the value that `index` names in a flat state dict: the local memory of a shard, or the object itself.
 
     Raises:
         ShardNotFoundError: There is no such name, or no such shard.
@@ -280,7 +280,7 @@ def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:
             LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _local_view(fqn, local, box)) for box in boxes
         )
         if not tensor.numel():
-            # Nobody holds a box of it, but it must not vanish from the checkpoint.
+            # No rank holds a box of it, but it must not vanish from the checkpoint.
             none = torch.Size((0,) * len(shape))
             shards = (LocalShard(none, tensor.size(), lambda: empty_like_part(fqn, local, shape)),)
     return LocalTensor(tensor.size(), properties, False, shards)
@@ -305,7 +305,7 @@ def _local_view(fqn: str, local: torch.Tensor, box: LocalBox) -> Callable[[], to
 
 
 def _of_hooks(fqn: str, holder: Any, value: Any) -> LocalTensor:
-    """By the hooks of `holder`; `value` is what the state dict holds (a DTensor around the holder, or itself)."""
+    """Return the shards by the hooks of `holder`; `value` is in the state dict (a DTensor around it, or itself)."""
     items = [as_write_item(item) for item in holder.__create_write_items__(fqn, value)]
     written = [item.tensor_data for item in items if item.tensor_data is not None]
     if written:
@@ -342,7 +342,7 @@ def _from_hook(holder: Any, index: MetadataIndex) -> Callable[[], torch.Tensor]:
 
 def is_sharded_tensor(value: object) -> bool:
     """Whether a value is a ShardedTensor: most of a tensor's own methods raise for one without exactly one shard."""
-    # By name: importing ShardedTensor costs time, and nothing can be one before someone else has imported it.
+    # By name: importing ShardedTensor costs time, and no value can be one before its module is imported.
     return any(
         cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed._shard.")
         for cls in type(value).__mro__

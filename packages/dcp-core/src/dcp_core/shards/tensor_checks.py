@@ -1,4 +1,4 @@
-"""Which local tensors hold data that can be saved and filled; errors say why not, and what to do."""
+"""Checks that local tensors hold data that can be saved and filled; errors name the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _storage_bytes(tensor: torch.Tensor) -> int:
-    # The zeros that forward differentiation makes say that they have a storage, and have none.
+    # Zero tensors of forward differentiation claim to have a storage, and have none.
     return 0 if tensor.is_cpu and not tensor.data_ptr() else tensor.untyped_storage().nbytes()
 
 

@@ -1,1 +1,1 @@
-"""Names of values: nested to flat, renamed, per rank."""
+"""State dicts and the names of their values: nested to flat, renamed, per rank."""

@@ -1,7 +1,7 @@
 """Empty mappings of a state dict: they hold no value, so their paths are recorded under names that no value has.
 
-Stock drops them. The name is the joined path and one dot more, or more dots where that is the name of something else
-(`{"a": {}}` beside `{"a": {"": 1}}`); what tells it from a value's name is that it is longer than its path.
+Stock drops them. The name is the joined path and one dot more, or more dots where that is another value's name
+(`{"a": {}}` beside `{"a": {"": 1}}`); it is recognised by being longer than its path.
 """
 
 from __future__ import annotations

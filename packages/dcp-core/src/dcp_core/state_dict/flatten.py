@@ -1,4 +1,4 @@
-"""Nested state dicts ↔ flat ones, with the names that stock gives.
+"""Flattening of nested state dicts, and the way back, with the names that stock gives.
 
 A name is the path's elements joined by dots. Mappings are always entered; a list only if it holds, at any depth of
 lists and mappings, a tensor or a mapping. Everything else is a leaf: tensors, tuples, sets, lists of plain values.
@@ -57,7 +57,7 @@ class FlatState:
     empty: list[Path] = field(default_factory=list)
     """Paths of the empty mappings, which have no name."""
     text_keys: dict[type, str] = field(default_factory=dict)
-    """Classes of keys that are no literals, each with the text that stands for one of them in names and paths."""
+    """Classes of keys that are no literals, each with the text that represents such a key in names and paths."""
 
 
 def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> FlatState:
@@ -84,13 +84,13 @@ def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> Fla
 
 
 def flatten_state_dict(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """The leaves of a nested state dict by name, and their paths. Raises like `flatten`."""
+    """Flatten a nested state dict: its leaves by name, and their paths. Raises like `flatten`."""
     flat = flatten(state_dict)
     return flat.values, flat.paths
 
 
 def unflatten_state_dict(state_dict: Mapping[str, Any], mapping: Mapping[str, Path]) -> dict[Any, Any]:
-    """Rebuild the nesting: new dicts and lists, values not copied.
+    """Unflatten a state dict: new dicts and lists, values not copied.
 
     Args:
         state_dict: Name → value.
@@ -109,7 +109,7 @@ def set_element(root_dict: dict[Any, Any], path: Path, value: object) -> None:
     """Put `value` at `path`, making the containers that are missing: dicts for str elements, lists for int ones.
 
     Raises:
-        CorruptCheckpointError: There is something else than that container on the way.
+        CorruptCheckpointError: Another value than that container is on the way.
     """
     container: Any = root_dict
     for element, following in itertools.pairwise(path):
@@ -122,7 +122,7 @@ def set_element(root_dict: dict[Any, Any], path: Path, value: object) -> None:
 
 
 def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = None) -> Any:
-    """The value at `path`, or `default_value` where the path leads nowhere."""
+    """Return the value at `path`, or `default_value` where the path leads nowhere."""
     container: Any = root_dict
     for element in path:
         if type(element) is int:
@@ -140,7 +140,7 @@ def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = N
 
 
 def assign(template: Mapping[Any, Any], keys: tuple[Any, ...], value: object) -> None:
-    """Put `value` where `FlatState.keys` of this very template says; containers and their types stay as they are.
+    """Put `value` at the place that `FlatState.keys` of this template gives; containers and their types do not change.
 
     Raises:
         UnsupportedValueError: The container there cannot be changed.
@@ -172,7 +172,7 @@ def _fill(
     for key, value in entries:
         element = key if is_list or type(key) is str else _element(key, flat)
         name, at, real = f"{prefix}{element}", (*path, element), (*keys, key)
-        # Tensors first: asking each of them whether it is a Mapping would take most of the time.
+        # Tensors first: checking each of them for a Mapping would take most of the time.
         if not isinstance(value, torch.Tensor) and _is_container(value, descend_plain=descend_plain):
             if value:
                 _fill(flat, value, f"{name}.", at, real, descend_plain=descend_plain)
@@ -223,7 +223,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _real_key(container: Mapping[Any, Any], element: PathElement) -> Any:
-    """The key of `container` that a path element other than a list index stands for."""
+    """Return the key of `container` that a path element other than a list index stands for."""
     if isinstance(element, LiteralKey):
         key = element.value
         if key in container or element not in container:

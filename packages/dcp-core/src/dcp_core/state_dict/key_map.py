@@ -1,4 +1,4 @@
-"""Names of a template ↔ names in a checkpoint, where they differ."""
+"""Renaming map: names of a template ↔ names in a checkpoint, where they differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["KeyMap"]
 
 
 class KeyMap:
-    """Tells under which name the checkpoint holds a value of the template.
+    """Maps the names of a template's values to their names in the checkpoint.
 
     Args:
         rename: Name or path in the template → name or path in the checkpoint. A path stands for everything under it:
@@ -38,7 +38,7 @@ class KeyMap:
         return bool(self._rename or self._patterns)
 
     def stored(self, name: str) -> str:
-        """The name in the checkpoint."""
+        """Return the name in the checkpoint."""
         path = name
         while path:
             if path in self._rename:
@@ -49,7 +49,7 @@ class KeyMap:
         return name
 
     def unused(self, names: Iterable[str]) -> list[str]:
-        """What `rename` gives other names to that is in none of these names of a template."""
+        """Return the keys of `rename` that match none of these names of a template."""
         paths = set()
         for name in names:
             while name:

@@ -1,4 +1,4 @@
-"""Values that belong to one rank alone: each rank's is saved, and each rank gets its own back.
+"""Per-rank values: each rank's own is saved, and each rank gets its own back.
 
 In a checkpoint such a value is a mapping with a key for each rank (`rank_0`, `rank_1`, …), of which every rank wrote
 one; so any reader finds all of them.
@@ -23,11 +23,11 @@ class PerRank:
     Args:
         value: Anything that can be saved. In the template of a load it is filled or replaced, as a value without
             `PerRank` around it would be. A `Stateful` one gives its state as a single object, and takes it back.
-        otherwise: What a rank gets for which the checkpoint has no value, because the job of the save had fewer ranks:
+        otherwise: The value of a rank for which the checkpoint has none, because the job of the save had fewer ranks:
             `keep` leaves what the template holds, `modulo` takes the value of rank (own rank modulo that number).
 
-    Values of ranks that the loading job lacks are left aside; `load_keys` gets them. A checkpoint that holds one value
-    for all ranks under the name gives it to each. `LoadReport.per_rank` says whose value a rank got.
+    Values of ranks that the loading job lacks are ignored; `load_keys` returns them. A checkpoint that holds one value
+    for all ranks under the name gives it to each. `LoadReport.per_rank` names the rank whose value a rank got.
 
     Example:
         ```python
@@ -54,7 +54,7 @@ class PerRank:
 
 
 def with_rank_values(value: Any, rank: int) -> Any:
-    """A state dict to save: containers with a `PerRank` in them are copied, everything else is what it was."""
+    """Return a state dict to save: containers with a `PerRank` in them are copied, everything else is unchanged."""
     if isinstance(value, torch.Tensor):  # thousands of them, and the check for a Mapping is slow
         return value
     if isinstance(value, PerRank):
@@ -71,17 +71,17 @@ def with_rank_values(value: Any, rank: int) -> Any:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a `PerRank` lies in a template."""
+    """The place of a `PerRank` in a template."""
 
     container: Any
     key: Any
     value: PerRank
     path: tuple[str, ...] | None = None
-    """Where what is loaded lies below; None if nothing is."""
+    """Path below it of the loaded values; None if nothing is loaded."""
 
 
 class RankValues:
-    """The per-rank values of one template, in whose places ordinary ones stand while it is loaded.
+    """The per-rank values of one template, replaced by ordinary ones while it is loaded.
 
     Args:
         template: Changed in place, until `restore`.
@@ -111,7 +111,7 @@ class RankValues:
             self._places.append(place)
 
     def restore(self) -> None:
-        """Put each `PerRank` back, with what was loaded in its place."""
+        """Put each `PerRank` back, with the loaded value in it."""
         for place in self._places:
             if place.path is not None:
                 held = place.container[place.key]
@@ -124,14 +124,14 @@ class RankValues:
         self._places.clear()
 
     def apply(self) -> None:
-        """Give stateful values what was loaded for them, after `restore`."""
+        """Pass loaded states to stateful values, after `restore`."""
         for stateful, state in self._states:
             stateful.load_state_dict(state)
         self._states.clear()
 
 
 def _held(value: PerRank) -> Any:
-    """What is saved; the state of a stateful value as one object, because its form may change."""
+    """Return the value to save; the state of a stateful value as one object, because its form may change."""
     return (value.value.state_dict(),) if is_stateful(value.value) else value.value
 
 

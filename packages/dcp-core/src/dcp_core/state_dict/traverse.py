@@ -1,4 +1,4 @@
-"""Visiting the values of a nested state dict, in stock's manner.
+"""Traversal of the values of a nested state dict, in stock's manner.
 
 Source: torch 2.13 `torch.distributed.checkpoint._traverse`.
 """
@@ -54,7 +54,7 @@ def _visit(
 
 
 def print_tensor(path: Path, value: object, print_fun: Callable[[str], None] = print) -> None:
-    """A visitor that prints one line a value: its path, and shape and dtype of a tensor."""
+    """Print one line for a value: its path, and shape and dtype of a tensor."""
     if isinstance(value, torch.Tensor):
         print_fun(f"{path}: {type(value).__name__} {tuple(value.shape)} {value.dtype}")
     else:

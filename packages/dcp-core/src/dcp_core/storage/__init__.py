@@ -1,1 +1,1 @@
-"""A planner's items to and from a byte engine."""
+"""Storage readers and writers over a byte engine: the items of a planner to requests for bytes, and back."""

@@ -1,4 +1,4 @@
-"""Checkpoint id and backend of a storage over a byte engine: what its reader and its writer have in common."""
+"""Checkpoint id and backend of a byte storage: the common base of its reader and its writer."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["ByteStorage"]
 
 
 class ByteStorage:
-    """Holds the id of a checkpoint, and opens its backend when that is first needed.
+    """Holds the checkpoint id, and opens its backend on first use.
 
-    Not sooner: subclasses written for stock pass an id on that only their own `fs` understands, which they set later.
+    Not sooner: subclasses written for stock pass an id that only their own `fs` understands, which they set later.
     """
 
     ids_are_paths = False
-    """Whether an id without a scheme is a path: a relative one means the folder at the moment in which it is given."""
+    """Whether an id without a scheme is a path: a relative one is resolved when it is given."""
 
     _checkpoint_id: CheckpointId
     absolute_id: CheckpointId
-    """The id with the working folder of the moment in which it was given, where it is a relative path."""
+    """The id as an absolute path, resolved in the working folder when it was given, if it is a relative path."""
     _opened: StoreBackend | None = None
 
     def _set_id(self, checkpoint_id: CheckpointId) -> None:
@@ -35,7 +35,7 @@ class ByteStorage:
 
     @abstractmethod
     def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
-        """The backend for one checkpoint id. Must not touch storage."""
+        """Return the backend for a checkpoint id. Must not touch storage."""
 
     @property
     def _backend(self) -> StoreBackend:
@@ -47,10 +47,10 @@ class ByteStorage:
         return self.absolute_id
 
     def _reopen(self) -> None:
-        """Open a new backend at the next need: attributes that were set since count from then on."""
+        """Open a new backend on next use: attributes that were set since take effect."""
         self._opened = None
 
     @property
     def checkpoint_id(self) -> CheckpointId:
-        """The id of the checkpoint that is, or was last, saved or loaded; as it was given."""
+        """The id of the checkpoint in use, or of the last one saved or loaded; as it was given."""
         return self._checkpoint_id

@@ -1,6 +1,6 @@
-"""Checkpoint ids that are relative paths: tied to the working folder of the moment in which they are given.
+"""Checkpoint ids that are relative paths: resolved in the working folder of the moment in which they are given.
 
-Not here: which storage handles an id (`plugins`), and what a storage makes of it.
+Not here: choosing the storage for an id (`plugins`), and a storage's own use of it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
     """Make a relative local path absolute, `file://` and `local://` URIs included; other ids stay as they are.
 
     Args:
-        checkpoint_id: A path or a URI. `~` is an ordinary name in a path; in a URI it is the storage's to expand.
+        checkpoint_id: A path or a URI. `~` is an ordinary name in a path; in a URI the storage may expand it.
 
     Returns:
-        The very id if it is no relative path, a `Path` for a `Path`, text otherwise.
+        The same object if it is no relative path, a `Path` for a `Path`, text otherwise.
 
     Raises:
         CheckpointNotFoundError: The path is relative, and the working folder has been removed.
@@ -43,13 +43,13 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
 
 
 def absolute_id_for(storage: Any, checkpoint_id: CheckpointId | None) -> CheckpointId | None:
-    """The id to remember for a save or load that is carried out later, or elsewhere.
+    """Return the checkpoint id for a save or load that runs later, or in another process.
 
     Args:
         storage: The reader or writer that gets the id; None where the id's scheme chooses one. Its attribute
             `ids_are_paths` says whether an id without a scheme is a path, or `path`, as in stock, if that is a `Path`;
-            ids of others are names, and stay.
-        checkpoint_id: None for the id that the storage has.
+            ids of other storages are names, and returned unchanged.
+        checkpoint_id: None for the storage's own id.
 
     Returns:
         The id; None if there is none.

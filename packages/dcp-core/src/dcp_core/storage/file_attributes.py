@@ -1,4 +1,4 @@
-"""`fs` and `path` of storages in folders, as subclasses written for stock read and set them.
+"""Attributes `fs` and `path` of storages in folders, as subclasses written for stock read and set them.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.{_FileSystemWriter,FileSystemReader}` (the attributes).
 """
@@ -13,10 +13,10 @@ __all__ = ["FileAttributes"]
 
 
 class FileAttributes:
-    """Attributes of a storage reader or writer whose files lie in a folder of a file system.
+    """Attributes of a storage reader or writer whose files are in a folder of a file system.
 
-    `fs` has stock's small interface. The storage's own one is only for looking at: bytes take a shorter way. One that
-    is set, or whose methods are replaced, is used for every byte, whatever class it has.
+    `fs` has stock's small interface. The storage's own one is only for inspection: bytes bypass it. One that is set, or
+    whose methods are replaced, is used for every byte, whatever class it has.
     """
 
     if TYPE_CHECKING:  # the storage's own, which comes after this one among the bases
@@ -31,7 +31,7 @@ class FileAttributes:
     _set_path: Any = None
 
     def _make_fs(self) -> Any:
-        """The file system of the storage itself."""
+        """Return the file system of the storage itself."""
         raise NotImplementedError
 
     @property
@@ -49,7 +49,7 @@ class FileAttributes:
 
     @property
     def foreign_fs(self) -> Any:
-        """The file system that bytes must go through; None if it is the storage's own, as it was made."""
+        """The file system that bytes must go through; None if it is the storage's own, unchanged."""
         if self._fs is None or (self._fs_as_made is not None and _is_same(_variables(self._fs), self._fs_as_made)):
             return None
         return self._fs
@@ -65,22 +65,22 @@ class FileAttributes:
         self._set_id(value)
 
     def _id_to_open(self) -> CheckpointId:
-        # A relative name in a file system that was set is its own, and has nothing to do with the working folder.
+        # A relative name in a file system that was set belongs to that file system, not to the working folder.
         return self.absolute_id if self.foreign_fs is None else self._checkpoint_id
 
     def _path_of(self, checkpoint_id: CheckpointId) -> Any:
-        """The folder that an id names, in the type of the file system."""
+        """Return the folder that an id names, in the type of the file system."""
         if self.foreign_fs is None:
             return self._own_path(checkpoint_id)
-        # What was set is in that type already, and its file system may be one with settings.
+        # A path that was set is in that type already, and its file system may be one with settings.
         return checkpoint_id if checkpoint_id is self._set_path else self._init_path(checkpoint_id)
 
     def _own_path(self, checkpoint_id: CheckpointId) -> Any:
-        """The folder that an id names in the storage's own file system."""
+        """Return the folder that an id names in the storage's own file system."""
         return checkpoint_id
 
     def _init_path(self, checkpoint_id: CheckpointId) -> Any:
-        """The folder that an id names in a file system that was set."""
+        """Return the folder that an id names in a file system that was set."""
         return self._fs.init_path(checkpoint_id)
 
 

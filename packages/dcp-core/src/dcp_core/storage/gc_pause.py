@@ -1,7 +1,7 @@
-"""A pause of Python's cycle collector, for stretches that make very many records and no cycles.
+"""Pause of Python's garbage collector while many records are created (they form no cycles).
 
-Making 100,000 records triggers a full collection, which visits every object of the process: where torch is loaded that
-takes longer than making the records. Memory that is not part of a cycle is freed as ever meanwhile.
+Creating 100,000 records triggers a full collection, which visits every object of the process: once torch is imported,
+that takes longer than creating the records. Reference counting still frees memory meanwhile.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["collector_paused"]
 _lock = threading.Lock()
 _numbers = itertools.count()
 _pauses: dict[int, bool] = {}
-"""For each pause that is going on, whether the collector ran before it."""
+"""For each running pause, whether the garbage collector was enabled before it."""
 
 
 class collector_paused:  # noqa: N801 - reads as `with collector_paused():`
-    """Within the block no cycles are collected; after the last of several such blocks all is as before the first.
+    """Disable the garbage collector within the block; the last of nested or concurrent blocks restores its state.
 
     That holds wherever an interrupt comes: a pause ends with this object at the latest.
     """
@@ -44,7 +44,7 @@ class collector_paused:  # noqa: N801 - reads as `with collector_paused():`
 
 
 def _end(number: int) -> None:
-    """End a pause, unless it has ended; an interrupt in here leaves the rest to the next call."""
+    """End a pause, unless it has ended; after an interrupt in here the next call completes it."""
     with _lock:
         if _pauses.get(number) and len(_pauses) == 1:
             gc.enable()

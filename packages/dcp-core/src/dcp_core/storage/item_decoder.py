@@ -1,7 +1,7 @@
 """Decoding stored items: from the bytes of an item, whatever its kind, to the values that were saved.
 
-Bare values, also those in an ordinary archive, and blocks that are decoded one by one can be read in parts. Everything
-else is read and decoded whole. Where values go is the business of `read_requests`.
+Bare values, also those in an ordinary archive, and blocks that are decoded one by one can be read in parts. All other
+items are read and decoded whole. The destination of the values is the business of `read_requests`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dcp_manifest.index.items import Framing, ItemKind, StoredItem
 
 __all__ = ["ItemDecoder", "PartialItem"]
 
-# What transforms may become when they are undone: elements of the largest dtype and what an archive has around them
-# (a planner may have stored another dtype than the index says), and objects, of whose size nothing is known.
+# Limit of the decoded size: elements of the largest dtype and the framing of an archive around them
+# (a planner may have stored another dtype than the index says); for objects the size is unknown.
 _MAX_ITEM_BYTES = 16
 _MAX_ARCHIVE_BYTES = 1 << 20
 _MAX_OBJECT_BYTES = 4 << 30
@@ -35,16 +35,16 @@ class PartialItem:
 
     item: StoredItem
     decoder: BlockDecoder | None = None
-    """What decodes the item's blocks, if it has any."""
+    """Decoder of the item's blocks, if it has any."""
     dtype: torch.dtype | None = None
-    """Of the values, if the item itself says it: it may be another than the index says."""
+    """Dtype of the values, if the item itself names it: it may differ from the index."""
 
 
 class ItemDecoder:
-    """Decodes stored items of every kind. For several threads at once, once `look_into` is done.
+    """Decodes stored items of every kind. Thread-safe once `look_into` is done.
 
     Args:
-        registry: Where transforms are found.
+        registry: The transforms.
     """
 
     def __init__(self, registry: ExtensionRegistry) -> None:
@@ -56,7 +56,7 @@ class ItemDecoder:
 
         Args:
             items: Keys and items.
-            read: Carries requests out.
+            read: Executes read requests.
 
         Returns:
             The bytes that were read for it.
@@ -71,7 +71,7 @@ class ItemDecoder:
         Args:
             key: Its FQN, for messages.
             item: Where it is stored.
-            sizes: Of the stored tensor, as indexed.
+            sizes: Sizes of the stored tensor, as indexed.
 
         Raises:
             UnsupportedFormatError: A transform of its blocks is not known.
@@ -93,11 +93,11 @@ class ItemDecoder:
             key: See there.
             item: See there.
             data: The bytes, verified.
-            dtype: Of the stored values, as indexed. None if this torch does not know it: bare values remain bytes.
+            dtype: Dtype of the stored values, as indexed. None if this torch lacks it: bare values remain bytes.
             sizes: See there.
 
         Raises:
-            CorruptCheckpointError: They hold something else; names file, key and offset.
+            CorruptCheckpointError: They hold another value; names file, key and offset.
             UnsupportedFormatError: A transform is not known.
         """
         elements = math.prod(sizes)
@@ -114,7 +114,7 @@ class ItemDecoder:
         return flat.view(dtype).view(sizes)
 
     def object(self, key: str, item: StoredItem, data: memoryview) -> memoryview:
-        """Return the bytes that `dump_object` gave, from all bytes of an object's item; raises as `tensor` does."""
+        """Return the bytes of `dump_object` from all bytes of an object's item; raises as `tensor` does."""
         return undo(data, item, key, self._registry, _MAX_OBJECT_BYTES) if item.kind is ItemKind.STREAM else data
 
 

@@ -1,7 +1,7 @@
-"""One read item → the request for its bytes, and what becomes of them.
+"""Read requests of items: which bytes are read, and how they are copied to their destination.
 
-Bytes go straight into the destination's memory where the wanted box is one run of bytes on both sides; otherwise they
-come in pieces, of which the box's elements are copied out.
+Bytes are read directly into the destination's memory where the wanted box is one run of bytes on both sides; otherwise
+they come in pieces, from which the box's elements are copied.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def tensor_request(
     planner: LoadPlanner,
     copies: DeviceCopies,
 ) -> ReadRequest:
-    """The request for a box of a chunk that can be read in parts.
+    """Return the request for a box of a chunk that can be read in parts.
 
     Args:
-        item: The box, and where it goes.
+        item: The box, and its destination.
         stored: The chunk.
-        dtype: Of the stored values, as indexed.
-        sizes: Of the chunk, elements.
-        planner: Names the destination, and hears when it is filled.
-        copies: Carries pieces to destinations that cannot be read into.
+        dtype: Dtype of the stored values, as indexed.
+        sizes: Sizes of the chunk, in elements.
+        planner: Names the destination, and is notified when it is filled.
+        copies: Copies pieces to destinations that cannot be read into.
     """
     dtype, decoder = stored.dtype or dtype, stored.decoder
     target = _target(item, planner)
@@ -73,14 +73,14 @@ def tensor_request(
 
 
 def direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:
-    """The target's memory, if stored elements of `dtype` can be read into it as they are."""
+    """Return the target's memory, if stored elements of `dtype` can be read into it as they are."""
     if not (target.is_cpu and target.dtype is dtype and target.is_contiguous() and type(target) is torch.Tensor):
         return None
     return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
 
 
 def object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner, decoder: ItemDecoder) -> ReadRequest:
-    """The request for an object: all of its bytes at once."""
+    """Return the request for an object: all of its bytes at once."""
     key = item.storage_index.fqn
 
     def done(data: memoryview) -> None:
@@ -89,7 +89,7 @@ def object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner, dec
         except CorruptCheckpointError as error:
             if error.file is not None:
                 raise
-            # Whoever decodes the object cannot know where it lies.
+            # The decoder of the object does not know its file and offset.
             message = str(error).removesuffix(f" (key {key!r})")
             raise CorruptCheckpointError(message, file=stored.file, key=key, offset=stored.offset) from error
 
@@ -104,15 +104,15 @@ def whole_request(
     planner: LoadPlanner,
     decoder: ItemDecoder,
 ) -> ReadRequest:
-    """The request for a tensor that must be decoded whole, for every item that wants a part of it.
+    """Return the request for a tensor that must be decoded whole, for every item that needs a part of it.
 
     Args:
-        items: What is wanted of it; at least one.
+        items: The wanted parts; at least one.
         stored: The tensor.
-        dtype: Of the stored values, as indexed.
-        sizes: Of the tensor, as indexed.
-        planner: Names the destinations, and hears when they are filled.
-        decoder: Decodes it.
+        dtype: Dtype of the stored values, as indexed.
+        sizes: Sizes of the tensor, as indexed.
+        planner: Names the destinations, and is notified when they are filled.
+        decoder: Decodes the tensor.
     """
     key = items[0].storage_index.fqn
 

@@ -1,4 +1,4 @@
-"""Stock's `SerializationFormat` of the items in data files, of which one is supported.
+"""Stock's `SerializationFormat` of the items in data files; one of its formats is supported.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.SerializationFormat`.
 """
@@ -18,7 +18,7 @@ class SerializationFormat(Enum):
 
 
 def check_format(serialization_format: Enum) -> None:
-    """Refuse item formats but `TORCH_SAVE`; compares by value, since stock's enum means the same. Raises ValueError."""
+    """Raise ValueError for item formats but `TORCH_SAVE`; compares by value, since stock's enum means the same."""
     if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
         raise ValueError(
             f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "

@@ -1,7 +1,7 @@
-"""Where the values of one tensor lie in a `torch.save` archive, found from the archive's two ends.
+"""Location of a tensor's values in a `torch.save` archive, found from the archive's two ends.
 
-So a large archive that stock wrote need not be read whole for a part of it. Only the ordinary form is understood: one
-stored record with the values of one dense row-major tensor. What is inside is data: its pickle is read with an
+So a part of a large archive that stock wrote is read without the rest. Only the ordinary form is understood: one
+stored record with the values of one dense row-major tensor. Its contents are data: its pickle is read with an
 allow-list of our own stand-ins, and calls nothing of torch.
 
 Source: torch 2.13 `torch.serialization._save`, `torch._utils._rebuild_tensor_v2` and `_v3` (the pickle's contents).
@@ -29,7 +29,7 @@ __all__ = ["ArchiveSearch", "ArchivedTensor", "locate_tensor"]
 
 # Smaller archives are read whole: that takes one read instead of two.
 _SEARCH_MIN_BYTES = 1 << 20
-# So much of each end is enough: the pickle comes first, the directory last.
+# Bytes read of each end: enough, as the pickle comes first and the directory last.
 _END_BYTES = 16 << 10
 _MAX_DIMS = 64
 
@@ -41,11 +41,11 @@ class ArchivedTensor:
     dtype: torch.dtype
     sizes: tuple[int, ...]
     item: StoredItem
-    """The values alone, as an item of their own; its CRC is that of the archive's record."""
+    """The values alone, as an item; its CRC is that of the archive's record."""
 
 
 class ArchiveSearch:
-    """Looks into large archives, and finds where the values of the ordinary ones are.
+    """Reads the ends of large archives, and locates the values in the ordinary ones.
 
     Fill it with `add`, have `requests` read, then look into `found`.
     """
@@ -57,7 +57,7 @@ class ArchiveSearch:
         """File and offset of the archive → its values."""
 
     def add(self, key: str, stored: StoredItem) -> None:
-        """Search an archive, once and unless it is small; `key` is an FQN for messages."""
+        """Add an archive to the search, once and unless it is small; `key` is an FQN for messages."""
         size = stored.stored_bytes
         holds_tensor = stored.kind is ItemKind.ARCHIVE and stored.framing is Framing.TORCH_ZIP
         place = stored.file, stored.offset
@@ -77,14 +77,14 @@ class ArchiveSearch:
             if located is not None:
                 self.found[place] = located
 
-        # As bare bytes: a part of an archive has no CRC of its own. What of it is used is checked then.
+        # Read as bare bytes: a part of an archive has no CRC of its own. The parts that are used are checked then.
         bare = replace(stored, framing=Framing.RAW)
         runs = Runs(0, _END_BYTES, (2,), (size - _END_BYTES,))
         self.requests.append(ReadRequest(key, bare, 0, size, None, locate, take, runs))
 
 
 def locate_tensor(stored: StoredItem, head: bytes, tail: bytes) -> ArchivedTensor | None:
-    """The values in an archive; None if it is not an ordinary one, or damaged: whoever reads all of it will tell.
+    """Locate the values in an archive; None if it is not an ordinary one, or damaged: reading all of it will raise.
 
     Args:
         stored: The archive.
@@ -138,7 +138,7 @@ def _data_start(ends: _Ends, record: zipfile.ZipInfo) -> int:
 
 
 class _Ends(io.RawIOBase):
-    """A file of which only both ends are there."""
+    """A file of which only both ends are available."""
 
     def __init__(self, head: bytes, tail: bytes, size: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class _Rebuilt:
-    """What a pickle says of its tensor."""
+    """The tensor that a pickle describes."""
 
     storage: _Storage
     dtype: torch.dtype
@@ -212,7 +212,7 @@ def _rebuild_v3(
 
 
 def _no_hooks() -> dict[str, Any]:
-    """The empty mapping in which the hooks of a tensor would be."""
+    """Return the empty mapping that stands for the hooks of a tensor."""
     return {}
 
 

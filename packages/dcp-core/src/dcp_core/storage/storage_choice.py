@@ -1,4 +1,4 @@
-"""The reader or writer to use when the caller names only a checkpoint id: found by its URI scheme among the plugins."""
+"""Choice of the reader or writer for a checkpoint id: by its URI scheme, among the plugins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["resolve_reader", "resolve_writer"]
 
 
 def resolve_writer(storage_writer: StorageWriter | None, checkpoint_id: CheckpointId | None) -> StorageWriter:
-    """The given writer, reset to `checkpoint_id` if there is one; else a new one for the id.
+    """Return the given writer, reset to `checkpoint_id` if there is one; else a new one for the id.
 
     Raises:
         NoCheckpointIdError: Neither is given, or the id is empty.
@@ -23,7 +23,7 @@ def resolve_writer(storage_writer: StorageWriter | None, checkpoint_id: Checkpoi
 
 
 def resolve_reader(storage_reader: StorageReader | None, checkpoint_id: CheckpointId | None) -> StorageReader:
-    """The given reader, reset to `checkpoint_id` if there is one; else a new one for the id. Raises like above."""
+    """Return the given reader, reset to `checkpoint_id` if there is one; else a new one. Raises as above."""
     return _resolve(storage_reader, checkpoint_id, "reader")  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,6 @@
-"""The storage reader over any byte engine: read items become byte ranges, bytes become values of the template.
+"""Storage reader over any byte engine: read items become byte ranges, bytes become values of the template.
 
-What is asked of the engine for one item, and what becomes of the bytes, is in `read_requests`.
+The request for one item, and the copy of its bytes, are in `read_requests`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHOWN_KEYS = 20
 
 
 class _Wanted(NamedTuple):
-    """A part of a tensor that is wanted, and the chunk that holds it as the index describes it."""
+    """A wanted part of a tensor, and the chunk that holds it as the index describes it."""
 
     item: ReadItem
     stored: StoredItem
@@ -45,7 +45,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
     """Reads checkpoints through a `dcp_io.StoreBackend`: ours in any layout, and those that stock wrote.
 
     Every byte that reaches a value is checked against the checkpoint's CRCs as the backend's `verify` setting says;
-    what has none is listed in `unverified_keys`.
+    values without a CRC are listed in `unverified_keys`.
 
     Example:
         ```python
@@ -72,13 +72,13 @@ class ByteStorageReader(ByteStorage, StorageReader):
     def _clear(self) -> None:
         self._metadata: Metadata | None = None
         self.storage_data: Any = {}
-        """Where the items lie, by `MetadataIndex`, once `set_up_storage_reader` has been called."""
+        """Location of each item by `MetadataIndex`, once `set_up_storage_reader` has been called."""
         self.load_id = secrets.token_hex(8)
         """Id of this load; a new one with each `reset`."""
         self.unverified_keys: set[str] = set()
-        """Keys read by the last `read_data` whose bytes no CRC vouches for."""
+        """Keys that the last `read_data` read without any CRC."""
         self.bytes_read = 0
-        """Bytes that the last `read_data` took from storage."""
+        """Number of bytes that the last `read_data` read from storage."""
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
         """Begin a new load, from `checkpoint_id` if given."""
@@ -88,7 +88,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         self._clear()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The metadata of the newest complete checkpoint in the folder.
+        """Read and return the metadata of the newest complete checkpoint in the folder.
 
         Rank-local indexes that a save without collectives left are merged, so every rank sees the whole checkpoint.
 
@@ -103,21 +103,21 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take the metadata whose `storage_data` says where items lie."""
+        """Take the metadata, whose `storage_data` holds the locations of items."""
         del is_coordinator, args, kwargs
         self._metadata = metadata
         self.storage_data = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read, verify and hand over every item of the plan.
+        """Read and verify every item of the plan, and pass it to the planner.
 
         Raises:
             CorruptCheckpointError: Bytes are not what was written; names file, key and offset.
@@ -180,7 +180,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return _stored_item(info, item)
 
     def _chunk(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Dtype and sizes of the stored chunk that an item reads from."""
+        """Return dtype and sizes of the stored chunk that an item reads from."""
         entry = self._known().state_dict_metadata[item.storage_index.fqn]
         if not isinstance(entry, TensorStorageMetadata):
             raise CorruptCheckpointError("the index lists an object where a tensor is stored", key=item.dest_index.fqn)
@@ -194,7 +194,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
 
 
 def _note_changes(error: Exception, keys: Collection[str]) -> None:
-    """Say which values a failed load may have left half new: they must not be used."""
+    """Add a note to the error of a failed load: the values that may be partly overwritten, and must not be used."""
     if not keys or not hasattr(error, "add_note"):  # Python 3.11
         return
     names = sorted(keys)
@@ -206,7 +206,7 @@ def _note_changes(error: Exception, keys: Collection[str]) -> None:
 
 
 def _stored_item(info: Any, item: ReadItem) -> StoredItem:
-    """The place of an item, also from records of other writers (stock's, or a ported one's)."""
+    """Return the location of an item, also from records of other writers (stock's, or a ported one's)."""
     if isinstance(info, StorageInfo) and info.stored is not None:
         return info.stored
     framing = Framing.OBJECT if item.type is LoadItemType.BYTE_IO else Framing.TORCH_ZIP

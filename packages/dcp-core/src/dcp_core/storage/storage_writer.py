@@ -1,6 +1,6 @@
-"""The storage writer over any byte engine: items of a plan become requests, results become the published index.
+"""Storage writer over any byte engine: items of a plan become requests, results become the published index.
 
-A concrete storage says how to open its backend (`_open`) and which ids it accepts; everything else is here.
+A concrete storage implements opening its backend (`_open`) and checking ids; everything else is here.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _OF_A_SAVE = {
 
 @dataclass(frozen=True, slots=True)
 class SavePlacement:
-    """What the coordinator tells each rank about the running save; travels as `SavePlan.storage_data`."""
+    """The coordinator's message to each rank about the running save; sent as `SavePlan.storage_data`."""
 
     save_id: str
     prefix: str
-    """Beginning of the names of this rank's data files."""
+    """Prefix of the names of this rank's data files."""
     generation: int
     world_size: int
 
@@ -64,11 +64,11 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         checkpoint_id: Where to save; may be replaced by `reset`.
         overwrite: Whether an existing checkpoint may be replaced. It stays loadable until the new one is published.
         interop: Write an index that `torch.distributed.checkpoint` loads too, if the data files allow it.
-        compression: What items go through on their way; see `CompressionPolicy`.
+        compression: Transforms of the items while they are written; see `CompressionPolicy`.
 
     Guarantees: until `finish` returns on the coordinator the old checkpoint is whole; afterwards the new one is.
-    A failed save leaves nothing behind once `abort` has run on every rank; what a killed one leaves is removed by the
-    next save to the same id.
+    A failed save leaves nothing behind once `abort` has run on every rank; the next save to the same id removes
+    the files of a killed one.
 
     Example:
         ```python
@@ -91,7 +91,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     """
 
     stores_aliases = True
-    """Whether `finish` gives the names in `Metadata.aliases` a place, too; writers that do not say so get none."""
+    """Whether `finish` records the names in `Metadata.aliases`; writers without this attribute get none."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     ) -> None:
         self._compression = CompressionPolicy(compression)
         self.overwrite = overwrite
-        """Whether an existing checkpoint may be replaced; counts from the next save."""
+        """Whether an existing checkpoint may be replaced; takes effect at the next save."""
         self._interop = interop
         self._set_id(checkpoint_id)
         self._clear()
@@ -116,10 +116,10 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._placement: SavePlacement | None = None
         self._begun = False
         self.save_id = secrets.token_hex(8)
-        """Id of the save that runs or ran last, or of the next one if there was none since `reset`."""
+        """Id of the current or last save, or of the next one if there was none since `reset`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # What belongs to a running save stays in its process: a copy elsewhere begins anew.
+        # The state of a running save stays in its process: a copy elsewhere begins without one.
         return {name: value for name, value in vars(self).items() if name not in _OF_A_SAVE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -134,26 +134,26 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._clear()
 
     def renew_save_id(self) -> None:
-        """Take a new save id if the present one is that of a save that was begun: each save has one of its own."""
+        """Take a new save id if a save with the present one has begun: each save has its own id."""
         if self._begun:
             self._begun, self.save_id = False, secrets.token_hex(8)
 
     @property
     def rank(self) -> int:
-        """This rank in the save that runs or ran last."""
+        """This rank's number in the current or last save."""
         return self._rank
 
     @property
     def use_collectives(self) -> bool:
-        """Whether the save that runs or ran last has a coordinator."""
+        """Whether the current or last save has a coordinator."""
         return not self._rank_local
 
     def storage_meta(self) -> StorageMeta | None:
-        """The checkpoint id and the save id, which is the coordinator's once the ranks have met."""
+        """Return the checkpoint id and the save id, which is the coordinator's once the ranks have agreed on it."""
         return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take the rank's place in the save.
+        """Set this rank's place in the save.
 
         Args:
             is_coordinator: Whether this rank plans for all and publishes.
@@ -180,11 +180,11 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._placement, self.save_id, self._begun = placement, placement.save_id, True
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begin the save in storage, and give each rank its placement.
+        """Begin the save in storage, and assign each rank its placement.
 
         Raises:
             SaveInProgressError: Another live save writes to this id.
@@ -193,10 +193,10 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return self._begin(plans, [None] * len(plans))
 
     def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The plans as `prepare_global_plan` of a subclass gave them, with placements; begins the save if need be.
+        """Return the plans that a subclass's `prepare_global_plan` made, with placements; begins the save if need be.
 
-        A subclass in stock's style gives each rank's plan storage data of its own with a `prefix`, with which the names
-        of the rank's data files begin; such a subclass does not call the method of this class.
+        A subclass in stock's style sets storage data of its own in each rank's plan, with a `prefix` for the names of
+        the rank's data files; such a subclass does not call the method of this class.
 
         Ranks: the coordinator; every rank in a save without one.
         """
@@ -208,7 +208,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return plans if all(placed) or None in prefixes else self._begin(plans, prefixes)
 
     def _begin(self, plans: list[SavePlan], prefixes: Sequence[str | None]) -> list[SavePlan]:
-        """Begin the save, and give each rank its placement, with a beginning for its files if there is one."""
+        """Begin the save, and assign each rank its placement, with a prefix for its files if there is one."""
         if not self._rank_local:
             self.renew_save_id()
             self._world_size = len(plans)
@@ -270,7 +270,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._backend.finish_save(index.files)
 
     def published_metadata(self, save_id: str | None = None) -> Metadata:
-        """The metadata of the checkpoint that was saved last, or by the save of that id, from storage. Every rank.
+        """Read the metadata of the checkpoint saved last, or by the save of that id, from storage. Every rank.
 
         Raises:
             CheckpointNotFoundError: It is not there any more, or another save has replaced it.

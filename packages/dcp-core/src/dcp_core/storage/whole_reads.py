@@ -1,6 +1,6 @@
-"""Reads of whole tensors straight into the template's memory, made from columns: what 20,000 small tensors go through.
+"""Reads of whole tensors directly into the template's memory, made from columns: the path of 20,000 small tensors.
 
-It does what `storage_reader` does item by item, for those items of a plan that nobody has looked at or may decide on.
+It does the work of `storage_reader`, but not item by item, for items that no planner changes or decides on.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _RAW = int(ItemKind.RAW)
 def split_whole_reads(
     plan: LoadPlan, planner: LoadPlanner, metadata: Metadata, memory_of: Memory
 ) -> tuple[list[ReadRequest], list[ReadItem]]:
-    """The requests for tensors of the plan that are read whole into memory of their own, and its other items.
+    """Return the requests for tensors of the plan that are read whole into memory of their own, and its other items.
 
     Args:
-        plan: What is read.
-        planner: Where it goes.
-        metadata: Where it lies.
-        memory_of: The memory of a target, if stored elements of that dtype can be read into it as they are.
+        plan: The read items.
+        planner: Owner of the target tensors.
+        metadata: Locations of the items.
+        memory_of: Returns the memory of a target, if stored elements of that dtype can be read into it as they are.
     """
     columns = read_columns_of(plan.items)
     places = metadata.storage_data
@@ -88,6 +88,6 @@ def split_whole_reads(
 
 
 def _plain_targets(planner: LoadPlanner) -> dict[str, Any] | None:
-    # Looked up on the class: a planner that wraps another one and forwards what it lacks decides for itself.
+    # Looked up on the class: a planner that wraps another one and forwards missing attributes decides for itself.
     plain_targets = getattr(type(planner), "plain_targets", None)
     return None if plain_targets is None else plain_targets(planner)

@@ -1,4 +1,4 @@
-"""Planned items → requests to a byte engine, each with the function that gives its bytes when its turn has come."""
+"""Write requests of planned items for a byte engine, each with a function that makes its bytes when it is written."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from dcp_manifest.index.items import Framing
 
 __all__ = ["column_requests"]
 
-# So small a tensor is copied rather than viewed: for a few bytes that is cheaper.
+# Copying a tensor of so few bytes is cheaper than a view.
 _SMALL_BYTES = 4 << 10
 
 
 def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
-    """The request of one item whose data the planner resolves."""
+    """Return the request of one item whose data the planner resolves."""
 
     def resolve() -> Payload:
         data = planner.resolve_data(item)
@@ -44,7 +44,7 @@ def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
 
 
 def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writable]:
-    """The requests of a plan's items, in their order.
+    """Yield the requests of a plan's items, in their order.
 
     Where the planner writes values as they are, ordinary tensors get theirs without a record of the item.
     """
@@ -70,7 +70,7 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
 
 
 def _is_as_planned(value: object, dtype: torch.dtype) -> TypeGuard[torch.Tensor]:
-    """Whether a value is an ordinary tensor of what the plan says; a planner may have planned it otherwise."""
+    """Whether a value is an ordinary tensor of the planned dtype; a planner may have planned another."""
     return is_plain(value) and not value.is_quantized and value.dtype is dtype
 
 
@@ -82,7 +82,7 @@ class _SmallTensors:
     sizes: tuple[int, ...]
 
     def resolve(self, requests: Sequence[_WholeTensor]) -> bytes | memoryview:
-        """Copies of their bytes, made at once; from a device with one transfer."""
+        """Copy their bytes, all at once; from a device with one transfer."""
         tensors = [request.tensor for request in requests]
         dtype, device = dtype_of(self.dtype), tensors[0].device
         if all(each.dtype is dtype and each.shape == self.sizes and each.device == device for each in tensors):
@@ -93,7 +93,7 @@ class _SmallTensors:
 
 @dataclass(slots=True)
 class _WholeTensor:
-    """The request of an ordinary tensor: one object where a function and its arguments would be three."""
+    """The request of an ordinary tensor: one object instead of a function and its arguments."""
 
     key: str
     cost_bytes: int
@@ -103,7 +103,7 @@ class _WholeTensor:
     alike: _SmallTensors | None
 
     def resolve(self) -> Payload:
-        """The tensor's bytes: a copy of a few, a view of many."""
+        """Return the payload of the tensor's bytes: a copy of a small one, a view of a large one."""
         tensor, nbytes = self.tensor, self.cost_bytes
         if tensor.shape != self.shape or tensor.nbytes != nbytes:
             raise PayloadError(f"{self.key!r} was planned with sizes {self.shape} but has {tuple(tensor.shape)} now")
@@ -113,7 +113,7 @@ class _WholeTensor:
 
 
 def _tensor_payload(item: WriteItem, tensor: torch.Tensor) -> Payload:
-    """The payload of a resolved tensor, framed so that the index (which is made from the plan) stays true."""
+    """Return the payload of a resolved tensor, framed so that the index (which is made from the plan) stays true."""
     planned = item.tensor_data
     if planned is None:
         raise PayloadError(f"the planner gave a tensor for {item.index.fqn!r}, which was planned as an object")
@@ -122,5 +122,5 @@ def _tensor_payload(item: WriteItem, tensor: torch.Tensor) -> Payload:
             f"{item.index.fqn!r} was planned with sizes {tuple(planned.chunk.sizes)} but resolved to "
             f"{tuple(tensor.shape)}; change the plan's tensor_data together with the data"
         )
-    # A planner may convert in resolve_data without saying so in its plan: such an item carries its own dtype.
+    # A planner may convert in resolve_data without a change of its plan: such an item carries its own dtype.
     return tensor_payload(item.index.fqn, tensor, self_describing=tensor.dtype != planned.properties.dtype)

@@ -1,4 +1,4 @@
-"""`columns_of`: the write items of a plan as columns, whoever made them; the one form in which plans are worked on."""
+"""`columns_of`: the write items of any planner's plan as columns, the one form in which plans are processed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["columns_of"]
 
 
 def columns_of(items: Sequence[WriteItem]) -> PlanColumns:
-    """The columns behind a plan's items, or columns made of them where a planner or a storage has made records.
+    """Return the columns behind a plan's items, or new columns if a planner or a storage has made records.
 
     Raises:
-        PlanError: Records contradict each other, or say too little; names the value.
+        PlanError: Records contradict each other, or are incomplete; names the value.
     """
     source = items.source if isinstance(items, LazyList) else None
     if isinstance(source, PlanColumns):

@@ -1,6 +1,6 @@
-"""Read items of ordinary tensors that are stored whole, without a record for each.
+"""Read items of ordinary tensors that are stored whole, as columns without a record for each.
 
-Most tensors of an unsharded template are of that kind; all others have their records beside them.
+Most tensors of an unsharded template are of that kind; all others have records.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["ReadColumns", "WholeTensors", "read_columns_of"]
 
 @dataclass(slots=True)
 class ReadColumns:
-    """The read items of one rank."""
+    """The read items of one rank, as columns."""
 
     records: StateRecords
-    """Of the checkpoint."""
+    """Records of the checkpoint."""
     names: list[str] = field(default_factory=list)
     """Tensors that are read whole, from their only chunk."""
     others: list[ReadItem] = field(default_factory=list)
@@ -38,7 +38,7 @@ class ReadColumns:
         yield from self.others
 
     def whole(self, name: str) -> ReadItem:
-        """The read item of one of `names`."""
+        """Return the read item of one of `names`."""
         lengths = torch.Size(self.records.single[self.records.tensors[name]] or ())
         nothing = torch.Size((0,) * len(lengths))
         index = MetadataIndex(name, nothing, 0)
@@ -46,10 +46,10 @@ class ReadColumns:
 
 
 class WholeTensors:
-    """Tells which values of a template are ordinary tensors that a checkpoint holds just so, in one chunk.
+    """Finds the values of a template that are ordinary tensors and stored with that shape and dtype in one chunk.
 
     Args:
-        records: Of the checkpoint, as the index has them: nobody has changed an entry.
+        records: Records of the checkpoint, unchanged since they were read.
     """
 
     def __init__(self, records: StateRecords) -> None:
@@ -59,7 +59,7 @@ class WholeTensors:
         self._dtype_rows = records.index.tensor_dtype.tolist()
 
     def match(self, fqn: str, value: object) -> bool:
-        """Whether shape and dtype are those of the checkpoint's, and nothing else needs to be looked at."""
+        """Whether a value can be read whole: its shape and dtype are the checkpoint's, and no other check is needed."""
         row = self._rows.get(fqn)
         return (
             row is not None
@@ -71,6 +71,6 @@ class WholeTensors:
 
 
 def read_columns_of(items: Sequence[ReadItem]) -> ReadColumns | None:
-    """The columns behind a plan's items; None if somebody has looked at them or made them otherwise."""
+    """Return the columns behind a plan's items; None if the items have been accessed, or made in another way."""
     source = items.source if isinstance(items, LazyList) else None
     return source if isinstance(source, ReadColumns) else None

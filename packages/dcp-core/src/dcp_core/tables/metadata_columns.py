@@ -1,7 +1,7 @@
-"""`Metadata` records ↔ the columns of `dcp_manifest`.
+"""Conversion of `Metadata` records to the columns of `dcp_manifest`, and back.
 
-`index_from_metadata` is what a byte storage publishes, `metadata_from_index` what it hands to planners. The records
-made from an index are built lazily, so that reading one tensor of a large checkpoint makes the records of one tensor.
+A byte storage publishes the result of `index_from_metadata`, and passes that of `metadata_from_index` to planners.
+Records of an index are built lazily, so that reading one tensor of a large checkpoint makes one tensor's records.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _MODULES = ["dcp-manifest/1"]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype as manifests have it: `torch.float32` → `float32`."""
+    """Return the name of a dtype in manifests: `torch.float32` → `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def metadata_from_index(index: CheckpointIndex, *, rank: int | None = None) -> Metadata:
-    """The records of a checkpoint, built when they are looked up.
+    """Return the records of a checkpoint, built when they are looked up.
 
     Args:
         index: The columns; must not be changed afterwards.
         rank: Include the values that belong to this rank alone; they hide values of the whole job of the same name.
 
     Returns:
-        Metadata as stock would have it: aliases are entries of their own that share their target's storage.
+        Metadata in stock's form: aliases are entries of their own that share their target's storage.
     """
     records = StateRecords(index, None if rank is None else rank + 1)
     return Metadata(
@@ -81,11 +81,11 @@ def index_from_metadata(
     info: ManifestInfo | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> CheckpointIndex:
-    """The columns that say what `metadata` says.
+    """Return the columns of `metadata`.
 
     Args:
         metadata: `storage_data` maps each item to a `StorageInfo`, or is None while nothing is stored.
-        info: What the manifest shall say of the checkpoint as a whole.
+        info: Facts for the manifest about the checkpoint as a whole.
         aliases: Alias → FQN of the tensor that holds its data. An alias needs no entry in `metadata`.
 
     Returns:
@@ -121,7 +121,7 @@ def index_from_metadata(
 
 
 class _Tables(NamedTuple):
-    """Value → position in the index's tables."""
+    """Lookup of positions in the index's tables, by value."""
 
     dtypes: dict[str, int]
     files: dict[str, int]
@@ -129,7 +129,7 @@ class _Tables(NamedTuple):
 
 
 def paths_of(planner_data: Any) -> dict[str, tuple[PathElement, ...]] | None:
-    """Planner data as a manifest holds it. Raises UnsupportedValueError if it is not of that form."""
+    """Return planner data in a manifest's form. Raises UnsupportedValueError if it has no such form."""
     if planner_data is None:
         return None
     if isinstance(planner_data, Mapping) and all(
@@ -164,7 +164,7 @@ def _flat(boxes: Iterable[Sequence[int]]) -> np.ndarray[Any, np.dtype[np.int64]]
 
 
 def flag_bits(properties: TensorProperties) -> int:
-    """The properties of a tensor beside its dtype, as manifests have them."""
+    """Return the properties of a tensor besides its dtype, as the flag bits of manifests."""
     if properties.layout is torch.strided and properties.memory_format is torch.contiguous_format:
         return properties.requires_grad | properties.pin_memory << 1
     return TensorFlags(

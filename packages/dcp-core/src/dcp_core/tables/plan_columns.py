@@ -1,7 +1,7 @@
-"""The items of a save plan as columns, from a rank's values to what was written of them; records only when asked for.
+"""The items of a save plan as columns, from a rank's values to its write results; records are made on access only.
 
 A plan of 20,000 tensors, or of 3,000 shards on each of 256 ranks, makes no object per item this way. `SavePlan.items`
-and the results of a write are `LazyList`s over these columns, which whoever iterates gets as stock's records.
+and the results of a write are `LazyList`s over these columns; iterating over them makes stock's records.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which of the items that a rank could write it does write."""
+    """Selection of the items that a rank writes, among those that it could write."""
 
     chunks: I64
-    """Their rows, ascending."""
+    """Rows of chunks, ascending."""
     objects: I64
-    """Their rows, ascending."""
+    """Rows of objects, ascending."""
     hints: I64
-    """Of each of these chunks, its position among those of its tensor in the whole checkpoint."""
+    """Position of each of these chunks among those of its tensor in the whole checkpoint."""
     parts: tuple[tuple[int, int, int, int], ...] = ()
-    """Of chunks that are cut: position in `chunks`, dimension, and the range of it within the chunk."""
+    """Parts of chunks that are cut: position in `chunks`, dimension, and the range of it within the chunk."""
 
     def __reduce__(self) -> tuple[Callable[..., Selection], tuple[Any, ...]]:
-        # Between ranks as masks, and in as few bytes as the numbers take.
+        # Sent between ranks as masks, and in as few bytes as the numbers take.
         largest = int(self.hints.max()) if len(self.hints) else 0
         hints = self.hints.astype(np.min_scalar_type(largest))
         return _selection, (_mask(self.chunks), _mask(self.objects), hints, self.parts)
@@ -77,10 +77,10 @@ class PlanColumns:
     """The write items of one rank: the chunks of each tensor, in the order of the table, then the objects.
 
     Args:
-        index: Tensors, their chunks and objects by name; where they are stored is not known yet.
-        whole: Of each tensor, 1 if it is an ordinary one, of which every rank holds all.
-        object_bytes: Of each object; -1 where it is not known.
-        hints: Of each chunk, its position among those of its tensor in the whole checkpoint, once that is known.
+        index: Tensors, their chunks and objects by name; without storage locations yet.
+        whole: For each tensor, 1 if it is an ordinary one, of which every rank holds all.
+        object_bytes: Size of each object; -1 where it is not known.
+        hints: Position of each chunk among those of its tensor in the whole checkpoint, once that is known.
     """
 
     travels = True
@@ -91,9 +91,9 @@ class PlanColumns:
         self.object_bytes = object_bytes
         self.hints = hints
         self.chosen: Selection | None = None
-        """By what these were selected from what the rank holds, if they were. Does not travel."""
+        """The selection that made these from the rank's values, if any. Not pickled."""
         self.order: Sequence[str] | None = None
-        """Names in the order in which `items` gives theirs; None for tensors before objects. Does not travel."""
+        """Names in the order in which `items` yields theirs; None for tensors before objects. Not pickled."""
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
         return self.index, self.whole, self.object_bytes, self.hints
@@ -112,7 +112,7 @@ class PlanColumns:
             yield object_item(name, nbytes)
 
     def tensor_items(self, row: int) -> list[WriteItem]:
-        """The items of one tensor, in the order of its chunks."""
+        """Return the items of one tensor, in the order of its chunks."""
         index, name, size = self.index, self.index.tensor_names[row], torch.Size(self.shapes[row])
         properties = properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row]))
         kind = WriteItemType.TENSOR if self.whole[row] else WriteItemType.SHARD
@@ -128,7 +128,7 @@ class PlanColumns:
         return items
 
     def names(self) -> set[str]:
-        """FQNs of the items."""
+        """Return the FQNs of the items."""
         return {*self.index.tensor_names, *self.index.object_names}
 
     @cached_property
@@ -148,18 +148,18 @@ class PlanColumns:
         return first
 
     def chunk_rows(self, tensors: I64) -> I64:
-        """Rows of the chunks of these tensors."""
+        """Return the rows of the chunks of these tensors."""
         first = self.index.chunk_starts()
         return ranges(first[:-1][tensors], first[1:][tensors])
 
     def take_tensors(self, rows: I64) -> PlanColumns:
-        """The items of these tensors, in this order, and all objects."""
+        """Return the items of these tensors, in this order, and all objects."""
         index = take_tensors(self.index, rows)
         index.tensor_names = [self.index.tensor_names[row] for row in rows.tolist()]
         return PlanColumns(index, self.whole[rows], self.object_bytes)
 
     def select(self, chosen: Selection) -> PlanColumns:
-        """The items that a rank writes of these; tensors without any are gone."""
+        """Return the items of a selection; tensors without any are left out."""
         index = self.index
         owner = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
         counts = np.bincount(owner[chosen.chunks], minlength=len(index.tensor_names)).astype(np.int64)
@@ -187,7 +187,7 @@ class PlanColumns:
         return made
 
     def items(self) -> LazyList[WriteItem]:
-        """The items as a plan holds them."""
+        """Return the items as a plan holds them."""
         return LazyList(self, key=None if self.order is None else _by_name(self.order))
 
 
@@ -203,7 +203,7 @@ def _by_name(order: Sequence[str]) -> Callable[[WriteItem], int]:
 
 
 def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
-    """An index with the names and facts of these rows of tensors; their chunks are the caller's affair."""
+    """Return an index with the names and facts of these rows of tensors; the caller adds their chunks."""
     shapes = index.shape_starts()
     return replace(
         index,
@@ -217,12 +217,12 @@ def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
 
 
 def object_item(name: str, nbytes: int) -> WriteItem:
-    """The item of an object; `nbytes` is -1 where it is not known."""
+    """Return the item of an object; `nbytes` is -1 where it is not known."""
     return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, BytesIOWriteData(nbytes) if nbytes >= 0 else None)
 
 
 class PlannedItems(Protocol):
-    """Items that somebody can make."""
+    """Items of a plan that are made on access."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[WriteItem]: ...
@@ -230,11 +230,11 @@ class PlannedItems(Protocol):
 
 @dataclass(frozen=True)
 class WrittenColumns:
-    """What one rank wrote: its items, and where each of them lies."""
+    """Write results of one rank: its items, and the location of each."""
 
     planned: PlannedItems
     stored: StoredItems
-    """In the order of the items."""
+    """Locations, in the order of the items."""
     travels: ClassVar[bool] = True
 
     def __len__(self) -> int:
@@ -245,7 +245,7 @@ class WrittenColumns:
 
 
 def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
-    """What a storage says of an item that it wrote."""
+    """Return the write result for an item and its location."""
     info = StorageInfo(
         relative_path=stored.file,
         offset=stored.offset,
@@ -257,6 +257,6 @@ def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
 
 
 def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:
-    """The columns behind the results of a write; None if somebody has looked at them or made them otherwise."""
+    """Return the columns behind the results of a write; None if they have been accessed, or made in another way."""
     source = results.source if isinstance(results, LazyList) else None
     return source if isinstance(source, WrittenColumns) else None

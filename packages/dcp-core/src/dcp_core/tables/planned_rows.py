@@ -1,4 +1,4 @@
-"""What a rank writes, as rows of the checkpoint's index: all that a coordinator keeps of another rank's plan."""
+"""A rank's final plan as row numbers of the global index; the coordinator keeps nothing else of it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PlannedRows:
-    """The items of one rank's final plan. Makes them if somebody asks for them."""
+    """The items of one rank's final plan, as rows. Items are made on access."""
 
     index: CheckpointIndex
-    """Of the whole checkpoint; where things are stored is not known yet."""
+    """Index of the whole checkpoint; without storage locations yet."""
     chunks: I64
-    """Rows of the table of chunks: tensor by tensor, as the rank has them."""
+    """Rows of the table of chunks: tensor by tensor, in the rank's order."""
     objects: I64
     whole: U8
-    """Of each of the rank's tensors, 1 if it is written as an ordinary one."""
+    """For each of the rank's tensors, 1 if it is written as an ordinary one."""
     object_bytes: I64
 
     @classmethod
     def of(cls, planned: PlanColumns, records: StateRecords) -> PlannedRows | None:
-        """The rows of a plan's items; None if they are not all in the index."""
+        """Return the rows of a plan's items; None if they are not all in the index."""
         rows = rows_of(planned, records)
         return None if rows is None else cls(records.index, *rows, planned.whole, planned.object_bytes)
 
@@ -46,11 +46,11 @@ class PlannedRows:
         return iter(self.columns())
 
     def names(self) -> set[str]:
-        """FQNs of the items."""
+        """Return the FQNs of the items."""
         return self.columns().names()
 
     def columns(self) -> PlanColumns:
-        """The items as the rank itself has them."""
+        """Return the columns of the items, equal to the rank's own."""
         index = self.index
         tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
         own = tensor[self.chunks]
@@ -73,7 +73,7 @@ class PlannedRows:
 
 
 def rows_of(planned: PlanColumns, records: StateRecords) -> tuple[I64, I64] | None:
-    """The rows of a rank's chunks and objects in the index behind `records`; None if they are not all in it."""
+    """Return the rows of a rank's chunks and objects in the index behind `records`; None if they are not all in it."""
     if planned.hints is None:
         return None
     try:

@@ -1,6 +1,6 @@
-"""Records of single tensors, chunks and items, made from the columns of an index when they are asked for.
+"""Records of single tensors, chunks and items, made from the columns of an index on access.
 
-These are the sources behind the lazy dicts of a `Metadata` that was read; the way back is in `metadata_columns`.
+These are the sources of the lazy dicts of a `Metadata` that was read; the way back is in `metadata_columns`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Boxes = list[tuple[int, ...]]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of a manifest's name. Raises UnsupportedFormatError if this torch has no such dtype."""
+    """Return the dtype of a manifest's name. Raises UnsupportedFormatError if this torch has no such dtype."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedFormatError(
@@ -44,7 +44,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def properties_of(dtype: str, flags: int) -> TensorProperties:
-    """The record of a tensor's properties, from a dtype's name and flags as manifests have them."""
+    """Return a tensor's properties, from a dtype's name and flags as manifests have them."""
     found = TensorFlags.from_bits(flags)
     return TensorProperties(
         dtype=dtype_of(dtype),
@@ -60,7 +60,7 @@ class StateRecords:
 
     Args:
         index: The columns.
-        owner: Value of the owner columns whose rows are included beside those of the whole job; None for none.
+        owner: Value of the owner columns whose rows are included besides those of the whole job; None for none.
     """
 
     def __init__(self, index: CheckpointIndex, owner: int | None) -> None:
@@ -86,18 +86,18 @@ class StateRecords:
         return len(self.tensors) + len(self.objects)
 
     def make(self, key: object) -> STORAGE_TYPES:
-        """The record of one FQN. Raises KeyError."""
+        """Return the record of one FQN. Raises KeyError."""
         if key in self.objects:
             return BytesStorageMetadata()
         return self._tensor(self.tensors[cast("str", key)])
 
     def has(self, key: object) -> bool:
-        """Whether there is a tensor or object of that name."""
+        """Whether a tensor or object has that name."""
         return key in self.tensors or key in self.objects
 
     @cached_property
     def single(self) -> list[tuple[int, ...] | None]:
-        """Of each tensor row, the shape if one chunk holds all of it, else None."""
+        """Shape of each tensor row whose tensor one chunk holds; None for the others."""
         index = self.index
         starts, shapes = self._shape_starts, index.tensor_shape.tolist()
         found: list[tuple[int, ...] | None] = [None] * len(index.tensor_names)
@@ -116,13 +116,13 @@ class StateRecords:
         return [getattr(torch, name, None) for name in self.index.dtypes]
 
     def is_same_data(self, one: str, other: str) -> bool:
-        """Whether two names are known to stand for the same stored values: tied at the save, or of equal checksums."""
+        """Whether two names are known to have the same stored data: tied at the save, or with equal checksums."""
         first, second = self.tensors[one], self.tensors[other]
         checksum = self._checksum(first)
         return first == second or (checksum is not None and checksum == self._checksum(second))
 
     def _checksum(self, row: int) -> tuple[int, ...] | None:
-        """What tells the stored bytes of a tensor row from others; None if they are in several chunks, or unchecked."""
+        """Return the checksums that identify a tensor row's stored bytes; None if in several chunks, or unchecked."""
         stored = self.index.chunk_items
         if stored is None or self.single[row] is None:
             return None
@@ -133,18 +133,18 @@ class StateRecords:
         return int(self.index.tensor_dtype[row]), *(int(column[chunk]) for column in columns)
 
     def keys(self) -> Iterator[str]:
-        """Every FQN: tensors, then objects."""
+        """Yield every FQN: tensors, then objects."""
         return itertools.chain(self.tensors, self.objects)
 
     def items(self) -> Iterator[tuple[str, STORAGE_TYPES]]:
-        """Every FQN with its record: tensors, then objects."""
+        """Yield every FQN with its record: tensors, then objects."""
         for name, row in self.tensors.items():
             yield name, self._tensor(row)
         for name in self.objects:
             yield name, BytesStorageMetadata()
 
     def offsets(self, row: int) -> Boxes:
-        """Offsets of the chunks of one tensor row."""
+        """Return the offsets of the chunks of one tensor row."""
         return self._boxes(self.index.chunk_offsets, row)
 
     def _boxes(self, numbers: np.ndarray[Any, np.dtype[np.int64]], row: int) -> Boxes:
@@ -167,14 +167,14 @@ class StateRecords:
 
 
 def records_of(metadata: Metadata) -> StateRecords | None:
-    """The records behind metadata that was read and is as it was; None if it was made or changed otherwise."""
+    """Return the records behind metadata that was read and not changed; None for other metadata."""
     entries = metadata.state_dict_metadata
     source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
     return source if isinstance(source, StateRecords) else None
 
 
 class StorageRecords:
-    """`MetadataIndex` → `StorageInfo`, over the same index."""
+    """Storage locations, `MetadataIndex` → `StorageInfo`, over the same index."""
 
     def __init__(self, records: StateRecords) -> None:
         self._records = records
@@ -192,19 +192,19 @@ class StorageRecords:
         return chunks + (len(self._records.objects) if self._index.object_items is not None else 0)
 
     def make(self, key: object) -> StorageInfo:
-        """Where one item is stored. Raises KeyError."""
+        """Return the storage location of one item. Raises KeyError."""
         row, columns = self._row(key)
         return self._chunk(row) if columns is self._index.chunk_items else self._object(row)
 
     def has(self, key: object) -> bool:
-        """Whether there is such an item."""
+        """Whether the index holds such an item."""
         try:
             return self._row(key)[1] is not None
         except KeyError:
             return False
 
     def keys(self) -> Iterator[MetadataIndex]:
-        """Every item: chunks of tensors, then objects."""
+        """Yield every item: chunks of tensors, then objects."""
         if self._index.chunk_items is not None:
             for name, row in self._records.tensors.items():
                 for position, offset in enumerate(self._records.offsets(row)):
@@ -213,7 +213,7 @@ class StorageRecords:
             yield from map(MetadataIndex, self._records.objects)
 
     def _row(self, key: object) -> tuple[int, ItemColumns | None]:
-        """Row of an item, and the columns that it is a row of. Raises KeyError."""
+        """Return the row of an item, and the columns that it is a row of. Raises KeyError."""
         if not isinstance(key, MetadataIndex):
             raise KeyError(key)
         if key.offset is None:
@@ -230,7 +230,7 @@ class StorageRecords:
         return self._records.chunk_starts[row] + position, self._index.chunk_items
 
     def items(self) -> Iterator[tuple[MetadataIndex, StorageInfo]]:
-        """Every item: chunks of tensors, then objects."""
+        """Yield every item with its location: chunks of tensors, then objects."""
         if self._index.chunk_items is not None:
             for name, row in self._records.tensors.items():
                 start = self._records.chunk_starts[row]

@@ -1,4 +1,4 @@
-"""What this rank holds of each value of a flat state dict, as columns; and which values are one and the same."""
+"""Table of this rank's values of a flat state dict, as columns; and detection of tied values."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dcp_manifest.index.columns import CheckpointIndex
 __all__ = ["Held", "LocalValues", "Table", "find_ties", "is_plain", "local_values"]
 
 Held = torch.Tensor | LocalTensor
-"""What a rank holds of a tensor: plain tensors stand for themselves."""
+"""A rank's local part of a tensor: plain tensors stand for themselves."""
 
 
 @dataclass(slots=True)
 class LocalValues:
-    """The values of a flat state dict as this rank sees them."""
+    """The local values of a flat state dict on this rank."""
 
     items: list[WriteItem]
-    """What this rank could write, replicas included; lazy unless a value decides on its items itself."""
+    """Items that this rank could write, replicas included; lazy unless a value decides on its items itself."""
     held: dict[str, Held] = field(default_factory=dict)
-    """Of the tensors, except those that decide on their items themselves."""
+    """Local parts of the tensors, except those that decide on their items themselves."""
     objects: list[str] = field(default_factory=list)
     usual: bool = True
     """No value decides on its items itself, and none is quantized: a part of a box is a slice of the local tensor."""
@@ -46,7 +46,7 @@ def is_plain(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
-    """What this rank holds of each value of a flat state dict.
+    """Return the table of this rank's values of a flat state dict.
 
     Raises:
         UnsupportedValueError: A value cannot be saved; names it and what to do.
@@ -92,7 +92,7 @@ class Table:
         self._sizes: list[int] = []
 
     def add_plain(self, fqn: str, tensor: torch.Tensor) -> None:
-        """An ordinary tensor: one chunk, all of it."""
+        """Add an ordinary tensor: one chunk, all of it."""
         shape = tensor.shape
         dims = len(shape)
         self._names.append(fqn)
@@ -112,7 +112,7 @@ class Table:
         *,
         whole: bool,
     ) -> None:
-        """Any tensor; one without chunks leaves no trace."""
+        """Add any tensor; one without chunks is left out."""
         if not chunks:
             return
         self._names.append(fqn)
@@ -124,7 +124,7 @@ class Table:
             self._sizes.extend(chunk.sizes)
 
     def columns(self, objects: list[str], object_bytes: Sequence[int] | None = None) -> PlanColumns:
-        """All tensors that were added, and the objects, with their sizes if they are known."""
+        """Return the columns of all added tensors, and the objects, with their sizes if they are known."""
         kinds = np.array(self._kinds, np.int64).reshape(-1, 5)
         index = CheckpointIndex(
             dtypes=tuple(map(dtype_name, self._dtypes)),
@@ -145,7 +145,7 @@ class Table:
 
 
 def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
-    """Tied values, to be stored once: alias → first name, for those whose boxes all lie in the same memory.
+    """Find tied values, to be stored once: alias → first name, for those whose boxes are all in the same memory.
 
     Ranks: every rank; the answers of the ranks may differ, and only what all agree on is a tie of the job.
     """
@@ -168,19 +168,19 @@ def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
 
 
 def _address(value: Held) -> int:
-    """Where the first box lies; 0 where there is no memory that could tell."""
+    """Return the address of the first box; 0 if there is no memory to compare."""
     if isinstance(value, LocalTensor):
         return value.shards[0].get().data_ptr() if value.shards else 0
     return value.data_ptr()
 
 
 def _signature(fqn: str, value: Held) -> Hashable | None:
-    """Equal for values that are one and the same; None where memory does not tell."""
+    """Return a key that is equal for tied values; None where memory does not decide."""
     held = value if isinstance(value, LocalTensor) else local_tensor(fqn, value)
     if held is None:
         return None
     marks = [(shard.offsets, _memory(shard.get())) for shard in held.shards]
-    # Without memory (no shard here, or only empty ones) nothing tells two values apart.
+    # Without memory (no shard here, or only empty ones) two values cannot be compared by address.
     if not marks or any(memory is None for _, memory in marks):
         return None
     return held.whole, held.size, tuple(marks)

@@ -1,4 +1,4 @@
-"""The index of a save as it is published: the planned index, with what ranks report that they wrote."""
+"""The published index of a save: the planned index, with the write results of the ranks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ I64 = npt.NDArray[np.int64]
 
 
 def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex:
-    """The index of a save, from its metadata and what the ranks wrote; records become columns.
+    """Return the index of a save, from its metadata and the ranks' write results; records become columns.
 
     Args:
-        metadata: Of the global plan. Gets `storage_data` where it was changed by a planner or a storage.
-        results: Of each rank.
+        metadata: Metadata of the global plan. Gets `storage_data` where it was changed by a planner or a storage.
+        results: Write results of each rank.
 
     Raises:
-        PlanError: Nothing was stored for an item.
+        PlanError: No data was stored for an item.
         UnsupportedValueError: `planner_data` is not of a form that a manifest can hold.
     """
     index = index_with_items(metadata, results)
@@ -42,11 +42,11 @@ def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) 
 
 
 def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex | None:
-    """The index of a save whose metadata and results are still columns; None if they are not.
+    """Return the index of a save whose metadata and results are still columns; None if they are not.
 
     Args:
         metadata: As `plan_columns` made it; a planner may have given it other `planner_data`.
-        results: Of each rank.
+        results: Write results of each rank.
 
     Raises:
         UnsupportedValueError: `planner_data` is not of a form that a manifest can hold.
@@ -74,7 +74,7 @@ def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]
 
 
 def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
-    """Of each item that was written, its row: chunks first, then objects; None unless each row occurs once."""
+    """Return the row of each written item: chunks first, then objects; None unless each row occurs once."""
     index, chunks = source.index, int(source.index.tensor_chunks.sum())
     parts = []
     for one in written:
@@ -91,7 +91,7 @@ def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I
 
 
 def _storage_data(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> dict[MetadataIndex, Any]:
-    """The place of every item, aliases included."""
+    """Return the location of every item, aliases included."""
     places: dict[MetadataIndex, Any] = {}
     for rank_results in results:
         for result in rank_results:

@@ -1,1 +1,1 @@
-"""Bytes of tensors: copied, cast and made piece by piece; knows no plan."""
+"""Tensors as bytes: copies, casts, and pieces of large ones; independent of plans."""

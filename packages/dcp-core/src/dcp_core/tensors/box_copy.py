@@ -1,7 +1,7 @@
-"""Bytes of a stored chunk → the elements of a box of it, in any tensor: strided, of another dtype, on another device.
+"""Copies from the bytes of a stored chunk to a box of it, in any tensor: strided, of another dtype, on another device.
 
-The bytes come in pieces of any length and in any order; a piece is copied as a handful of boxes. What reads them, and
-what goes to memory directly, is decided in `storage_reader`.
+The bytes come in pieces of any length and in any order; a piece is copied as a handful of boxes. Reading them, and the
+decision to read into memory directly, are in `storage_reader`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Copy = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def element_boxes(sizes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Elements [start, stop) of a row-major array as boxes (offsets, lengths), ascending: at most 2·ndim - 1 of them.
+    """Yield elements [start, stop) of a row-major array as boxes (offsets, lengths), ascending; at most 2·ndim - 1.
 
     Args:
-        sizes: Of the array; one dimension or more, none of them 0.
+        sizes: Sizes of the array; one dimension or more, none of them 0.
         start: First element, at least 0.
         stop: End of the elements, more than `start` and at most their number.
     """
@@ -46,16 +46,16 @@ def _under(index: int, boxes: Iterator[Box]) -> Iterator[Box]:
 
 
 class BoxCopy:
-    """Fills a tensor from the pieces of the chunk that its values are a box of.
+    """Fills a tensor, which is a box of a chunk, from the chunk's pieces.
 
     Args:
-        sizes: Of the chunk, elements.
-        dtype: Of the stored elements.
+        sizes: Sizes of the chunk, in elements.
+        dtype: Dtype of the stored elements.
         offsets: Start of the box in the chunk, elements.
-        target: Of the box's sizes; any strides, dtype and device.
+        target: Tensor of the box's sizes; any strides, dtype and device.
         copy: Copies a source tensor, which is only valid during the call, into a part of the target.
 
-    Several pieces may be copied at a time, in different threads.
+    Thread-safe: several pieces may be copied at a time.
     """
 
     __slots__ = ("_copy", "_dtype", "_lengths", "_offsets", "_sizes", "_strides", "_target")
@@ -74,7 +74,7 @@ class BoxCopy:
         self._copy = copy
 
     def piece(self, position: int, data: memoryview) -> None:
-        """Copy what the box has of the chunk's bytes from `position` on; `data` begins and ends between elements."""
+        """Copy the box's part of the chunk's bytes from `position` on; `data` begins and ends between elements."""
         if not len(data):
             return
         flat = torch.frombuffer(data, dtype=torch.uint8).view(self._dtype)

@@ -1,4 +1,4 @@
-"""Which dtype conversions keep every value, so that a load may do them unasked."""
+"""Lossless casts: the dtype conversions that keep every value, so that a load may do them unasked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies from buffers that are soon reused to tensors on any device, without waiting for each one."""
+"""Asynchronous copies from reused buffers to tensors on any device, without waiting for each one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_SLOTS = 8
 
 
 class DeviceCopies:
-    """Copies on behalf of several threads; `finish` waits until they have arrived.
+    """Copies for several threads; `finish` waits until they are complete.
 
     To the CPU, and to devices other than CUDA, a copy is done when `copy` returns. To CUDA it goes through pinned
     memory on a stream of its own, which begins after what the caller's current stream holds when the first copy to that
@@ -28,7 +28,7 @@ class DeviceCopies:
         self._lock = threading.Lock()
 
     def prepare(self, device: torch.device) -> None:
-        """Begin copies to a device, after what its current stream of this thread holds."""
+        """Begin copies to a device, ordered after the work on its current stream of this thread."""
         if device.type == "cuda":
             with self._lock:
                 if device not in self._lanes:
@@ -44,21 +44,21 @@ class DeviceCopies:
                 lane.copy(target, source)
 
     def finish(self, device: torch.device) -> None:
-        """Wait until every copy to `device` that was made before is done."""
+        """Wait until every copy to `device` made before is complete."""
         lane = self._lanes.get(device)
         if lane is not None:
             lane.finish()
 
 
 class _Slot:
-    """A piece of pinned memory, and what tells that the last copy out of it is done."""
+    """A pinned buffer, and the event that marks the end of the last copy out of it."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def fill(self, source: torch.Tensor) -> torch.Tensor:
-        """The source's elements in a row, in this memory."""
+        """Copy the source's elements contiguously into this buffer, and return them."""
         self.copied.synchronize()
         if self.memory.numel() < source.nbytes:
             self.memory = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
@@ -68,7 +68,7 @@ class _Slot:
 
 
 class _Lane:
-    """The way to one CUDA device."""
+    """The stream and the pinned buffers for copies to one CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

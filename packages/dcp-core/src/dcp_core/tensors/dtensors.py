@@ -1,6 +1,6 @@
-"""Telling DTensors from other values without importing them, which takes a third of the time that torch itself takes.
+"""Detection of DTensors without importing them, which takes a third of the time that torch itself takes.
 
-A process in which nobody has made a DTensor, such as one that only saves what others hold, needs none of that.
+A process that has made no DTensor, such as a worker that only saves for a rank, needs no import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MODULE = "torch.distributed.tensor"
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
-    """Whether a value is a DTensor. Where their module has not been imported, there are none."""
+    """Whether a value is a DTensor. Where their module has not been imported, no value is."""
     module = sys.modules.get(_MODULE)
     kind = None if module is None else getattr(module, "DTensor", None)
     return kind is not None and isinstance(value, kind)

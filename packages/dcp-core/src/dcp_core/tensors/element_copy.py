@@ -10,7 +10,7 @@ import torch
 
 __all__ = ["as_copyable", "contiguous", "copy_elements", "copy_to_cpu"]
 
-# All that PyTorch copies in every version and call; of any other, which a newer version may bring, it is not asked.
+# The dtypes that PyTorch copies in every version and call; for any other, perhaps of a newer version, it is not used.
 _WITH_KERNEL = frozenset(
     [
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

@@ -71,12 +71,12 @@ def check_divisible(key: str, tensor: torch.Tensor) -> None:
 
 
 def empty_like_part(key: str, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """A whole tensor without elements, with the quantizer of this rank's part of it.
+    """Return a whole tensor without elements, with the quantizer of this rank's part of it.
 
     Args:
         key: FQN, for messages.
         part: Without elements, too; it may have fewer columns, say, than the whole.
-        sizes: Of the whole.
+        sizes: Sizes of the whole tensor.
 
     Returns:
         The part itself if it is the whole.
@@ -89,7 +89,7 @@ def empty_like_part(key: str, part: torch.Tensor, sizes: Sequence[int]) -> torch
     if not part.is_quantized:
         return part.new_empty(sizes)
     scheme = _scheme(part)
-    # `new_empty` and the like give a tensor without a quantizer, or none at all.
+    # `new_empty` and the like return a tensor without a quantizer, or none at all.
     if scheme in _OF_TENSOR:
         return torch._empty_affine_quantized(  # noqa: SLF001
             tuple(sizes), scale=part.q_scale(), zero_point=part.q_zero_point(), dtype=part.dtype, device=part.device
@@ -155,7 +155,7 @@ def _parameters(tensor: torch.Tensor) -> dict[str, object]:
 
 
 def _scheme(tensor: torch.Tensor) -> torch.qscheme | None:
-    """None for a tensor that has no quantizer yet."""
+    """Return the quantization scheme; None for a tensor that has no quantizer yet."""
     try:
         return tensor.qscheme()
     except RuntimeError:

@@ -1,6 +1,6 @@
 """The stager contract, and the simplest stager: a blocking copy to host memory.
 
-Stagers that overlap with training live in `dcp_async`; this one is here because stock's file writer is itself a
+Stagers that overlap with training are in `dcp_async`; this one is here because stock's file writer is itself a
 stager, and ours keeps that.
 
 Source: torch 2.13 `torch.distributed.checkpoint.staging`.
@@ -31,7 +31,7 @@ class AsyncStager(Protocol):
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
-        """A copy of `state_dict` on the host, or a future of it. The caller may mutate the source once it is done."""
+        """Return a copy of `state_dict` on the host, or a future of it; then the caller may change the source."""
         ...
 
     def synchronize_staging(self) -> None:
@@ -39,7 +39,7 @@ class AsyncStager(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back the memory that the stager holds."""
+        """Release the memory that the stager holds."""
         ...
 
 
@@ -76,14 +76,14 @@ class BlockingAsyncStager:
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy of `state_dict` in CPU memory, complete on return; containers are new, other values are shared."""
+        """Copy `state_dict` to CPU memory, complete on return; containers are new, other values are shared."""
         staged: dict[str, Any] = _copy(state_dict, self.state_dict_cache, type_check=self.type_check)
         if self.cache_staged_state_dict:
             self.state_dict_cache = staged
         return staged
 
     def synchronize_staging(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def close(self) -> None:
         """Drop the cached copies."""
@@ -114,7 +114,7 @@ def _copy(value: Any, cached: Any, *, type_check: bool) -> Any:
 
 
 def type_like(template: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """`items` in a dict of the template's type where that type can be made from a dict, else in a plain dict."""
+    """Return `items` in a dict of the template's type if that type can be made from a dict, else in a plain dict."""
     if type(template) is dict:
         return items
     try:

@@ -1,4 +1,4 @@
-"""The bytes of a tensor that is one run of bytes in this process's memory: as a view, or copied."""
+"""The bytes of a contiguous tensor in this process's memory: as a view, or copied."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["small_bytes", "tensor_bytes"]
 
 
 def small_bytes(tensor: torch.Tensor) -> bytes | None:
-    """A copy of the bytes of an ordinary tensor, the cheap way; None if they do not lie in a row in this memory."""
+    """Copy the bytes of an ordinary tensor, the cheap way; None if they are not contiguous in this process's memory."""
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         return None
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 class _Memory:
-    """Offers the memory of a contiguous CPU tensor to numpy, and holds it."""
+    """Exposes the memory of a contiguous CPU tensor to numpy, and keeps it alive."""
 
     __slots__ = ("__array_interface__", "_tensor")
 
@@ -33,8 +33,8 @@ class _Memory:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor as writable bytes; it stays alive as long as the view."""
+    """Return the memory of a contiguous CPU tensor as writable bytes; the view keeps it alive."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    # Not `Tensor.numpy`: it forbids the tensor's owner for good to resize the storage, as FSDP does.
+    # Not `Tensor.numpy`: it would for ever keep the tensor's owner from resizing the storage, as FSDP does.
     return memoryview(np.asarray(_Memory(tensor)))  # type: ignore[arg-type]

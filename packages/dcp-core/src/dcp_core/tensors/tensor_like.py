@@ -1,4 +1,4 @@
-"""What state dicts hold besides `torch.Tensor` that is to be taken for a tensor."""
+"""`TensorLike`: base of records that are treated as tensors in a state dict."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ __all__ = ["TensorLike"]
 
 
 class TensorLike:
-    """Base of records that stand for a tensor in a state dict; whoever looks for tensors looks for these, too."""
+    """Base class of records that stand for a tensor in a state dict; a search for tensors finds these, too."""
 
     __slots__ = ()

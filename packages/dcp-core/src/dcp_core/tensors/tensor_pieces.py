@@ -1,6 +1,6 @@
-"""The bytes of a tensor that is not one run of bytes in this process's memory, made piece by piece.
+"""Pieces of a tensor's bytes, for a tensor that is not contiguous in this process's memory.
 
-Copies from a CUDA device overlap with whatever is done with the piece before: two pinned buffers take turns.
+Copies from a CUDA device overlap with the use of the piece before: two pinned buffers alternate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dcp_core.tensors.element_copy import as_copyable
 __all__ = ["TensorPieces"]
 
 
-# A copy within this memory is checksummed and written while it is in the processor's cache; more would gain nothing.
+# A piece is checksummed and written while it is in the processor's cache; a larger one would gain nothing.
 _HOST_PIECE_BYTES = 4 << 20
 
 
@@ -33,10 +33,10 @@ class TensorPieces:
         self.nbytes: int = tensor.numel() * tensor.dtype.itemsize
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """The bytes in order; a piece stays as it is until the next one is asked for.
+        """Yield the bytes in order; a piece is valid until the next one is requested.
 
         Args:
-            max_bytes: Memory that buffers may take (at least one element is copied at a time).
+            max_bytes: Memory limit of buffers (at least one element is copied at a time).
         """
         if self._tensor.is_cuda:
             return _from_cuda(self._tensor, max_bytes)
@@ -56,7 +56,7 @@ def _from_cuda(tensor: torch.Tensor, max_bytes: int) -> Iterator[memoryview]:
     buffers = [torch.empty(count, dtype=tensor.dtype, pin_memory=True, device="cpu") for _ in range(2)]
     copied = [torch.cuda.Event() for _ in buffers]  # type: ignore[no-untyped-call]
     stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
-    # What computes the tensor may still be running.
+    # The kernel that computes the tensor may still be running.
     stream.wait_stream(torch.cuda.current_stream(tensor.device))
     waiting: tuple[torch.Tensor, torch.cuda.Event] | None = None
     for number, part in enumerate(_parts(tensor, limit)):
@@ -84,7 +84,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _parts(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
-    """Views that make up the tensor in row-major order, each of at most `limit` elements."""
+    """Yield views that make up the tensor in row-major order, each of at most `limit` elements."""
     if tensor.numel() <= limit:
         yield tensor
         return

@@ -1,1 +1,1 @@
-"""CRCs, and the zip framing that `torch.load` opens."""
+"""Archives and CRCs: checksums of stored bytes, and the zip framing that `torch.load` opens."""

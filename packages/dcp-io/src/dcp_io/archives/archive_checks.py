@@ -1,4 +1,4 @@
-"""Reading and checking zip archives of other writers: where their records lie, and whether their CRCs hold.
+"""Zip archives of other writers: reading their records, and checking their CRCs.
 
 Only what `torch.save` produces is understood: one file, no encryption, records stored or deflated.
 """
@@ -74,10 +74,10 @@ def verify_zip(data: memoryview | bytes) -> bool | None:
 
 
 def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
-    """What is wrong with the bytes of an archive of `torch.save`; None if nothing is, or if nothing can be said.
+    """Return the damage in an archive of `torch.save`, as text; None if it is sound, or if its bytes do not decide.
 
-    Nothing can be said of bytes that do not begin as an archive does, and of one whose writer left its CRCs out. No
-    more is inflated than the bytes that there are.
+    They do not decide if they do not begin as an archive does, or if its writer left its CRCs out. No more is inflated
+    than the bytes that there are.
     """
     view = memoryview(data)
     if not is_zip(view):
@@ -92,7 +92,7 @@ def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
 
 
 def refuse_bomb(records: Sequence[ZipRecord], nbytes: int) -> None:
-    """Make sure that records take no more than the `nbytes` of their archive: `torch.save` compresses none.
+    """Refuse a zip bomb: records may take no more than the `nbytes` of their archive, as `torch.save` compresses none.
 
     Also of records that share their bytes, so that one may seem to be many.
 
@@ -114,7 +114,7 @@ def _bad_record(view: memoryview, records: Sequence[ZipRecord]) -> ZipRecord | N
 
 
 def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
-    """The records of an archive, in the order of its directory.
+    """Return the records of an archive, in the order of its directory.
 
     Raises:
         CorruptCheckpointError: The directory, or a record's header, is not there or is out of bounds.
@@ -133,7 +133,7 @@ def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
 
 
 def _directory(view: memoryview) -> tuple[int, int, int]:
-    """Start, length and number of records of the directory."""
+    """Return start, length and number of records of the directory."""
     tail = bytes(view[-(END.size + _MAX_COMMENT_BYTES) :])
     found = tail.rfind(b"PK\x05\x06")
     if found < 0:
@@ -170,7 +170,7 @@ def _entries(view: memoryview, position: int, end: int) -> Iterator[ZipRecord]:
 
 
 def _wide(extra: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
-    """The fields with those that say "see the zip64 extra field" replaced."""
+    """Return the fields, with values from the zip64 extra field where they refer to it."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)
@@ -194,7 +194,7 @@ def _data_start(view: memoryview, header: int, name: bytes) -> int:
 
 
 def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
-    """CRC32 of a record's data once inflated; None if it does not have the promised size.
+    """Return the CRC32 of a record's data once inflated; None if it does not have the promised size.
 
     Args:
         view: The whole archive.
@@ -219,7 +219,7 @@ def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
 
 
 def inflated(view: memoryview, record: ZipRecord) -> bytes:
-    """A copy of a record's data, inflated. Take no more than the archive may hold: see `refuse_bomb`.
+    """Return a copy of a record's data, inflated. Take no more than the archive may hold: see `refuse_bomb`.
 
     Raises:
         CorruptCheckpointError: They do not have the promised size or CRC.

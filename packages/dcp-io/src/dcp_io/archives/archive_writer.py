@@ -1,4 +1,4 @@
-"""An archive of several stored records, written front to back: what `torch.save` makes, without torch.
+"""Archive writer for several stored records, front to back: what `torch.save` makes, without torch.
 
 A record's bytes may come piece by piece; its CRC follows them. What frames a single tensor is in `tensor_archive`.
 
@@ -99,7 +99,7 @@ class ZipFileWriter:
         self._flush()
 
     def _local(self, name: bytes, size: int) -> bytes:
-        """The header of a record, padded so that the data behind it is aligned."""
+        """Return the header of a record, padded so that the data behind it is aligned."""
         padding = -(self._position + len(local_header(name, size)) + 4) % ALIGNMENT_BYTES
         return local_header(name, size, extra=struct.pack("<2sH", b"FB", padding) + b"Z" * padding)
 

@@ -22,12 +22,12 @@ _NO_BORDERS.flags.writeable = False
 
 
 def crc32(data: Buffer, value: int = 0) -> int:
-    """The CRC32 of the bytes that `value` covers followed by `data`. Releases the GIL for long buffers."""
+    """Return the CRC32 of the bytes that `value` covers followed by `data`. Releases the GIL for long buffers."""
     return isal_zlib.crc32(data, value)
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """The CRC32 of two ranges one after another, from the CRC32 of each and the length of the second."""
+    """Return the CRC32 of two ranges one after another, from the CRC32 of each and the length of the second."""
     return isal_zlib.crc32_combine(first, second, second_bytes)
 
 
@@ -56,10 +56,10 @@ class RunningCrc:
         self._borders: list[int] = []
         self._position = 0
         self.value = 0
-        """CRC32 of what has arrived."""
+        """CRC32 of the bytes so far."""
 
     def update(self, data: Buffer) -> None:
-        """Take the next piece. Raises ValueError if the range becomes longer than announced."""
+        """Add the next piece. Raises ValueError if the range becomes longer than announced."""
         size = len(data)
         if self._position + size > self._length:
             raise ValueError(f"more bytes than the {self._length} that were announced")
@@ -75,14 +75,14 @@ class RunningCrc:
         self.value, self._position = value, position
 
     def borders(self) -> npt.NDArray[np.uint32]:
-        """The CRC32s at the interior block borders. Raises ValueError while bytes are missing."""
+        """Return the CRC32s at the interior block borders. Raises ValueError while bytes are missing."""
         if self._position != self._length:
             raise ValueError(f"{self._length - self._position} of {self._length} bytes have not arrived")
         return np.array(self._borders, np.uint32) if self._borders else _NO_BORDERS
 
 
 def running_crcs(buffers: Sequence[Buffer]) -> tuple[int, npt.NDArray[np.uint32]]:
-    """CRC32 of the buffers one after another, and the CRC32s of its prefixes at the interior block borders.
+    """Return the CRC32 of the buffers one after another, and those of its prefixes at the interior block borders.
 
     Args:
         buffers: One-dimensional contiguous buffers of bytes.
@@ -97,7 +97,7 @@ def running_crcs(buffers: Sequence[Buffer]) -> tuple[int, npt.NDArray[np.uint32]
 
 
 def crc_at(item: StoredItem, position: int) -> int:
-    """The recorded CRC32 of the first `position` bytes of a checked item's stored range.
+    """Return the recorded CRC32 of the first `position` bytes of a checked item's stored range.
 
     Args:
         item: With `crc32` set.

@@ -1,4 +1,4 @@
-"""The archive that makes bare tensor bytes a file which `torch.load` opens, emitted around them without torch.
+"""Archive framing of bare tensor bytes, so that `torch.load` opens them; made around the bytes, without torch.
 
 `tensor_frame` gives what goes before and after the bytes. Only the records that readers need are written, in the
 order `data.pkl`, `version`, `data/0`, all stored. Archives of other writers are read and checked in
@@ -35,7 +35,7 @@ _PAYLOAD_NAME = _ARCHIVE + b"/data/0"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What surrounds the bytes of one tensor so that they form an archive."""
+    """The bytes before and after those of one tensor that make them an archive."""
 
     prefix: bytes
     payload_bytes: int
@@ -44,7 +44,7 @@ class Frame:
     after_crc: bytes
 
     def suffix(self, crc32: int) -> bytes:
-        """What follows the payload, given the payload's CRC32."""
+        """Return the bytes after the payload, given the payload's CRC32."""
         crc = crc32.to_bytes(4, "little")
         return b"".join((self.before_crc, crc, self.between_crcs, crc, self.after_crc))
 
@@ -56,7 +56,7 @@ class Frame:
 
 @functools.lru_cache(maxsize=4096)
 def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = None) -> Frame:
-    """The frame of a contiguous tensor; `prefix + payload + suffix(crc32(payload))` opens with `torch.load`.
+    """Return the frame of a contiguous tensor; `prefix + payload + suffix(crc32(payload))` opens with `torch.load`.
 
     Args:
         dtype: Name of the torch dtype without `torch.`; not a quantized one, whose values need their quantizer.
@@ -101,7 +101,7 @@ def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = No
 
 
 def _pickle(dtype: str, sizes: Sequence[int], item_bytes: int) -> bytes:
-    """`data.pkl`: a call that rebuilds the tensor from the record `data/0`, as protocol-2 opcodes."""
+    """Return `data.pkl`: a call that rebuilds the tensor from the record `data/0`, as protocol-2 opcodes."""
     storage = TYPED_STORAGES.get(dtype)
     function, module, count = "_rebuild_tensor_v2", "torch", math.prod(sizes)
     tail = b""

@@ -1,4 +1,4 @@
-"""The headers of zip archives: their fields, packed and found. What lies between them is the business of others.
+"""Headers of zip archives: their fields, packed and found. The bytes between them are the business of others.
 
 Records that need more than 32 bits say so in zip64 fields; `ZIP64_FROM_BYTES` leaves room for what surrounds a payload.
 
@@ -44,12 +44,12 @@ _DATE = 0x0021  # 1 January 1980, the earliest that the format can express
 
 
 def is_zip(data: Buffer) -> bool:
-    """Return whether bytes begin as an archive does."""
+    """Whether bytes begin as an archive does."""
     return bytes(data[:4]) == _MAGIC
 
 
 def is_wide(number: int) -> bool:
-    """Return whether a size or a position is written with 64 bits."""
+    """Whether a size or a position is written with 64 bits."""
     return number >= ZIP64_FROM_BYTES
 
 
@@ -64,7 +64,7 @@ def local_lengths(header: Buffer) -> tuple[int, int] | None:
 def local_header(
     name: bytes, size: int, *, crc: int | None = None, extra: bytes = b"", says_size: bool = True
 ) -> bytes:
-    """Return what stands before the stored data of a record.
+    """Return the local header, which precedes the stored data of a record.
 
     Args:
         name: Of the record.
@@ -113,7 +113,7 @@ def directory_end(start: int, size: int, count: int) -> bytes:
 
 
 def zip64_directory_end(start: int, size: int, count: int) -> bytes:
-    """Return what stands between the directory and `directory_end` if numbers may need 64 bits."""
+    """Return the zip64 record between the directory and `directory_end`, if numbers may need 64 bits."""
     version = _ZIP64_VERSION
     return ZIP64_END.pack(b"PK\x06\x06", 44, version, version, 0, 0, count, count, size, start) + ZIP64_LOCATOR.pack(
         b"PK\x06\x07", 0, start + size, 1

@@ -1,1 +1,1 @@
-"""Checkpoints at rest: list, newest, verify, remove."""
+"""Operations on saved checkpoints: list, find the newest, verify, remove."""

@@ -1,4 +1,4 @@
-"""Checkpoints below a folder of any store, by its path or URI, and who is saving to one.
+"""List of checkpoints below a folder of any store, by its path or URI, and of saves that run in a folder.
 
 How they are found and ordered is decided in `dcp_manifest.folders.find_checkpoints`.
 """
@@ -32,7 +32,7 @@ def find_checkpoints(root: Store | str | os.PathLike[str]) -> list[FoundCheckpoi
 
 
 def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:
-    """Who is saving to a folder, or cannot be proven dead, in words; empty if nobody is.
+    """Return descriptions of the saves in a folder that run, or cannot be proven dead; empty if there are none.
 
     Args:
         store: The checkpoint's folder.

@@ -1,4 +1,4 @@
-"""Which checkpoint can be loaded: one that is looked at, or the newest of all below a folder."""
+"""Search for the newest loadable checkpoint below a folder, and the check of a single one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_checkpoint", "latest_valid"]
 
 
 def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entry] | None = None) -> None:
-    """Make sure that the checkpoint in a folder can be loaded, as far as its index and the lengths of its files tell.
+    """Check that the checkpoint in a folder can be loaded, as far as its index and the lengths of its files show.
 
     Args:
         store: The checkpoint's folder.
@@ -50,10 +50,10 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
 
 
 def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) -> FoundCheckpoint[Store] | None:
-    """The newest checkpoint in a folder or below it that `check_checkpoint` passes, in the order of `find_checkpoints`.
+    """Return the newest checkpoint in a folder or below it that `check_checkpoint` passes; order: `find_checkpoints`.
 
-    The highest step of a run is its newest checkpoint, whatever the times of files: a copy changes those. What a crash
-    leaves beside checkpoints, or instead of one, is passed over, and so is what was put aside as damaged.
+    The highest step of a run is its newest checkpoint, whatever the times of files: a copy changes those. Remains of a
+    crash, and checkpoints that were quarantined as damaged, are passed over.
 
     Args:
         root: A store, a folder, or a URI that an installed storage handles. May be missing.

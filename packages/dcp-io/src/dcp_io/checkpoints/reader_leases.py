@@ -1,6 +1,6 @@
-"""Signs that say "somebody reads this checkpoint", so that nobody removes it meanwhile. What removes is elsewhere.
+"""Reader leases: signs of processes that read a checkpoint, so that it is not removed meanwhile.
 
-A reader leaves its sign before it looks for `REMOVING`; who removes leaves `REMOVING` before looking for signs: so one
+A reader leaves its sign before it looks for `REMOVING`; a remover leaves `REMOVING` before looking for signs: so one
 of them sees the other, whatever the storage is.
 """
 
@@ -42,11 +42,11 @@ def announce_removal(store: Store) -> None:
 
 
 class ReadingSign:
-    """This process's sign beside a checkpoint, renewed as long as the block lasts.
+    """This process's lease on a checkpoint: a sign file, renewed as long as the block lasts.
 
     Args:
         store: The checkpoint's folder.
-        stale_after_seconds: After so long without renewal other hosts take the reader for dead.
+        stale_after_seconds: Time without renewal after which other hosts take the reader for dead.
 
     Raises:
         OSError: The storage did not take the sign; at the beginning of the block.
@@ -83,7 +83,7 @@ class ReadingSign:
 
 
 def live_readers(store: Store, *, stale_after_seconds: float) -> list[str]:
-    """Names of the signs of readers that are not known to be dead; empty if nobody reads.
+    """Return the names of the signs of readers that are not known to be dead; empty if there are none.
 
     Args:
         store: The checkpoint's folder.
@@ -94,10 +94,10 @@ def live_readers(store: Store, *, stale_after_seconds: float) -> list[str]:
 
 
 def is_dead_sign(store: Store, entry: Entry, *, stale_after_seconds: float) -> bool:
-    """Whether a reader's sign is a dead one's, or gone.
+    """Whether a reader's sign is that of a dead process, or gone.
 
-    A process that can be looked at from here is alive as long as it runs, however old its sign is. Of others a time far
-    in the future says as little as one long ago.
+    A process that can be checked from here is alive as long as it runs, however old its sign is. For others a time
+    far in the future proves as little as one long ago.
     """
     data = b""
     try:

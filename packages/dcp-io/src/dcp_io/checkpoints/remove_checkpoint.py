@@ -1,4 +1,4 @@
-"""Removing a whole checkpoint, or what dead saves left beside one. Leaves what is not ours."""
+"""Removal of a whole checkpoint, or of files that dead saves left. Keeps files of other origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["checkpoint_files", "clear_dead_saves", "remove_checkpoint"]
 
 
 def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int]:
-    """Names and bytes of the files of a checkpoint's folder that `remove_checkpoint` removes, in its order.
+    """Return names and bytes of the files of a checkpoint's folder that `remove_checkpoint` removes, in its order.
 
     Args:
         store: The checkpoint's folder.
@@ -60,9 +60,9 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
 
 
 def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
-    """Remove what saves that are certainly over have left beside a checkpoint: their files, if it is not theirs.
+    """Remove the files that dead saves have left beside a checkpoint, unless they are part of it.
 
-    What the next save to the same folder would do first; for folders to which nobody saves again.
+    The next save to the same folder would do the same first; for folders to which no process saves again.
 
     Args:
         store: The checkpoint's folder.
@@ -85,7 +85,7 @@ def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
 
 
 def _in_order(store: Store, named: Collection[str]) -> dict[str, int]:
-    """Names and bytes of the folder's files, and of named ones in folders below: indexes first, notes last."""
+    """Return names and bytes of the folder's files, and of named ones in folders below: indexes first, notes last."""
     sizes = {entry.name: entry.bytes for entry in store.list()}
     for name in {*named} - sizes.keys():
         size = _size_below(store, name)
@@ -100,7 +100,7 @@ def _is_note(name: str) -> bool:
 
 
 def _size_below(store: Store, name: str) -> int | None:
-    """Bytes of a file in a folder below; None if it is not there, or none of the folder's."""
+    """Return the bytes of a file in a folder below; None if it is missing, or leads out of the folder."""
     try:
         return store.size(name) if "/" in name else None
     except DcpError as error:

@@ -1,4 +1,4 @@
-"""Checking a whole checkpoint at rest: its index, every data file, and that chunks cover tensors. Changes nothing."""
+"""Verification of a whole checkpoint: its index, every data file, and that chunks cover tensors. Changes nothing."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["Problem", "VerifyReport", "verify_checkpoint"]
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a check of a whole checkpoint found."""
+    """Report of the verification of a whole checkpoint."""
 
     problems: tuple[Problem, ...]
-    """Everything that is not as it was written; empty for a sound checkpoint."""
+    """All damage that was found; empty for a sound checkpoint."""
     items: int
     """Items that the index names."""
     bytes: int
     """Bytes that were read from data files."""
     unverified_keys: frozenset[str] = frozenset()
-    """Keys of items that carry no CRC: nothing can be said of their bytes."""
+    """Keys of items that carry no CRC: their bytes cannot be verified."""
 
     @property
     def ok(self) -> bool:
@@ -49,7 +49,7 @@ def verify_checkpoint(
     on_read: Callable[[int], None] | None = None,
     on_total: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Read everything that the newest checkpoint in a folder consists of, and report every damage.
+    """Verify the newest checkpoint in a folder: read all of its bytes, and report every damage.
 
     Checked: all parts of the index, whether chunks cover their tensors, every item's CRCs (the archive's own for what
     stock wrote), archive frames byte by byte, zero gaps, exact ends of files, missing files, overlapping items.
@@ -57,7 +57,7 @@ def verify_checkpoint(
     Args:
         checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.
         threads: Files that are read at the same time, at least 1.
-        on_read: Told of bytes of data files as they are read; by one thread at a time.
+        on_read: Called with numbers of bytes of data files as they are read; by one thread at a time.
         on_total: Called once before that with the bytes of data files that the index needs.
 
     Raises:
@@ -101,7 +101,7 @@ def _verify_files(
     exact: bool,
     on_read: Callable[[int], None] | None,
 ) -> list[FileReport]:
-    """The report of each file, in the order of their names."""
+    """Return the report of each file, in the order of their names."""
     names = iter(sorted(files))
     found: dict[str, FileReport] = {}
     lock, telling = threading.Lock(), threading.Lock()
@@ -126,7 +126,7 @@ def _verify_files(
 
 
 def _examine_indexes(store: Store) -> tuple[dict[str, float], dict[str, Examined]]:
-    """The times of the index files in a folder, and each of them read and decoded once; both by name."""
+    """Return the times of the index files in a folder, and each of them read and decoded once; both by name."""
     times: dict[str, float] = {}
     examined: dict[str, Examined] = {}
     for entry in sorted(store.list(), key=lambda entry: entry.name):
@@ -143,7 +143,7 @@ def _decoded(one: Examined, *, file: str) -> CheckpointIndex:
 
 
 def _rank_indexes(examined: Mapping[str, Examined], save_id: str) -> list[CheckpointIndex]:
-    """The indexes of the ranks of a save without a coordinator: merged, they lack the replicas that ranks wrote."""
+    """Return the indexes of a save without a coordinator: merged, they lack the replicas that ranks wrote."""
     found: dict[int, CheckpointIndex] = {}
     for name, one in examined.items():
         if rank_index_name(name) is not None and isinstance(one.index, CheckpointIndex):

@@ -1,4 +1,4 @@
-"""Checking one data file against what the index says of it: its items, what frames them, and what lies between."""
+"""Verification of one data file against the index: its items, their framing, and the gaps between them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _WINDOW_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedItem:
-    """An item with what the index says of its value."""
+    """An item with the index's facts about its value."""
 
     key: str
     item: StoredItem
     dtype: str | None = None
-    """Of a tensor chunk."""
+    """Dtype of a tensor chunk."""
     sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What the check of one file found."""
+    """Report of the verification of one file."""
 
     problems: tuple[Problem, ...]
     bytes: int
@@ -46,7 +46,7 @@ class FileReport:
 def verify_file(
     store: Store, name: str, items: Sequence[IndexedItem], *, exact: bool, on_read: Callable[[int], None]
 ) -> FileReport:
-    """Read everything in a file that the index names.
+    """Verify one file: read everything in it that the index names.
 
     Args:
         store: The checkpoint's folder.
@@ -85,7 +85,7 @@ class _Window:
         self.bytes_read = 0
 
     def view(self, start: int, stop: int) -> memoryview:
-        """The bytes [start, stop), which must be inside the file."""
+        """Return the bytes [start, stop), which must be inside the file."""
         if not self._start <= start <= stop <= self._start + len(self._data):
             end = min(self.size, max(stop, start + _WINDOW_BYTES))
             self._data = np.empty(end - start, np.uint8).data
@@ -96,7 +96,7 @@ class _Window:
         return self._data[start - self._start : stop - self._start]
 
     def steps(self, start: int, stop: int) -> Iterator[memoryview]:
-        """[start, stop) in pieces."""
+        """Yield [start, stop) in pieces."""
         while start < stop:
             end = min(stop, start + _WINDOW_BYTES)
             yield self.view(start, end)
@@ -104,7 +104,7 @@ class _Window:
 
 
 class _FileCheck:
-    """The check of one file, item by item in the order of their places."""
+    """Verification of one file, item by item in the order of their positions."""
 
     def __init__(self, name: str, window: _Window, *, exact: bool) -> None:
         self._name = name
@@ -133,7 +133,7 @@ class _FileCheck:
             self._report(f"{self.window.size - position} bytes follow the last item", None, position)
 
     def _mark_bytes(self, items: Sequence[IndexedItem]) -> int:
-        """Length of the mark with which the file begins; 0 if it has none, as files of earlier writers."""
+        """Return the length of the file's mark of its save; 0 if it has none, as files of earlier writers."""
         own = own_name(self._name)
         if not self._exact or own is None or own.save_id is None or self.window.size < MARK_BYTES:
             return 0
@@ -180,7 +180,7 @@ class _FileCheck:
         self._report("the stored data differ from what was written", one.key, start + bad)
 
     def _first_bad_block(self, item: StoredItem, blocks: EncodedBlocks) -> int:
-        """Where the first encoded block begins that is not what its CRC says; 0 if all are, so that the item's lies."""
+        """Return the start of the first encoded block with a wrong CRC; 0 if only the item's CRC is wrong."""
         start = position = item.offset + item.lead
         for length, wanted in zip(blocks.lengths.tolist(), blocks.crcs.tolist(), strict=True):
             if crc32(self.window.view(position, position + length)) != wanted:

@@ -21,7 +21,7 @@ _NO_BORDERS = np.zeros(0, np.uint32)
 
 
 def with_blocks_apart(requests: Iterable[ReadRequest], *, whole: bool) -> list[ReadRequest]:
-    """The requests, with those for items in encoded blocks replaced by one for each block that they need.
+    """Return the requests, with those for items in encoded blocks replaced by one for each block that they need.
 
     Args:
         requests: Any.
@@ -29,7 +29,7 @@ def with_blocks_apart(requests: Iterable[ReadRequest], *, whole: bool) -> list[R
 
     Raises:
         ValueError: A request contradicts its item.
-        CorruptCheckpointError: An item's blocks do not become as many bytes as they should.
+        CorruptCheckpointError: An item's blocks decode to another size than they should.
     """
     apart: list[ReadRequest] = []
     for request in requests:
@@ -41,7 +41,7 @@ def with_blocks_apart(requests: Iterable[ReadRequest], *, whole: bool) -> list[R
 
 
 class _BlockRead:
-    """One request for some of what an item's blocks become."""
+    """One request for a part of the values in an item's encoded blocks."""
 
     def __init__(self, request: ReadRequest, decoder: BlockDecoder) -> None:
         item = request.item
@@ -67,7 +67,7 @@ class _BlockRead:
         self._lock = threading.Lock()
 
     def requests(self, *, whole: bool) -> Iterator[ReadRequest]:
-        """A request for each block; the last one to be done ends the request that they are for."""
+        """Yield a request for each block; the last one to be done completes the original request."""
         request, step = self._request, self._blocks.block_bytes
         first, last = request.start // step, -(-request.stop // step)
         wanted = {n for n in range(first, last) if self._has_some(n * step, (n + 1) * step)}

@@ -47,7 +47,7 @@ def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -
 
 
 def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
-    """The smallest range around [start, stop) of a stored range whose bytes the item's CRCs can vouch for.
+    """Return the smallest range around [start, stop) of a stored range that the item's CRCs can verify.
 
     Without running CRCs that is the whole stored range. An empty range stays as it is.
     """
@@ -60,7 +60,7 @@ def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
 
 
 def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
-    """The part of an item's stored range that is read for bytes [start, stop) of its values."""
+    """Return the part of an item's stored range that is read for bytes [start, stop) of its values."""
     if item.blocks is not None:
         first, last = start // item.blocks.block_bytes, -(-stop // item.blocks.block_bytes)
         before = int(item.blocks.lengths[:first].sum())
@@ -71,7 +71,7 @@ def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
 
 
 def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> Iterator[Range]:
-    """[start, stop) in pieces of about `step_bytes` whose inner borders are multiples of `align_bytes`."""
+    """Split [start, stop) into pieces of about `step_bytes` whose inner borders are multiples of `align_bytes`."""
     step = max(1, step_bytes // align_bytes) * align_bytes
     while start < stop:
         border = min(stop, (start // align_bytes) * align_bytes + step)

@@ -1,4 +1,4 @@
-"""Whether bytes that were read are those that were written; the errors that say where they are not."""
+"""CRC checks of bytes that were read; the errors name the place of the damage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dcp_manifest.index.items import Framing, StoredItem, block_bytes
 
 __all__ = ["check_archive", "check_blocks", "check_whole", "read_with_crc"]
 
-# So much is still in the processor's nearest cache when it is looked at a second time.
+# A piece of this size is still in the processor's nearest cache when it is read a second time.
 _COPY_BYTES = 256 << 10
 
 
@@ -25,7 +25,7 @@ def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], 
         source: The file.
         position: Where to begin in it.
         buffers: Filled one after another.
-        value: CRC32 of what comes before.
+        value: CRC32 of the bytes before.
     """
     if source.brings_memory:
         return _copy_with_crc(source.fetch(position, sum(map(len, buffers))), buffers, value)

@@ -15,7 +15,7 @@ __all__ = ["OpenFile"]
 class OpenFile:
     """A file that is open only while reads of it are left, so that few are open at a time.
 
-    It is known to reach as far as everything that is wanted of it: nothing is planned or allocated for less.
+    It is known to reach as far as all requests for it: nothing is planned or allocated for less.
 
     Args:
         store: Where the file lies.
@@ -35,7 +35,7 @@ class OpenFile:
         except CheckpointNotFoundError as error:
             raise CheckpointNotFoundError(f"{error}; {wanted[0].request.key!r} is stored in it") from error
         self.users = 0
-        """Reads that are still to be done."""
+        """Number of reads that are still to be done."""
         for one in wanted:
             if one.base + one.stop > size:
                 self.source.close()
@@ -47,7 +47,7 @@ class OpenFile:
                 )
 
     def release(self) -> None:
-        """One read is done."""
+        """Count one read as done; the last one closes the file."""
         with self._lock:
             self.users -= 1
             if self.users == 0:

@@ -1,7 +1,7 @@
-"""Reading ranges of stored items: parallel, verified, in bounded memory, straight into the destination if possible.
+"""Read engine for ranges of stored items: parallel, verified, in bounded memory, directly into the destination.
 
-What must be read is planned in `read_plan`; here are the threads that read, check and hand over. Bytes pass through in
-this order: storage → buffer (or destination) → CRC of the stored bytes → whoever wanted them.
+The reads are planned in `read_plan`; here are the threads that read, check and deliver. Bytes pass in this order:
+storage → buffer (or destination) → CRC of the stored bytes → the request's `piece` or `done`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dcp_manifest.index.items import CRC_BLOCK_MAX_BYTES
 __all__ = ["MAX_INFLIGHT_BYTES", "read_items"]
 
 MAX_INFLIGHT_BYTES = 64 << 20
-# So many reads that nobody has begun with are announced to the storage.
+# Number of upcoming reads that are announced to the storage.
 _READS_AHEAD = 4
 
 
@@ -68,13 +68,13 @@ def read_items(
             CRC block (1 MiB). Destinations do not count; nor does what requests want all at once.
 
     Returns:
-        Bytes read, and the keys whose bytes nothing vouches for.
+        Bytes read, and the keys whose bytes no CRC verifies.
 
     Raises:
         CheckpointNotFoundError: A file is missing; names it and a key that needs it.
         CorruptCheckpointError: Bytes differ from those written, or a file is too short; names file, key and offset.
         ValueError: A request contradicts its item, or a limit is not positive.
-        BaseException: Whatever a `piece` or `done` raised.
+        BaseException: The error of a `piece` or `done`.
 
     Ranks: one; not collective.
     """
@@ -99,7 +99,7 @@ def read_items(
 
 
 class _Scratch:
-    """One thread's buffer; what it gives is valid until the next `take`."""
+    """One thread's buffer; a view of it is valid until the next `take`."""
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
@@ -111,7 +111,7 @@ class _Scratch:
 
 
 class _Batch:
-    """The reads of one pass over the requests, and what their threads share."""
+    """The reads of one pass over the requests, and the state that their threads share."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _Batch:
         self.unverified = {one.request.key for one in wanted if one.check is Check.NOTHING}
 
     def run(self, threads: int) -> int:
-        """Do every read; the number of bytes read."""
+        """Execute every read; returns the number of bytes read."""
         try:
             run_together([self._work] * threads)
         finally:
@@ -173,7 +173,7 @@ class _Batch:
                 self._bytes += size
 
     def _take(self) -> tuple[OpenFile, Step | SharedRead] | None:
-        """The next read. The storage is told of those after it, so that it is not idle while bytes are checked."""
+        """Take the next read, and announce those after it to the storage, so that it is not idle during checks."""
         with self._lock:
             seen = list(itertools.islice(self._queue, _READS_AHEAD + 1 - len(self._ahead)))
             self._ahead += seen
@@ -230,7 +230,7 @@ class _Batch:
             return whole.memory
 
     def _deliver(self, members: Sequence[Wanted], view: memoryview, start: int, stop: int) -> None:
-        """Give everybody their part of `view`, which holds [start, stop) of the stored range."""
+        """Deliver to each member its part of `view`, which holds [start, stop) of the stored range."""
         if self._rehearse:
             return
         for one in members:
@@ -246,7 +246,7 @@ class _Batch:
                 request.into[first - request.start : last - request.start] = data
 
     def _complete(self, whole: ItemRead) -> None:
-        """Every step of an item is done."""
+        """Check and deliver an item whose steps are all done."""
         key, memory = whole.members[0].request.key, whole.memory
         if whole.check is Check.WHOLE:
             check_whole(key, whole.item, whole.crcs)
@@ -298,7 +298,7 @@ class _Batch:
 
 
 def _finish(request: ReadRequest, data: memoryview | None) -> None:
-    """Call `done` with what it is promised; `data` are the request's bytes."""
+    """Call `done` of a request as promised; `data` are the request's bytes."""
     if request.done is None:
         return
     if request.into is not None:
@@ -317,7 +317,7 @@ def _memory(size: int) -> memoryview:
 
 
 def _around(request: ReadRequest, start: int, stop: int, scratch: _Scratch) -> list[memoryview]:
-    """Buffers for [start, stop) of the stored range: the destination where it is wanted, scratch around it."""
+    """Return buffers for [start, stop) of the stored range: the destination where requested, scratch around it."""
     into = request.into
     first = min(max(start, request.start), stop)
     last = max(min(stop, request.stop), first)

@@ -1,4 +1,4 @@
-"""From read requests to reads: what each request needs so that it can be verified, and which reads to share.
+"""Planning of reads from read requests: the range that makes each request verifiable, and which reads to share.
 
 Pure planning; the reads themselves are in `read_engine`. Small items are packed: neighbours in a file come in one
 read. Larger ones are streamed: each is cut into steps at CRC blocks, and a step serves every request that wants some
@@ -23,7 +23,7 @@ from dcp_manifest.index.runs import Runs
 
 __all__ = ["Check", "ItemRead", "SharedRead", "Step", "Wanted", "parts_to_read", "plan_reads", "want"]
 
-# An item of which so much is wanted is streamed; smaller ones share reads and are copied.
+# Requests for so much of an item are streamed; smaller ones share reads and are copied.
 STREAM_MIN_BYTES = 256 << 10
 # Unwanted bytes between two wanted ranges that are read rather than skipped: of neighbours in a file, ...
 GAP_BYTES = 16 << 10
@@ -36,7 +36,7 @@ STEP_BYTES = 2 << 20
 
 
 class Check(IntEnum):
-    """What proves that the bytes of a read are those that were written; of two for one item the greater one holds."""
+    """The CRCs by which the bytes of a read are verified; of two for one item the greater one holds."""
 
     NOTHING = 0
     BLOCKS = 1
@@ -49,7 +49,7 @@ class Check(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """A request, the range of the stored range that is read for it, and what that range is checked against."""
+    """A request, the part of the stored range that is read for it, and the CRCs that it is checked against."""
 
     request: ReadRequest
     start: int
@@ -58,24 +58,24 @@ class Wanted:
     base: int
     """Position of the stored range in its file."""
     runs: Runs | None = None
-    """What of the range is needed, if not all."""
+    """The runs that are needed of the range, if not all."""
 
 
 @dataclass(slots=True, eq=False)
 class ItemRead:
-    """An item that is read step by step, and everybody who wants some of it."""
+    """An item that is read step by step, and all requests for parts of it."""
 
     members: tuple[Wanted, ...]
     item: StoredItem
     check: Check
     held: bool
-    """The bytes are kept together until they are complete: somebody wants them at once, or the check does."""
+    """Whether the bytes are kept together until complete: a request, or the check, needs them at once."""
     start: int
     stop: int
     steps: int = 0
-    """Those that are still to be done."""
+    """Number of steps that are still to be done."""
     memory: memoryview | None = None
-    """Of [start, stop), if held."""
+    """Memory of [start, stop), if held."""
     crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """With `Check.WHOLE`: position of each step that is done → its CRC and length."""
 
@@ -105,7 +105,7 @@ class SharedRead:
 
 
 def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_BYTES) -> Wanted:
-    """What must be read for a request so that it can be checked as `verify` asks.
+    """Plan the range to read for a request, so that it can be checked as `verify` asks.
 
     Args:
         request: What is wanted.
@@ -162,11 +162,11 @@ def _check_of(request: ReadRequest, verify: Verify) -> Check:
 def plan_reads(
     wanted: Sequence[Wanted], *, rehearse: bool, step_bytes: int, gap_bytes: int | None = None
 ) -> list[Step | SharedRead]:
-    """The reads of one file, in ascending order.
+    """Plan the reads of one file, in ascending order.
 
     Args:
         wanted: Of non-empty ranges of items in one file, which is known to hold them.
-        rehearse: The reads are only checked: nobody wants the bytes.
+        rehearse: The reads are only checked: no request gets the bytes.
         step_bytes: Most bytes of a step (but at least one CRC block), and of a read of several small items.
         gap_bytes: Unwanted bytes between two small items that are read rather than skipped; None as for disks.
     """
@@ -192,7 +192,7 @@ def plan_reads(
 
 
 def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> list[Step]:
-    """The steps of one item; every byte of it is in at most one of them."""
+    """Return the steps of one item; every byte of it is in at most one of them."""
     check = max(one.check for one in members)
     item = next(one.request.item for one in members if one.check is check)
     stored_bytes = item.stored_bytes
@@ -230,7 +230,7 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
 
 
 def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
-    """The ranges of a step that must be read: of positions in the stored range, ascending, disjoint.
+    """Return the ranges of a step that must be read: positions in the stored range, ascending, disjoint.
 
     What is checked by blocks comes in whole blocks; of what is not checked, runs with small gaps closed.
     """

@@ -1,1 +1,1 @@
-"""The life of one save in a folder: marker, publish, cleanup."""
+"""Life of one save in a folder: marker, publish, cleanup."""

@@ -1,4 +1,4 @@
-"""What a save may remove, and in which order: files that it replaced, and leftovers of dead saves. Nothing else.
+"""Cleanup after saves: removes files that a save replaced, and leftovers of dead saves. Nothing else.
 
 A marker or an index may name anything: what is named goes only if its own name and contents say that a save made it
 (see `own_files`), and is reported otherwise.
@@ -32,7 +32,7 @@ _log = library_logger(__name__)
 
 
 def replaced_names(save_id: str, rank: int | None, current: Current, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """What nobody needs any more once the save is the published one: old indexes first, then old data files.
+    """Return the files that are obsolete once the save is published: old indexes first, then old data files.
 
     Args:
         save_id: Of the new save.
@@ -51,7 +51,7 @@ def replaced_names(save_id: str, rank: int | None, current: Current, entries: It
 
 
 def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], world_size: int) -> bool:
-    """Remove what a published save replaced; whether all of it is gone that was a save's.
+    """Remove the files that a published save replaced; returns whether all that saves made are gone.
 
     Args:
         store: The checkpoint's folder.
@@ -68,7 +68,7 @@ def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], worl
 
 
 def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
-    """Bytes of those files that are there, in the order of their names; not every store lists all that it has."""
+    """Return the sizes of those files that exist, in the order of their names; not every store lists all files."""
     listed = {entry.name: entry.bytes for entry in store.list()}
     found: dict[str, int] = {}
     for name in names:
@@ -78,14 +78,14 @@ def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
 
 
 def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:
-    """Remove every file of a save that was not published; whether all of them are gone."""
+    """Remove every file of a save that was not published; returns whether all of them are gone."""
     sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
     order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
     return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")
 
 
 def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Current, entries: list[Entry]) -> None:
-    """Remove what dead saves left, and then their markers.
+    """Remove the leftovers of dead saves, and then their markers.
 
     A save whose index is the current one was killed after it published: what it replaced goes. Of any other, its own
     files go. While the current checkpoint cannot be read nothing is removed, since it cannot be told which is which.
@@ -109,13 +109,13 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
 
 
 def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
-    """Remove temporary files of markers whose save was killed before it had a marker, once they are old."""
+    """Remove old temporary marker files of saves that were killed before they had a marker."""
     old = (entry for entry in entries if abs(now - entry.mtime) > stale_after_seconds)
     _delete_made(store, {entry.name: entry.bytes for entry in old if is_marker_temporary(entry.name)}, "its name")
 
 
 def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
-    """Remove files whose names and contents say that saves made them, in their order; the names of those that stay.
+    """Remove files whose names and contents show that saves made them, in order; returns the names that stay.
 
     Args:
         store: The checkpoint's folder.
@@ -138,7 +138,7 @@ def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _is_of(name: str, save_id: str) -> bool:
-    """Whether a file's name is one that this save gave, its marker's excepted."""
+    """Whether this save gave a file its name, its marker excepted."""
     own = own_name(name)
     return own is not None and own.save_id == save_id and (own.temporary or own.kind != "note")
 
@@ -167,7 +167,7 @@ def _is_index_of(store: Store, name: str, save_id: str) -> bool:
 
 
 def _delete_made(store: Store, sizes: Mapping[str, int], named_by: str) -> bool:
-    """Delete the objects in order, those that no save made excepted; whether that worked.
+    """Delete the objects in order, except those that no save made; returns whether that worked.
 
     What fails is logged: the next save tries again.
     """

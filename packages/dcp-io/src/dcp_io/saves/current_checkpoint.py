@@ -1,4 +1,4 @@
-"""Which checkpoint a folder holds right now, seen through a store."""
+"""The current checkpoint of a folder, read through a store."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["Current", "read_current"]
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """What is there: an index, nothing, or something that cannot be read."""
+    """State of a folder: an index, nothing, or an index that cannot be read."""
 
     index: CheckpointIndex | None = None
     damage: DcpError | None = None
-    """Why the index that is there cannot be used."""
+    """Error that makes the existing index unusable."""
     generation: int = 0
-    """Of the checkpoint, or of the newest index that can be read; 0 if none says."""
+    """Generation of the checkpoint, or of the newest readable index; 0 if none has one."""
     lack: str | None = None
-    """What the indexes that are there lack to be a checkpoint, if there is none."""
+    """What the existing indexes lack to be a checkpoint, if there is none."""
 
     @property
     def exists(self) -> bool:
@@ -40,12 +40,12 @@ class Current:
 
     @property
     def save_id(self) -> str | None:
-        """Of the checkpoint; None if there is none or if stock wrote it."""
+        """Save id of the checkpoint; None if there is none or if stock wrote it."""
         return self.index.info.save_id if self.index is not None and self.index.info is not None else None
 
 
 def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
-    """The newest complete checkpoint in the store, or why it cannot be read.
+    """Return the newest complete checkpoint in the store, or why it cannot be read.
 
     Args:
         store: The checkpoint's folder.
@@ -67,7 +67,7 @@ def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
 
 
 def _highest_generation(store: Store, names: Iterable[str]) -> int:
-    """Of all indexes that can be read: a new save must not look older than any of them."""
+    """Return the highest generation of all readable indexes: a new save must not look older than any of them."""
     highest = 0
     for name in names:
         with contextlib.suppress(DcpError):

@@ -14,7 +14,7 @@ __all__ = ["JoinedSave"]
 
 
 class JoinedSave:
-    """Remembers which files this rank has written, in case the save fails.
+    """Records the files that this rank has written, in case the save fails.
 
     Args:
         store: The checkpoint's folder.
@@ -27,11 +27,11 @@ class JoinedSave:
         self.save_id = save_id
 
     def wrote(self, files: Iterable[str]) -> None:
-        """Take note of files of this rank."""
+        """Record files of this rank."""
         self._files.update(files)
 
     def abort(self) -> None:
-        """Remove this rank's files if it is certain that nobody will publish them. Does not raise.
+        """Remove this rank's files if it is certain that they will not be published. Does not raise.
 
         As long as the save's marker is there the coordinator may be about to publish, whatever this rank believes:
         then the files stay, and the coordinator or the next save removes them.

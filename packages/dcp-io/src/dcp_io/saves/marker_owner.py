@@ -1,4 +1,4 @@
-"""Which process wrote a save marker, and whether that process is provably gone."""
+"""Identity of the process that wrote a save marker, and whether that process is provably gone."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ __all__ = ["ProcessIdentity", "can_be_checked", "is_gone", "this_process"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, told apart from any other that has, had or will have its number."""
+    """Identity of a process, different from any other that has, had or will have its pid."""
 
     host: str
     boot_id: str
-    """Of the running kernel; empty where the system does not tell."""
+    """Boot id of the running kernel; empty where the system does not provide it."""
     pid_namespace: str
-    """In which `pid` counts; empty where the system does not tell."""
+    """Namespace of `pid`; empty where the system does not provide it."""
     pid: int
     start_ticks: int
-    """When the process began, in the system's ticks since boot; 0 where the system does not tell."""
+    """Start of the process, in the system's ticks since boot; 0 where the system does not provide it."""
 
     def to_dict(self) -> dict[str, str | int]:
-        """As plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> ProcessIdentity:
-        """From what `to_dict` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """Make an identity from the result of `to_dict`. Raises KeyError, TypeError or ValueError for anything else."""
         texts = [values["host"], values["boot_id"], values["pid_namespace"]]
         numbers = [values["pid"], values["start_ticks"]]
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int) for n in numbers):
@@ -39,12 +39,12 @@ class ProcessIdentity:
 
 
 def this_process() -> ProcessIdentity:
-    """The identity of the running process."""
+    """Return the identity of the running process."""
     return _identity(os.getpid())
 
 
 def can_be_checked(process: ProcessIdentity) -> bool:
-    """Whether `is_gone` knows from here: the process belongs to this host, boot and pid namespace."""
+    """Whether `is_gone` can check the process from here: it belongs to this host, boot and pid namespace."""
     here = this_process()
     same = (process.host, process.boot_id, process.pid_namespace) == (here.host, here.boot_id, here.pid_namespace)
     return same and process.pid > 0
@@ -84,7 +84,7 @@ def _identity(pid: int) -> ProcessIdentity:
 
 
 def _status(pid: int) -> tuple[str, int, int]:
-    """State letter, threads and start ticks of a process; ("", 0, 0) where the system does not tell.
+    """Return state letter, threads and start ticks of a process; ("", 0, 0) where the system does not provide them.
 
     The state is that of the main thread, which may end first.
     """

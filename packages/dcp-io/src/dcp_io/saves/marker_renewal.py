@@ -1,4 +1,4 @@
-"""The thread that keeps a save's marker fresh while the save runs."""
+"""Renewal thread that keeps a save's marker fresh while the save runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Renewal:
         """Whether the marker was found missing."""
 
     def start(self) -> None:
-        """Begin to renew."""
+        """Start the renewal thread."""
         self._thread = threading.Thread(target=self._run, name="dcp-io-marker", daemon=True)
         self._thread.start()
 
@@ -36,7 +36,7 @@ class Renewal:
         self._stopping.set()
 
     def stop(self) -> None:
-        """End; once this returns the marker is not touched any more. May be repeated, also without `start`."""
+        """Stop the renewal thread; afterwards the marker is not touched. May be repeated, also without `start`."""
         self.cancel()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():

@@ -1,8 +1,8 @@
-"""Which files saves made, by their names and first bytes: nothing else is ever removed. What removes is elsewhere.
+"""Recognition of files that saves made, by their names and first bytes: no other file is ever removed.
 
-A marker, an index or a name may have been made by anybody. So a file goes only if its name is one that saves give and
-it begins as what they write there begins, or if nothing of it was written: data files begin with a mark that names
-their save, indexes as a pickle, markers and notes as JSON.
+A marker, an index or a name may be forged. So a file is removed only if its name is one that saves give and it begins
+as their files do, or is empty: data files begin with a mark that names their save, indexes as a pickle, markers and
+notes as JSON.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _HEAD_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class OwnName:
-    """What the name of a file says if it is one that saves, or those who look after checkpoints, give."""
+    """The facts in the name of a file that a save, or a keeper of checkpoints, made."""
 
     kind: Literal["data", "index", "note"]
     """`note`: markers of saves, signs of readers and other small JSON files."""
     save_id: str | None = None
-    """None if the name does not say it."""
+    """None if the name does not contain it."""
     temporary: bool = False
-    """Whether it is what a store made on the way to publishing such a file."""
+    """Whether it is a temporary file of a store that publishes such a file."""
 
 
 def data_mark(save_id: str) -> bytes:
-    """The bytes with which each data file of a save begins."""
+    """Return the mark with which each data file of a save begins."""
     return (_MAGIC + save_id.encode())[:MARK_BYTES].ljust(MARK_BYTES, b"\0")
 
 
 def own_name(name: str) -> OwnName | None:
-    """What a file's name says of its origin; None if saves give no such names. Folders before it do not matter."""
+    """Return the facts in a file's name; None if saves give no such names. Folders before it do not matter."""
     base = name.rpartition("/")[2]
     if temporary := temporary_of(base):
         becomes = own_name(temporary[0])
@@ -64,13 +64,13 @@ def own_name(name: str) -> OwnName | None:
 
 
 def temporary_of(name: str) -> tuple[str, str] | None:
-    """For the name of a temporary object of `Store.publish`: the name that it was to get, and its tag; else None."""
+    """Return the final name and the tag of a temporary object of `Store.publish`, by its name; None for other names."""
     found = _TEMPORARY.fullmatch(name)
     return (found[1], found[2]) if found else None
 
 
 def is_own_file(store: Store, name: str, size: int) -> bool:
-    """Whether a file's name and contents say that a save, or one who looks after checkpoints, made it.
+    """Whether a file's name and contents show that a save, or a keeper of checkpoints, made it.
 
     True also for what a crash leaves of such a file: nothing, a part, or zeros in the place of its first bytes.
 

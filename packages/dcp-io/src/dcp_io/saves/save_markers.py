@@ -1,4 +1,4 @@
-"""Save markers: the file that says "this save is running here", and how long that can be believed.
+"""Save markers: the file that shows that a save is running, and how long it is believed.
 
 A marker is named `.dcp-save-<save id>`, with `.r<rank>` behind it in a save without a coordinator. Files of a save
 carry `.<save id>.` in their names, so that cleanup can tell whose they are.
@@ -48,7 +48,7 @@ _LAST_NS = 2**62  # what can be shown as a date
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a save says of itself."""
+    """Contents of a save marker."""
 
     save_id: str
     rank: int | None
@@ -59,9 +59,9 @@ class Marker:
     started_ns: int = 0
     """Wall-clock time of the host, for display."""
     replaced: tuple[str, ...] = ()
-    """What nobody needs any more once this save is the published one."""
+    """Files that are obsolete once this save is the published one."""
     torn: bool = False
-    """Whether the bytes are not what anybody wrote: a loss of power took a part of them."""
+    """Whether the bytes are torn: a loss of power took a part of them."""
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class Marker:
         return marker_name(self.save_id, self.rank)
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """Return the marker as JSON."""
         values = {
             "save_id": self.save_id,
             "rank": self.rank,
@@ -82,7 +82,7 @@ class Marker:
 
     @classmethod
     def from_bytes(cls, name: str, data: bytes) -> Marker:
-        """The marker of that name; one that says nothing but its name if the bytes are damaged."""
+        """Return the marker of that name; without contents if the bytes are damaged."""
         found = _NAME.fullmatch(name)
         if found is None:
             raise ValueError(f"{name!r} is not the name of a save marker")
@@ -103,7 +103,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class FoundMarker:
-    """A marker as it lies in a store."""
+    """A marker found in a store."""
 
     marker: Marker
     entry: Entry
@@ -126,7 +126,7 @@ class FoundMarker:
         return self.marker.process is not None and is_gone(self.marker.process)
 
     def describe(self, now: float) -> str:
-        """Who it is, for messages."""
+        """Return a description of the save, for messages."""
         process = self.marker.process
         who = f"process {process.pid} on {process.host!r}" if process else "an unknown process"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.marker.started_ns / 1e9))
@@ -135,19 +135,19 @@ class FoundMarker:
 
 
 def marker_name(save_id: str, rank: int | None) -> str:
-    """Name of the marker of a save, or of one rank of a save without a coordinator."""
+    """Return the name of the marker of a save, or of one rank of a save without a coordinator."""
     return f"{_PREFIX}{save_id}" if rank is None else f"{_PREFIX}{save_id}.r{rank}"
 
 
 def check_save_id(save_id: str) -> str:
-    """`save_id`, if it can be part of file names. Raises ValueError otherwise."""
+    """Return `save_id`, if it can be part of file names. Raises ValueError otherwise."""
     if not _SAVE_ID.fullmatch(save_id):
         raise ValueError(f"save id {save_id!r} must be 1 to 64 letters, digits, '_' or '-'")
     return save_id
 
 
 def belongs_to(name: str, save_id: str) -> bool:
-    """Whether a file's name says that this save made it."""
+    """Whether a file's name shows that this save made it."""
     return f".{save_id}." in name
 
 
@@ -157,13 +157,13 @@ def is_marker(name: str) -> bool:
 
 
 def is_marker_temporary(name: str) -> bool:
-    """Whether a file is what a store made on the way to publishing a marker."""
+    """Whether a file is a temporary file of a store that publishes a marker."""
     found = temporary_of(name)
     return found is not None and is_marker(found[0])
 
 
 def find_markers(store: Store, entries: list[Entry]) -> list[FoundMarker]:
-    """The markers among the store's entries; those that vanish meanwhile are left out."""
+    """Return the markers among the store's entries; those that vanish meanwhile are left out."""
     found: list[FoundMarker] = []
     for entry in entries:
         if not _NAME.fullmatch(entry.name):

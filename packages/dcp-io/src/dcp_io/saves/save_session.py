@@ -1,4 +1,4 @@
-"""The life of one save in a folder: begin, publish, finish or abort. Data files are written by the engine.
+"""Session of one save in a folder: begin, publish, finish or abort. Data files are written by the engine.
 
 `SaveSession` is the process that owns the marker: the coordinator, or each rank in a save without one.
 """
@@ -48,13 +48,13 @@ def _forget(renewal: Renewal, key: tuple[str, str]) -> None:
 
 
 def new_save_id() -> str:
-    """A save id that nobody has used."""
+    """Return a new random save id."""
     return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """The folder at one moment."""
+    """Snapshot of the folder at one moment."""
 
     entries: list[Entry]
     markers: list[FoundMarker]
@@ -99,7 +99,7 @@ class SaveSession:
         self._published = False
         self._world_size = 1
         self.generation = 1
-        """One more than that of the checkpoint found at the start."""
+        """Generation of this save: one more than that of the checkpoint found at the start."""
 
     @property
     def save_id(self) -> str:
@@ -122,7 +122,7 @@ class SaveSession:
         rank: int | None = None,
         sync: bool = True,
     ) -> SaveSession:
-        """Take the folder for a new save, once no other live save has it; remove what dead ones left.
+        """Take the folder for a new save, once no other live save has it; remove the files of dead ones.
 
         Args:
             store: The checkpoint's folder; it is made if missing.
@@ -146,7 +146,7 @@ class SaveSession:
         return session
 
     def publish(self, name: str, data: bytes) -> None:
-        """Make `name` hold `data`: in one step, durably, or not at all.
+        """Publish an object: make `name` hold `data` in one step, durably, or not at all.
 
         Raises:
             SaveLostError: The marker of this save is gone: another save took it for dead.
@@ -165,7 +165,7 @@ class SaveSession:
         self._published = self._published or name == METADATA_NAME
 
     def finish(self, keep: Collection[str]) -> None:
-        """End the published save: remove what it replaced, then its marker. Failures are logged, never raised.
+        """End the published save: remove files that it replaced, then its marker. Failures are logged, never raised.
 
         In a save without a coordinator nothing is removed before every rank has published; the last one does it.
 
@@ -192,7 +192,7 @@ class SaveSession:
     def abort(self) -> None:
         """End the failed save: remove its files and its marker, unless its index has been published after all.
 
-        Never touches what is published. Does not raise: what cannot be removed is left to the next save.
+        Never touches published files. Does not raise: files that cannot be removed are left to the next save.
         """
         self._renewal.stop()
         try:
@@ -208,7 +208,7 @@ class SaveSession:
             self._leave()
 
     def _enter(self, *, overwrite: bool) -> None:
-        """Write the marker, wait until nobody else claims the folder, and clean up."""
+        """Write the marker, wait until no other save claims the folder, and clean up."""
         self._register()
         try:
             self._refuse_used_id()
@@ -224,7 +224,7 @@ class SaveSession:
             raise
 
     def _take_over(self, scene: _Scene, *, overwrite: bool) -> None:
-        """Remove what dead saves left, and note what this one will replace."""
+        """Remove the leftovers of dead saves, and note the files that this one will replace."""
         current = read_current(self._store)
         if current.exists and not overwrite:
             raise CheckpointExistsError(
@@ -240,7 +240,7 @@ class SaveSession:
         self._write_marker(sync=self._sync)
 
     def _register(self) -> None:
-        """Note that this save runs in this process, until `_leave` or until its owner drops it without an end."""
+        """Register this save as running in this process, until `_leave` or until its owner drops it without an end."""
         key = (self._store.url, self._marker.name)
         with _running_lock:
             if key in _running:
@@ -257,7 +257,7 @@ class SaveSession:
                 raise self._used_before(entry.name)
 
     def _own_prefixes(self) -> tuple[str, str]:
-        """How the names of this rank's data files and indexes begin."""
+        """Return the prefixes of the names of this rank's data files and indexes."""
         return f"__{self.rank}_", f"__{self.rank}."
 
     def _used_before(self, name: str) -> CheckpointExistsError:
@@ -267,7 +267,7 @@ class SaveSession:
         )
 
     def _settle(self) -> _Scene:
-        """The folder once this save is the only live one in it.
+        """Wait until this save is the only live one in the folder; returns the folder's snapshot.
 
         Two saves that start at once see each other's markers; the later one gives way and the earlier waits until it
         has. A save that is past its start never gives way.
@@ -294,7 +294,7 @@ class SaveSession:
         return _Scene(entries, find_markers(self._store, others), own)
 
     def _rivals(self, scene: _Scene) -> list[FoundMarker]:
-        """Markers of other saves that may be alive and have yet to publish."""
+        """Return the markers of other saves that may be alive and have yet to publish."""
         alive = [
             found
             for found in scene.markers
@@ -322,7 +322,7 @@ class SaveSession:
         self._store.publish(self._marker.name, self._marker.to_bytes(), tag=self.save_id, sync=sync)
 
     def _mark_ended(self) -> None:
-        """Say in the marker that nothing runs any more, so that it blocks nobody."""
+        """Mark the save as ended in its marker, so that it blocks no other save."""
         self._marker = replace(self._marker, phase="ended")
         with contextlib.suppress(OSError, DcpError):
             if self._store.exists(self._marker.name):
@@ -343,7 +343,7 @@ class SaveSession:
         return True
 
     def _remove_replaced_by_all(self) -> bool:
-        """As above, and the markers of ranks that ended, in a save that every rank has published."""
+        """Remove the replaced files, and the markers of ranks that ended, in a save that every rank has published."""
         current = read_current(self._store)
         if current.index is None or current.save_id != self.save_id:
             return False
@@ -355,7 +355,7 @@ class SaveSession:
         return True
 
     def _may_be_published(self) -> bool:
-        """Whether anything may already depend on the files of this save."""
+        """Whether a published index may already depend on the files of this save."""
         if not self._publishing:
             return False
         if self.rank is not None:

@@ -1,4 +1,4 @@
-"""Folders of a local file system, made and synced so that they are there after a loss of power."""
+"""Durable folders of a local file system: made and synced so that they survive a loss of power."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole transfers between buffers and an open file, whatever one system call is willing to move."""
+"""Complete transfers between buffers and an open file, however few bytes one system call moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALL_LIMIT_BYTES = (2 << 30) - 4096
 
 
 def write_fully(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """Write every byte of the buffers at `offset` of a file; the number of bytes.
+    """Write every byte of the buffers at `offset` of a file; returns the number of bytes.
 
     Raises:
         OSError: The system refused, or accepted nothing.
@@ -33,7 +33,7 @@ def write_fully(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
 
 
 def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill the buffers from `offset` of a file; the number of bytes, less than asked only at the file's end."""
+    """Fill the buffers from `offset` of a file; returns the number of bytes, fewer only at the file's end."""
     if len(buffers) == 1 and 0 < len(buffers[0]) <= CALL_LIMIT_BYTES:  # nearly always; what is left goes on below
         read = os.preadv(fd, buffers, offset)
         if read in (0, len(buffers[0])):
@@ -52,7 +52,7 @@ def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
 
 
 def _batches(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """The buffers in order, cut so that each batch fits one call."""
+    """Yield the buffers in order, cut so that each batch fits one call."""
     batch: list[Buffer] = []
     room = CALL_LIMIT_BYTES
     for buffer in buffers:
@@ -71,7 +71,7 @@ def _batches(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 
 
 def _rest(batch: list[Buffer], moved: int) -> list[Buffer]:
-    """What is left of a batch of which `moved` bytes are done."""
+    """Return the rest of a batch of which `moved` bytes are done."""
     for position, buffer in enumerate(batch):
         if moved < len(buffer):
             return [memoryview(buffer)[moved:], *batch[position + 1 :]] if moved else batch[position:]

@@ -27,7 +27,7 @@ _NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR)
 
 
 class LocalStore(Store):
-    """A folder of the file system.
+    """A store in a folder of the local file system.
 
     Guarantees: as `Store`. A published object appears by `os.replace` of a flushed temporary file; new files are made
     exclusively and never through a symbolic link; with `sync`, file and folder are fsynced.
@@ -99,7 +99,7 @@ class LocalStore(Store):
             os.utime(self._readable(name))
 
     def read(self, name: str) -> bytes:
-        """All bytes of the file."""
+        """Read all bytes of the file."""
         source = self.open(name)
         try:
             size = source.size()
@@ -114,12 +114,12 @@ class LocalStore(Store):
             source.close()
 
     def open(self, name: str) -> Source:
-        """The file, opened."""
+        """Open the file for reading."""
         with self._finding(name):
             return _LocalSource(self, name, self._readable(name))
 
     def size(self, name: str) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         with self._finding(name):
             return os.stat(self._readable(name), follow_symlinks=False).st_size
 
@@ -128,7 +128,7 @@ class LocalStore(Store):
         return os.path.lexists(self._inside(name))
 
     def list(self) -> list[Entry]:
-        """The files in the folder, those included that are replaced meanwhile."""
+        """List the files in the folder, including those that are replaced meanwhile."""
         entries: dict[str, Entry] = {}
         try:
             # Twice: btrfs shows neither the old file nor the new one if they change between opening and reading.
@@ -157,11 +157,11 @@ class LocalStore(Store):
         sync_folder(self._path)
 
     def child(self, name: str) -> LocalStore:
-        """The folder of that name."""
+        """Return a store for the folder of that name."""
         return LocalStore(self._inside(name))
 
     def folders(self) -> tuple[str, ...]:
-        """The folders directly in this one, empty ones included; links are left out."""
+        """Return the folders directly in this one, empty ones included; links are left out."""
         try:
             with os.scandir(self._path) as found:
                 return tuple(sorted(item.name for item in found if item.is_dir(follow_symlinks=False)))
@@ -179,14 +179,14 @@ class LocalStore(Store):
             sync_folder(os.path.dirname(self._path))
 
     def _inside(self, name: str) -> str:
-        """The path of a name whose parent folders do not lead out of the store."""
+        """Return the path of a name whose parent folders do not lead out of the store."""
         path = os.path.join(self._path, check_name(name))
         if "/" in name:
             self._check_inside(os.path.dirname(path), name)
         return path
 
     def _readable(self, name: str) -> str:
-        """The path to read: links are resolved as long as they stay in the store."""
+        """Return the path to read: links are resolved as long as they stay in the store."""
         path = self._inside(name)
         if os.path.islink(path):
             real = os.path.realpath(path)
@@ -239,7 +239,7 @@ class _LocalSink(Sink):
         return self._name
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return the bytes written so far."""
         return self._position
 
     def write(self, buffers: Sequence[Buffer]) -> None:
@@ -248,7 +248,7 @@ class _LocalSink(Sink):
             self._position += write_fully(self._fd, buffers, self._position)
 
     def start_sync(self) -> None:
-        """Have the kernel begin to write back what it has not begun with yet."""
+        """Make the kernel begin to write back bytes that it has not begun with yet."""
         start_writeback(self._fd, self._sync_started, self._position - self._sync_started)
         self._sync_started = self._position
 
@@ -307,11 +307,11 @@ class _LocalSource(Source):
             raise _no_file(path)
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         return os.fstat(self._fd).st_size
 
     def will_need(self, offset: int, size: int) -> None:
-        """Have the kernel begin to read what it does not hold."""
+        """Make the kernel begin to read bytes that are not in its cache."""
         with contextlib.suppress(OSError):
             if not self._is_held(offset):  # telling of what is held takes a twentieth of the time of reading it
                 os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)

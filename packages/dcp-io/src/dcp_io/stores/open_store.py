@@ -25,11 +25,11 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.:-]+")
 
 
 def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Store:
-    """The folder that a URI names.
+    """Open the store for the folder that a URI names.
 
     Args:
         uri: A path, `file://…`, or a URI whose scheme an installed package handles.
-        storage_options: What the storage needs to be told, such as an endpoint; the package that brings it says what.
+        storage_options: Options of the storage, such as an endpoint; the package that offers it documents them.
 
     Raises:
         StoreNotFoundError: No installed package handles the scheme; names the one to install.
@@ -58,7 +58,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
 
 def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | None, reasons: str) -> Store:
-    """The folder, opened by a package that is asked for schemes that are not registered; raises StoreNotFoundError."""
+    """Open the folder by a package that handles schemes which are not registered; raises StoreNotFoundError."""
     from dcp_hooks import ANY_SCHEME, installed, package_for  # noqa: PLC0415 - as in `open_store`
 
     if not _SCHEME.fullmatch(scheme):
@@ -76,7 +76,7 @@ def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | N
 
 
 def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
-    """The store of the folder above a single file that a URI names, and the file's name; None if there is no such file.
+    """Return the store of the folder above a file, and the file's name, by its URI; None if there is no such file.
 
     Raises:
         StoreNotFoundError, InvalidPlaceError: As `open_store`.

@@ -1,4 +1,4 @@
-"""`Attempts`: how often a request to a remote storage is made, and how long is waited in between."""
+"""`Attempts`: retries of a request to a remote storage, with pauses in between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
 
 class TruncatedError(OSError):
-    """An answer was shorter than what was asked for."""
+    """A response was shorter than requested."""
 
 
 class Attempts:
@@ -25,8 +25,8 @@ class Attempts:
 
     Args:
         what: The request and its object, for messages; without secrets.
-        limit: How many there may be.
-        deadline_seconds: After so long none is begun.
+        limit: Greatest number of attempts.
+        deadline_seconds: Time after which none is begun.
 
     Example:
         ```python
@@ -49,10 +49,10 @@ class Attempts:
         self._deadline_seconds = deadline_seconds
         self._started = time.monotonic()
         self.number = 1
-        """Of the attempt under way."""
+        """Number of the current attempt."""
 
     def wait(self, told: str) -> bool:
-        """Log that the attempt failed and wait for the next one's turn; False, at once, if there shall be none.
+        """Log that the attempt failed and wait before the next one; False, at once, if there is none left.
 
         Args:
             told: What went wrong; without secrets.
@@ -67,7 +67,7 @@ class Attempts:
         return True
 
     def failure(self, told: str, remedy: str) -> StorageError:
-        """The error of a request that failed for good: what was tried how often and for how long, and what to do."""
+        """Return the error of a request that failed for good: the attempts, their duration, and what to do."""
         seconds, plural = time.monotonic() - self._started, "s" * (self.number > 1)
         return StorageError(
             f"{self._what}: failed after {self.number} attempt{plural} in {seconds:.1f} s: {told}; {remedy}"

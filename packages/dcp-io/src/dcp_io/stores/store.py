@@ -1,4 +1,4 @@
-"""What a place for checkpoint files must offer: a folder of named byte objects. No implementation lives here.
+"""Contract of a store for checkpoint files: a folder of named byte objects. No implementation lives here.
 
 A new kind of storage implements `Store` (and `Sink`); saving, verification and cleanup are built on these methods
 alone. Neither rename nor append is needed.
@@ -31,7 +31,7 @@ class Sink(ABC):
 
     @abstractmethod
     def tell(self) -> int:
-        """Bytes written so far: the position at which the next `write` begins."""
+        """Return the bytes written so far: the position at which the next `write` begins."""
 
     @abstractmethod
     def write(self, buffers: Sequence[Buffer]) -> None:
@@ -48,10 +48,10 @@ class Sink(ABC):
         """Begin to make durable what has been written, without waiting: `close` will be called with `sync`."""
 
     keeps_stable: ClassVar[bool] = False
-    """Whether `write_stable` spares a copy."""
+    """Whether `write_stable` saves a copy."""
 
     def write_stable(self, buffer: Buffer) -> None:
-        """As `write` of one buffer that stays as it is until the sink has ended: it may be kept until then."""
+        """Write one buffer that does not change until the sink has ended: it may be kept until then."""
         self.write([buffer])
 
     @abstractmethod
@@ -63,13 +63,13 @@ class Sink(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Give up: remove the object. Does not raise for what is gone already."""
+        """Abort the write: remove the object. Does not raise if it is gone already."""
 
 
 class Source:
     """An object opened for reading, by any number of threads.
 
-    This plain one asks the store for each range; stores with open files or connections override `Store.open`.
+    This plain one reads each range through the store; stores with open files or connections override `Store.open`.
 
     Example:
         ```python
@@ -87,18 +87,18 @@ class Source:
     __slots__ = ("_name", "_store")
 
     brings_memory: ClassVar[bool] = False
-    """Whether a request brings its bytes in memory of its own, which `fetch` gives as it is."""
+    """Whether a request returns its bytes in memory of its own, which `fetch` passes on."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._name = name
 
     def size(self) -> int:
-        """Bytes of the object."""
+        """Return the size of the object in bytes."""
         return self._store.size(self._name)
 
     def will_need(self, offset: int, size: int) -> None:
-        """A hint: these bytes will be read soon. Returns at once, and never raises."""
+        """Announce that these bytes will be read soon (a hint). Returns at once, and never raises."""
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers in order with the bytes from `offset` on; errors as in `Store.read_into`."""
@@ -107,13 +107,13 @@ class Source:
             offset += len(buffer)
 
     def fetch(self, offset: int, size: int) -> memoryview:
-        """So many bytes from `offset` on, not to be changed; errors as in `Store.read_into`."""
+        """Return that many bytes from `offset` on, not to be changed; errors as in `Store.read_into`."""
         memory = memoryview(bytearray(size))
         self.read_into(offset, [memory])
         return memory.toreadonly()
 
     def close(self) -> None:
-        """Release what `open` took."""
+        """Release the resources that `open` took."""
 
 
 class Store(ABC):
@@ -168,7 +168,7 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """All bytes of the object. Raises CheckpointNotFoundError if it is missing."""
+        """Read all bytes of the object. Raises CheckpointNotFoundError if it is missing."""
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the object's bytes from `offset` on: all of it, or an exception.
@@ -189,12 +189,12 @@ class Store(ABC):
             source.close()
 
     def open(self, name: str) -> Source:
-        """The object for many reads; missing ones may raise here or at the first read."""
+        """Open the object for many reads; missing ones may raise here or at the first read."""
         return Source(self, name)
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Bytes of the object. Raises CheckpointNotFoundError if it is missing."""
+        """Return the size of the object in bytes. Raises CheckpointNotFoundError if it is missing."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
@@ -202,7 +202,7 @@ class Store(ABC):
 
     @abstractmethod
     def list(self) -> list[Entry]:
-        """The objects directly in the folder, not those in folders below it; none if there is no folder.
+        """List the objects directly in the folder, not those in folders below it; none if there is no folder.
 
         An object that was there before the call and is not removed during it is listed.
         """
@@ -216,14 +216,14 @@ class Store(ABC):
         """Make the names of all closed objects, and removals, survive a crash of the machine."""
 
     def child(self, name: str) -> Store:
-        """A store for the folder `name` in this one, which need not exist.
+        """Return a store for the folder `name` in this one, which need not exist.
 
-        Whoever keeps several checkpoints under one root needs this and `folders`; a single checkpoint does not.
+        Only keepers of several checkpoints under one root need this and `folders`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not open folders within {self.url}")
 
     def folders(self) -> tuple[str, ...]:
-        """The names of the folders directly in this one, sorted. Those that hold no object may be left out."""
+        """Return the names of the folders directly in this one, sorted. Those that hold no object may be left out."""
         raise NotImplementedError(f"{type(self).__name__} does not list folders within {self.url}")
 
     def remove_folder(self) -> None:  # noqa: B027 - where folders are but beginnings of names there is nothing to do
@@ -231,7 +231,7 @@ class Store(ABC):
 
 
 def check_name(name: str) -> str:
-    """`name`, if it stays inside a folder whatever the storage is.
+    """Return `name`, if it stays inside a folder whatever the storage is.
 
     Raises:
         UnsafeCheckpointError: It is absolute, has an empty, `.` or `..` part, a backslash or a NUL.

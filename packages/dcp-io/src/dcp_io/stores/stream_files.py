@@ -1,4 +1,4 @@
-"""A file system of streams and its files: a new one while it is written, one that is read, a whole one's bytes."""
+"""Files of a foreign file system with a stream interface: sinks, sources, and reading a whole file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["StreamFileSystem", "StreamSink", "StreamSource", "read_all"]
 
 
 class StreamFileSystem(Protocol):
-    """What is asked of a file system: stock's `FileSystemBase`, by its methods."""
+    """The methods used of a file system: stock's `FileSystemBase`."""
 
     def create_stream(self, path: Any, mode: str) -> AbstractContextManager[Any]:
-        """A stream on a file, closed at the end of the block; modes `rb` and `wb`."""
+        """Open a stream on a file, closed at the end of the block; modes `rb` and `wb`."""
         ...
 
     def concat_path(self, path: Any, suffix: str) -> Any:
-        """`suffix` below `path`."""
+        """Return the path of `suffix` below `path`."""
         ...
 
     def rename(self, path: Any, new_path: Any) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         ...
 
     def mkdir(self, path: Any) -> None:
@@ -39,7 +39,7 @@ class StreamFileSystem(Protocol):
         ...
 
     def exists(self, path: Any) -> bool:
-        """Whether there is a file."""
+        """Whether a file exists."""
         ...
 
     def rm_file(self, path: Any) -> None:
@@ -48,7 +48,7 @@ class StreamFileSystem(Protocol):
 
 
 def read_all(fs: StreamFileSystem, place: Any) -> bytes:
-    """The bytes of a file. Raises what the file system raises."""
+    """Read the bytes of a file. Raises the file system's errors."""
     with fs.create_stream(place, "rb") as stream:
         return bytes(stream.read())
 
@@ -72,7 +72,7 @@ class StreamSink(Sink):
         return self._name
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return the bytes written so far."""
         return self._position
 
     def write(self, buffers: Sequence[Buffer]) -> None:
@@ -130,7 +130,7 @@ class StreamSource(Source):
         self._stream: Any = self._context.__enter__()
 
     def size(self) -> int:
-        """Bytes of the file; as many as anybody may want of a stream that does not know its end."""
+        """Return the file's size in bytes; a practically unlimited one for a stream that does not know its end."""
         with self._lock:
             try:
                 self._stream.seek(0, os.SEEK_END)

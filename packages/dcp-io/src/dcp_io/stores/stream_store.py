@@ -28,7 +28,7 @@ __all__ = ["StreamStore"]
 
 
 class StreamStore(Store):
-    """Files below one folder of a file system that opens streams.
+    """A store of files below one folder of a file system that opens streams.
 
     Guarantees: as far as the file system gives them. An object is published by a rename; where that does not replace
     what is there, the old one is removed first, and a crash in between leaves none. Streams are flushed to the disk
@@ -78,7 +78,7 @@ class StreamStore(Store):
         return sink
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file by way of a temporary one beside it, and look whether that has happened."""
+        """Replace the file by way of a temporary one beside it, and check that this has happened."""
         content, place = bytes(data), self._inside(name)
         folder, slash, base = name.rpartition("/")
         temporary = f"{folder}{slash}.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
@@ -114,22 +114,22 @@ class StreamStore(Store):
         return read_all(self._fs, place) if self._fs.exists(place) else None
 
     def touch(self, name: str) -> None:
-        """Look whether the file is there: the file system keeps no times that anybody could ask for."""
+        """Check that the file exists: the file system's interface has no times."""
         if not self.exists(name):
             raise self._missing(name)
 
     def read(self, name: str) -> bytes:
-        """All bytes of the file."""
+        """Read all bytes of the file."""
         with self._finding(name):
             return read_all(self._fs, self._inside(name))
 
     def open(self, name: str) -> Source:
-        """One stream on the file, for reads one after another."""
+        """Open one stream on the file, for reads one after another."""
         with self._finding(name):
             return StreamSource(self, self._fs, name, self._inside(name))
 
     def size(self, name: str) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         source = self.open(name)
         try:
             return source.size()
@@ -137,18 +137,18 @@ class StreamStore(Store):
             source.close()
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Whether such a file exists."""
         return bool(self._fs.exists(self._inside(name)))
 
     def list(self) -> list[Entry]:
-        """Files that this store has made, and the indexes that are there: the interface lists no folders."""
+        """List the files that this store has made, and existing indexes: the interface lists no folders."""
         with self._lock:
             names = {name for name in self._made if "/" not in name}
         if self.exists(METADATA_NAME):
             names.add(METADATA_NAME)
         else:
             names.update(self._rank_indexes())
-        now = time.time()  # of a time that nobody knows, only that it is past
+        now = time.time()  # the true time is unknown, only that it is past
         return [Entry(name, self.size(name), now) for name in sorted(names) if self.exists(name)]
 
     def _rank_indexes(self) -> Iterator[str]:
@@ -187,7 +187,7 @@ class StreamStore(Store):
 
     @contextlib.contextmanager
     def _finding(self, name: str) -> Iterator[None]:
-        """Tell a missing file from other failures: a file system may raise anything for one."""
+        """Distinguish a missing file from other failures: a file system may raise any error for one."""
         try:
             yield
         except DcpError:

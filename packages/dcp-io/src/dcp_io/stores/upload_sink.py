@@ -1,4 +1,4 @@
-"""`UploadSink`: what sinks of remote storages share: position, end, and the removal of what is given up."""
+"""`UploadSink`: common base of the sinks of remote storages: position, end, and removal after an abort."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["UploadSink"]
 
 
 class UploadSink(Sink):
-    """An object on its way to a service. A subclass says how bytes are sent, and how an upload ends.
+    """Sink of an upload to a service. A subclass implements sending bytes, and the end of an upload.
 
     Args:
         name: Of the object in its store.
@@ -33,7 +33,7 @@ class UploadSink(Sink):
         return self._name
 
     def tell(self) -> int:
-        """Bytes taken so far."""
+        """Return the bytes taken so far."""
         return self._position
 
     def write(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
@@ -59,7 +59,7 @@ class UploadSink(Sink):
             self.complete()
 
     def abort(self) -> None:
-        """Give up, and remove what can be seen of the object."""
+        """Abort the upload, and remove the object if it is visible."""
         if not self._ended:
             self._ended = True
             with contextlib.suppress(Exception):

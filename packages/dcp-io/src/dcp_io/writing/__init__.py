@@ -1,1 +1,1 @@
-"""Items of one rank into data files, in parallel."""
+"""Writes of one rank's items into data files, in parallel."""

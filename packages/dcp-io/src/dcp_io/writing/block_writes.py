@@ -1,4 +1,4 @@
-"""Payloads that are encoded block by block on their way into a file."""
+"""Block-wise encoding of payloads on their way into a file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def write_blocks(
 
     Args:
         data: The payload.
-        encoder: What its blocks go through.
+        encoder: Encoder of its blocks.
         max_bytes: Memory that pieces of the payload may take.
         write: Takes the next encoded bytes; they may change afterwards.
 
     Returns:
-        What is to be known of the blocks, and the CRC32 of all that was written.
+        The blocks' columns, and the CRC32 of all bytes that were written.
 
     Raises:
-        BaseException: Whatever the encoder raised.
+        BaseException: The encoder's error.
     """
     lengths, crcs, value = [], [], 0
     for block in _blocks(data, encoder.block_bytes, max_bytes):
@@ -43,7 +43,7 @@ def write_blocks(
 
 
 def _blocks(data: Buffer | PiecewiseData, block_bytes: int, max_bytes: int) -> Iterator[memoryview]:
-    """The payload in blocks; each stays as it is until the next one is asked for."""
+    """Yield the payload in blocks; each is valid until the next one is requested."""
     if isinstance(data, bytes | bytearray | memoryview):
         view = memoryview(data)
         for start in range(0, len(view), block_bytes):

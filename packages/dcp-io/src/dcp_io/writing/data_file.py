@@ -41,7 +41,7 @@ A bare tuple of numbers: the garbage collector, whose passes are what many small
 
 
 class DataFile:
-    """Appends items to a sink, each at the place its alignment asks for.
+    """Appends items to the sink of a data file, each at an aligned position.
 
     The file begins with the mark of its save. Payloads begin at a multiple of 64 bytes in the file (small raw ones: of
     their element size); the gaps are zero.
@@ -64,15 +64,15 @@ class DataFile:
         self._written = 0
         self._sync_started = 0
         self.running_crcs: list[npt.NDArray[np.uint32]] = []
-        """Of each item that has any, in the order of `add`."""
+        """Running CRCs of each item that has any, in the order of `add`."""
         self.blocks: dict[int, EncodedBlocks] = {}
-        """Of each item that has any, by its offset."""
+        """Blocks of each item that has any, by its offset."""
         self.chains: dict[tuple[str, ...], int] = {(): 0}
         """Descriptors of transforms → their number in places."""
         self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
 
     def add(self, key: str, payload: Payload) -> Place:
-        """Append one item; its bytes may be handed to the storage later, at the latest by `close`.
+        """Append one item; its bytes may be passed to the storage later, at the latest by `close`.
 
         Args:
             key: FQN, for messages.
@@ -115,7 +115,7 @@ class DataFile:
         return offset, self._position - offset, lead, size, int(framing), value, chain
 
     def add_alike(self, key: str, alike: Alike, data: Buffer, count: int) -> list[int]:
-        """Append bare payloads of one dtype and size, one after another in `data`; as many calls of `add` do.
+        """Append bare payloads of one dtype and size, one after another in `data`; equivalent to many calls of `add`.
 
         Returns:
             The numbers of their places in a row.
@@ -171,7 +171,7 @@ class DataFile:
                 self._flush()
 
     def _form(self, key: str, payload: Payload, size: int) -> tuple[Frame | None, int, int]:
-        """Frame, its lead and the alignment of a bare payload; kept, since thousands of them may be alike."""
+        """Return frame, its lead and the alignment of a bare payload; cached, since thousands of them may be alike."""
         item_bytes = _item_bytes(key, payload, size)
         frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes) if self._framed else None
         form = frame, len(frame.prefix) if frame else 0, alignment(Framing.RAW, size, item_bytes, framed=self._framed)
@@ -179,7 +179,7 @@ class DataFile:
         return form
 
     def _encoded(self, key: str, payload: Payload) -> tuple[Payload, int]:
-        """What a payload's encoders make of it and of its frame, and the number of their chain."""
+        """Encode a payload with its frame; returns the result, and the number of its chain."""
         frame = None
         if payload.framing == _RAW:
             frame, *_ = self._form(key, payload, _size_of(key, payload.data))
@@ -189,7 +189,7 @@ class DataFile:
         return Payload(data, payload.framing if frame is None else Framing.TORCH_ZIP), chain
 
     def close(self) -> None:
-        """Hand over what is pending and complete the file."""
+        """Pass pending bytes to the sink and complete the file."""
         self._flush()
         self._sink.close(sync=self._sync)
 
@@ -204,7 +204,7 @@ class DataFile:
         self._position += len(suffix)
 
     def _stream(self, data: Buffer | PiecewiseData, size: int) -> int:
-        """Write a large payload from its own memory; its CRC32."""
+        """Write a large payload from its own memory; returns its CRC32."""
         running = RunningCrc(size)
         stable = isinstance(data, _IN_MEMORY)
         pieces = (data,) if isinstance(data, _IN_MEMORY) else data.pieces(self._max_piece_bytes)
@@ -236,7 +236,7 @@ class DataFile:
 
 
 def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> int:
-    """Of what a payload's position in its file must be a multiple, given its length and that of its elements."""
+    """Return the alignment of a payload in its file, given its length and that of its elements."""
     if framing is Framing.OBJECT or (size == 0 and not framed):
         return 1
     if framing is Framing.RAW and not framed and size < ALIGNMENT_BYTES:
@@ -245,7 +245,7 @@ def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> 
 
 
 def _size_of(key: str, data: Buffer | PiecewiseData) -> int:
-    """Bytes of a payload; raises ValueError if they do not lie in a row."""
+    """Return the size of a payload in bytes; raises ValueError if it is not contiguous."""
     if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
         raise ValueError(f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data")
     return len(data) if isinstance(data, _IN_MEMORY) else data.nbytes
@@ -257,7 +257,7 @@ def _joined(data: PiecewiseData, max_bytes: int) -> bytes:
 
 
 def _item_bytes(key: str, payload: Payload, size: int) -> int:
-    """Bytes per element; of a dtype that is newer than this package they follow from the payload's length."""
+    """Return the bytes per element; for a dtype newer than this package they follow from the payload's length."""
     count = math.prod(payload.sizes)
     if not payload.dtype:
         raise ValueError(f"the payload of {key!r} is raw but names no dtype")

@@ -1,7 +1,7 @@
-"""Payloads that go through stream transforms on their way into a file.
+"""Stream encoding of payloads on their way into a file.
 
 How long the result is shows only at its end, so it is kept until then: in memory up to a limit, then in a file that
-nobody else sees.
+no other process sees.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEP_BYTES = 1 << 20
 
 
 class EncodedData(io.RawIOBase):
-    """What encoders have written, to be written on in pieces; closing it frees it.
+    """Buffer of encoded bytes, to be read in pieces; spills to a file above a limit.
 
     Args:
         max_bytes: More than so many bytes are kept in a temporary file instead of in memory.
@@ -31,14 +31,14 @@ class EncodedData(io.RawIOBase):
     def __init__(self, max_bytes: int) -> None:
         self._kept = tempfile.SpooledTemporaryFile(max_size=max_bytes)  # noqa: SIM115 - closed by `free`
         self.nbytes = 0
-        """How many bytes there are."""
+        """Number of bytes in it."""
 
     def writable(self) -> bool:
         """True."""
         return True
 
     def write(self, data: Buffer) -> int:  # type: ignore[override]
-        """Keep these bytes too."""
+        """Append bytes."""
         if self._kept.closed:  # an encoder that was dropped after an error ends its stream when it is collected
             return memoryview(data).nbytes
         count = self._kept.write(data)
@@ -46,10 +46,10 @@ class EncodedData(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Nothing: encoders close what they write to, but the bytes are needed afterwards. See `free`."""
+        """Do nothing: encoders close their output, but the bytes are needed afterwards. See `free`."""
 
     def free(self) -> None:
-        """Forget the bytes."""
+        """Drop the bytes."""
         self._kept.close()
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
@@ -64,7 +64,7 @@ class EncodedData(io.RawIOBase):
 def encode_payload(
     data: Buffer | PiecewiseData, frame: Frame | None, encoders: Iterable[StreamEncoder], max_bytes: int
 ) -> EncodedData:
-    """A payload as encoders make it.
+    """Encode a payload, and return the result in a buffer.
 
     Args:
         data: Its bytes.
@@ -73,7 +73,7 @@ def encode_payload(
         max_bytes: Memory that the pieces and the result may take, each.
 
     Raises:
-        BaseException: Whatever an encoder raised.
+        BaseException: An encoder's error.
     """
     result = EncodedData(max_bytes)
     streams = [cast("IO[bytes]", result)]

@@ -1,4 +1,4 @@
-"""Writing the items of one rank: who writes what into which file, and the errors of its threads."""
+"""Write engine for the items of one rank: distribution over threads and files, and the errors of its threads."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def write_items(
         max_inflight_bytes: Memory that buffers of all threads may take together, for payloads that come in pieces.
 
     Returns:
-        Where each item lies, in the order of `requests`. No request, no file.
+        Location of each item, in the order of `requests`. No request, no file.
 
     Raises:
         ValueError: A request's payload contradicts its dtype and sizes; an argument is not allowed.
         OSError: The storage refused; names the file.
-        BaseException: Whatever a `resolve` raised. The first error of all threads is raised, as it is.
+        BaseException: The error of a `resolve`. The first error of all threads is raised, as it is.
 
     Ranks: one; not collective.
     """
@@ -101,11 +101,11 @@ def write_items(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """One file that is complete."""
+    """One complete file, and its items."""
 
     name: str
     positions: Sequence[int]
-    """Of its items among the requests."""
+    """Positions of its items among the requests."""
     places: list[int]
     """The numbers of their `Place`s, one after another."""
     running_crcs: list[npt.NDArray[np.uint32]]
@@ -121,7 +121,7 @@ def _renumbered(
     written: Sequence[_Written],
     chains: dict[tuple[str, ...], int],
 ) -> npt.NDArray[np.uint8]:
-    """The chains of items, by file, as numbers of one table; adds those that are new to it."""
+    """Renumber the chains of items, by file, for one common table; adds those that are new to it."""
     found = np.zeros(len(numbers), np.uint8)
     for row, file in enumerate(written):
         if len(file.chains) > 1:
@@ -132,7 +132,7 @@ def _renumbered(
 
 
 def _blocks(written: Sequence[_Written]) -> BlockColumns | None:
-    """The encoded blocks of items, by file, in the order of their places."""
+    """Return the encoded blocks of items, by file, in the order of their positions."""
     if not any(file.blocks for file in written):
         return None
     # An empty item may share its offset with the one after it, but it has no bytes that could be encoded.
@@ -147,7 +147,7 @@ def _blocks(written: Sequence[_Written]) -> BlockColumns | None:
 
 
 class _Batch:
-    """What the writer threads of one call share."""
+    """State that the writer threads of one call share."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _Batch:
         self._written: list[_Written] = []
 
     def items(self) -> StoredItems:
-        """Where the items lie, in the order of the requests."""
+        """Return the locations of the items, in the order of the requests."""
         # Each file's items lie together here, whichever thread was done first; `order` says where each request's is.
         written = sorted(self._written, key=lambda file: file.name)
         rows = np.concatenate([np.array(file.places, np.int64) for file in written]).reshape(-1, len(get_args(Place)))
@@ -227,7 +227,7 @@ class _Batch:
 
 
 def _runs(requests: Sequence[Writable]) -> Iterator[tuple[Alike | None, Sequence[Writable]]]:
-    """The requests in their order, many alike ones at a time."""
+    """Yield the requests in their order, runs of alike ones together."""
     start = 0
     for alike, run in itertools.groupby(requests, lambda request: getattr(request, "alike", None)):
         stop = start + sum(1 for _ in run)
@@ -246,7 +246,7 @@ def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> Non
 
 
 def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:
-    """Positions of the requests for each thread: the largest first, each to the thread with the least to do.
+    """Return the requests' positions for each thread: the largest first, each to the thread with the least to do.
 
     Of requests of one size those that are alike come together.
     """

@@ -1,1 +1,1 @@
-"""Named columns of numbers in a safetensors blob, with CRCs."""
+"""Container of a manifest: named columns of numbers in a safetensors blob, with CRCs."""

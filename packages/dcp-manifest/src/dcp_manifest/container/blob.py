@@ -49,7 +49,7 @@ _DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Where the numbers of one column lie."""
+    """Location of one column's numbers."""
 
     dtype: str
     """numpy's name, little-endian."""
@@ -62,15 +62,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header of a blob says."""
+    """Contents of a blob's header."""
 
     metadata: Mapping[str, Any]
     columns: Mapping[str, Column]
-    """Those of unsigned numbers; newer versions may add others."""
+    """Columns of unsigned numbers; newer versions may add others."""
     extents: Mapping[str, tuple[int, int]]
     """First and last byte of every column, whatever it holds."""
     data_start: int
-    """Of the data part in the blob, bytes."""
+    """Start of the data part in the blob, bytes."""
     data_bytes: int
 
 
@@ -85,16 +85,16 @@ class Blob(Protocol):
         ...
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Numbers [start, stop) as they are stored, proven to be whole."""
+        """Read numbers [start, stop) as they are stored, verified by CRCs."""
         ...
 
 
 class WholeBlob:
-    """A blob that lies in memory, and whose CRC was checked.
+    """A blob in memory, whose CRC was checked.
 
     Args:
         data: The blob.
-        file: Where it is from, for messages.
+        file: Name of its file, for messages.
 
     Raises:
         CorruptCheckpointError: It has no valid header.
@@ -111,18 +111,18 @@ class WholeBlob:
         )
 
     def raw(self, name: str) -> memoryview:
-        """The bytes of a whole column."""
+        """Return the bytes of a whole column."""
         start, stop = self.header.extents[name]
         return self.data[self.header.data_start + start : self.header.data_start + stop]
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Numbers [start, stop) as they are stored."""
+        """Read numbers [start, stop) as they are stored."""
         numbers: Unsigned = np.frombuffer(self.raw(name), self.header.columns[name].dtype)[start:stop]
         return numbers
 
 
 def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Unsigned:
-    """Non-negative numbers in the narrowest unsigned type that holds them; one number if all are equal.
+    """Convert non-negative numbers to the narrowest unsigned type that holds them; one number if all are equal.
 
     Args:
         values: One-dimensional.
@@ -138,7 +138,7 @@ def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Unsigned:
 
 
 def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> bytes:
-    """The blob: `columns` as they are, their block CRCs, and `metadata` as JSON. Equal input gives equal bytes."""
+    """Make the blob: `columns` as they are, their block CRCs, and `metadata` as JSON. Equal input gives equal bytes."""
     ordered = {name: np.ascontiguousarray(columns[name]) for name in sorted(columns)}
     crcs = [
         zlib.crc32(raw[start : start + BLOCK_BYTES])
@@ -152,7 +152,7 @@ def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> bytes:
 
 
 def first_blocks(header: Header) -> tuple[dict[str, int], int]:
-    """For each column the row of its first block's CRC in `block_crcs`, and how many rows there must be."""
+    """Return each column's row of its first block's CRC in `block_crcs`, and the number of rows that there must be."""
     first: dict[str, int] = {}
     total = 0
     for name in sorted(header.extents):
@@ -164,7 +164,7 @@ def first_blocks(header: Header) -> tuple[dict[str, int], int]:
 
 
 def index_crc32(blob: memoryview, header: Header) -> int:
-    """CRC32 of the header with its length prefix, then of the block CRCs: what proves parts of a blob needs these."""
+    """Return the CRC32 of the header with its length prefix, then of the block CRCs; they verify parts of a blob."""
     crc = zlib.crc32(blob[: header.data_start])
     column = header.columns.get(BLOCK_CRCS)
     if column is not None:
@@ -173,7 +173,7 @@ def index_crc32(blob: memoryview, header: Header) -> int:
 
 
 def header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
-    """The length of the header, from the blob's first bytes. Raises CorruptCheckpointError if it does not fit."""
+    """Return the header's length from the blob's first bytes. Raises CorruptCheckpointError if it does not fit."""
     length = int.from_bytes(prefix, "little")
     if len(prefix) < PREFIX_BYTES or length > size - PREFIX_BYTES:
         raise CorruptCheckpointError(f"the manifest of {size} bytes has no room for its header", file=file)
@@ -181,12 +181,12 @@ def header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
 
 
 def parse_header(text: bytes, *, data_bytes: int, file: str) -> Header:
-    """The header of a blob, every number in it checked.
+    """Parse the header of a blob, every number in it checked.
 
     Args:
         text: JSON.
         data_bytes: Length of the part behind it.
-        file: Where it is from, for messages.
+        file: Name of its file, for messages.
 
     Raises:
         CorruptCheckpointError: It is not a header of a manifest.

@@ -1,4 +1,4 @@
-"""The last 64 bytes of `.metadata`: where the manifest lies, and the CRCs that vouch for its parts.
+"""Footer of `.metadata`, its last 64 bytes: the location of the manifest, and the CRCs of the file's parts.
 
 Nothing here knows what is in the manifest.
 """
@@ -17,7 +17,7 @@ FOOTER_BYTES = 64
 MAJOR = 1
 MINOR = 0
 FLAG_STUB_HEAD = 1
-"""The head is not a checkpoint's index: loading it as a pickle fails with a sentence."""
+"""Flag of a head that is not a checkpoint's index: loading it as a pickle fails with a message."""
 
 _MAGIC = b"\x93DCPMAN\n"
 _END_MAGIC = b"DCP\x93"
@@ -29,7 +29,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What the footer says; see `docs/format.md`."""
+    """Fields of the footer; see `docs/format.md`."""
 
     manifest_offset: int
     """Also the length of the head."""
@@ -37,13 +37,13 @@ class Footer:
     head_crc32: int
     manifest_crc32: int
     index_crc32: int
-    """Of what is needed to verify single blocks: the manifest's length prefix, its header and its block CRCs."""
+    """CRC32 of the data that verify single blocks: the manifest's length prefix, its header and its block CRCs."""
     flags: int = 0
     major: int = MAJOR
     minor: int = MINOR
 
     def to_bytes(self) -> bytes:
-        """The 64 bytes."""
+        """Return the 64 bytes of the footer."""
         fields = _FIELDS.pack(
             _MAGIC,
             self.major,
@@ -59,7 +59,7 @@ class Footer:
 
 
 def read_footer(tail: Buffer, *, size: int, file: str) -> Footer | None:
-    """The footer of a file, proven to be whole and to fit the file.
+    """Read the footer of a file, verified by its CRC and against the size of the file.
 
     Args:
         tail: The last 64 bytes of the file, or the whole file if it is shorter.

@@ -1,4 +1,4 @@
-"""A manifest's container that is not in memory: parts of columns are fetched and proven by the CRCs of their blocks."""
+"""Manifest container in a file: parts of columns are read on demand and verified by the CRCs of their blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dcp_manifest.errors import CorruptCheckpointError
 __all__ = ["LazyBlob", "ReadRange", "read_exactly"]
 
 ReadRange = Callable[[int, int], bytes]
-"""Gives the bytes of a file from (offset, length)."""
+"""Returns the bytes of a file from (offset, length)."""
 _CRC_DTYPE = "<u4"
 _FIRST_READ_BYTES = 16 * 1024
 
@@ -33,8 +33,8 @@ class LazyBlob:
     """A blob in a file, of which the header and the block CRCs are in memory.
 
     Args:
-        read: Gives bytes of the file.
-        footer: Of the file.
+        read: Returns bytes of the file.
+        footer: Footer of the file.
         file: Its name, for messages.
 
     Raises:
@@ -61,7 +61,7 @@ class LazyBlob:
             raise CorruptCheckpointError(f"the manifest has {len(self._crcs)} block CRCs, not {total}", file=file)
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Numbers [start, stop) as they are stored; every block that holds one of them is checked."""
+        """Read numbers [start, stop) as they are stored; every block that holds one of them is checked."""
         column = self.header.columns[name]
         if start >= stop:
             return np.zeros(0, np.uint8)
@@ -78,7 +78,7 @@ class LazyBlob:
         return numbers
 
     def _beginning(self, size: int) -> bytes:
-        """The header with its length prefix."""
+        """Read the header with its length prefix."""
         data = read_exactly(self._read, self._start, min(size, _FIRST_READ_BYTES), file=self.file)
         needed = PREFIX_BYTES + header_length(data[:PREFIX_BYTES], size=size, file=self.file)
         if needed > len(data):
@@ -91,7 +91,7 @@ class LazyBlob:
 
 
 def read_exactly(read: ReadRange, offset: int, length: int, *, file: str) -> bytes:
-    """Bytes of a file. Raises CorruptCheckpointError if it has fewer."""
+    """Read bytes of a file. Raises CorruptCheckpointError if it has fewer."""
     data = read(offset, length)
     if len(data) != length:
         raise CorruptCheckpointError(f"the file ends after {len(data)} of {length} bytes", file=file, offset=offset)

@@ -17,24 +17,24 @@ U64 = npt.NDArray[np.uint64]
 
 
 def encode_text(text: str) -> bytes:
-    """The bytes of a string in a table."""
+    """Encode a string for a table."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def decode_text(data: bytes) -> str:
-    """The string of a table's bytes. Raises UnicodeDecodeError."""
+    """Decode a string of a table. Raises UnicodeDecodeError."""
     return data.decode("utf-8", "surrogatepass")
 
 
 def pack_strings(strings: Iterable[str]) -> tuple[U8, U64]:
-    """The two columns of a table: text and lengths."""
+    """Return the two columns of a table of strings: text and lengths."""
     encoded = [encode_text(text) for text in strings]
     lengths = np.fromiter(map(len, encoded), np.uint64, len(encoded))
     return np.frombuffer(b"".join(encoded), np.uint8), lengths
 
 
 def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
-    """The strings of a table.
+    """Return the strings of a table.
 
     Raises:
         ValueError: The lengths do not add up to the text, or it is not UTF-8.
@@ -47,7 +47,7 @@ def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
 
 
 def split_text(data: bytes, lengths: npt.NDArray[np.int64]) -> list[str]:
-    """Pieces of `data`, one after another, as strings. Raises ValueError if one is not UTF-8."""
+    """Split `data` into strings, one after another. Raises ValueError if one is not UTF-8."""
     ends = np.cumsum(lengths)
     pairs = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
     if data.isascii():

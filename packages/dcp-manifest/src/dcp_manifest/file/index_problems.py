@@ -1,4 +1,4 @@
-"""Everything that can be said against the bytes of an index, all at once."""
+"""Problems in the bytes of an index, all found at once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Examined", "Problem", "examine", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing in a checkpoint that is not as it was written."""
+    """One problem of a checkpoint: bytes that are not as they were written."""
 
     message: str
     file: str | None = None
     key: str | None = None
     offset: int | None = None
-    """In the file, bytes; None if it is not at one place."""
+    """Offset in the file, bytes; None if the problem is not at one place."""
 
     def __str__(self) -> str:
         facts = {"file": self.file, "key": self.key, "offset": self.offset}
@@ -36,7 +36,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """An index that was decoded, or why it cannot be, and everything that is wrong with its bytes."""
+    """Result of decoding an index: the index or the error, and all problems of its bytes."""
 
     index: CheckpointIndex | DcpError
     problems: tuple[Problem, ...] = ()
@@ -49,7 +49,7 @@ class Examined:
 
 
 def verify(data: Buffer, *, file: str) -> list[Problem]:
-    """What is wrong with an index, the parts that reading does not need included; empty if nothing is.
+    """Return the problems of an index, including those in parts that reading does not need; empty if there are none.
 
     Args:
         data: The whole file, ours or stock's.
@@ -59,7 +59,7 @@ def verify(data: Buffer, *, file: str) -> list[Problem]:
 
 
 def examine(data: Buffer, *, file: str) -> Examined:
-    """Decode an index once, and find everything that is wrong with its bytes; arguments as for `verify`."""
+    """Decode an index once, and find all problems of its bytes; arguments as for `verify`."""
     view = memoryview(data)
     footer: Footer | None = None
     index: CheckpointIndex | DcpError

@@ -1,4 +1,4 @@
-"""The whole of `.metadata`, as bytes: `[head][manifest][footer]`, written from an index and read into one.
+"""Encoding and decoding of all of `.metadata`: `[head][manifest][footer]`, written from an index and read into one.
 
 The head is for stock (see `stock_write`); reading begins at the footer and never looks at it.
 """
@@ -26,7 +26,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None = None) -> bytes:
-    """The bytes of `.metadata`; `read_index` gives an equal index back.
+    """Encode an index as the bytes of `.metadata`; `read_index` returns an equal index.
 
     Args:
         index: With `info`; its items may be missing (None) for an index of nothing stored yet.
@@ -43,7 +43,7 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
         reason = unreadable_reason(index) if interop else "it was saved with interop=False"
         head = stock_head(index) if reason is None else stub_head(reason)
         flags = 0 if reason is None else FLAG_STUB_HEAD
-    # Readers may want to map the numbers where they lie; a pickle ends where it says so, whatever follows.
+    # Readers may want to map the numbers in place; a pickle ends at its own end, whatever follows.
     head += bytes(-len(head) % _ALIGNMENT)
     blob = WholeBlob(memoryview(manifest), file="the manifest to be written")
     footer = Footer(
@@ -58,7 +58,7 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
 
 
 def decode(data: Buffer, *, file: str) -> CheckpointIndex:
-    """The index in the manifest of `data`, which must have one; every byte of manifest and footer is checked.
+    """Decode the index in the manifest of `data`, which must have one; every byte of manifest and footer is checked.
 
     Args:
         data: The whole file.
@@ -77,7 +77,7 @@ def decode(data: Buffer, *, file: str) -> CheckpointIndex:
 
 
 def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
-    """The index in `data`, whoever wrote it: ours through the manifest, stock's from its pickle. Nothing is run.
+    """Read the index in `data`, of any writer: ours through the manifest, stock's from its pickle. Runs no code.
 
     Args:
         data: The whole file.
@@ -86,7 +86,7 @@ def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
     Raises:
         CorruptCheckpointError: The bytes are damaged; also if they lost the manifest that they once had.
         UnsupportedFormatError: A newer major version wrote it.
-        UnsafeCheckpointError: The pickle asks for something that does not belong into an index, or a data file's
+        UnsafeCheckpointError: The pickle asks for something that does not belong in an index, or a data file's
             name leads out of the checkpoint's folder.
     """
     view = memoryview(data)

@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 class ManifestFile:
-    """A manifest that is read as far as it is asked for. Not for several threads at once.
+    """A manifest that is read on demand. Not thread-safe.
 
-    Whatever is read is proven to be whole by the CRCs of its 64 KiB blocks; damage elsewhere goes unnoticed.
+    Everything that is read is verified by the CRCs of its 64 KiB blocks; damage elsewhere goes unnoticed.
 
     Args:
-        read: Gives bytes of the file, from (offset, length).
-        size: Of the file, bytes.
+        read: Returns bytes of the file, from (offset, length).
+        size: Size of the file, bytes.
         file: Its name, for messages.
 
     Raises:
@@ -58,18 +58,18 @@ class ManifestFile:
         blob = LazyBlob(read, footer, file=file)
         self._reader = self._sound(lambda: ManifestReader(blob))
         self.info: ManifestInfo = self._sound(self._reader.info)
-        """What the manifest says of the checkpoint as a whole."""
+        """Facts about the checkpoint as a whole."""
 
     def names(self) -> list[str]:
-        """The names of all values: tensors, objects, aliases; each once, in this order."""
+        """Return the names of all values: tensors, objects, aliases; each once, in this order."""
         objects = self._sound(lambda: self._reader.strings("object", "object.name"))
         return list(dict.fromkeys((*self._tensors.names, *objects, *self._aliases)))
 
     def tensor(self, name: str, *, owner: int = 0) -> CheckpointIndex:
-        """The index of one tensor alone: its row, its chunks, their items; every number in it checked.
+        """Return the index of one tensor alone: its row, its chunks, their items; every number in it checked.
 
         Args:
-            name: Of the tensor, or an alias of it: then the alias is in the index too.
+            name: Name of the tensor, or an alias of it: then the alias is in the index too.
             owner: 0 for a value of the whole job, r + 1 for one of rank r alone.
 
         Returns:
@@ -128,7 +128,7 @@ class ManifestFile:
         return self._sound(read)
 
     def _sound(self, read: Callable[[], T]) -> T:
-        """What `read` gives; what it finds wrong is an error of this file."""
+        """Return the result of `read`; its errors become errors of this file."""
         try:
             return read()
         except CorruptCheckpointError:

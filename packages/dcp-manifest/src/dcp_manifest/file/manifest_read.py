@@ -1,4 +1,4 @@
-"""The columns and the metadata of a manifest → an index. What they mean is in `docs/format.md`.
+"""Reader of a manifest: makes an index of its columns and metadata. Their meaning is in `docs/format.md`.
 
 Everything is read through a `Blob`, so the same code makes the index of a whole checkpoint and that of one tensor.
 """
@@ -40,7 +40,7 @@ class TensorTable(NamedTuple):
 
 
 class ManifestReader:
-    """Makes indexes of what a manifest says.
+    """Makes indexes from a manifest.
 
     Every method raises ValueError or TypeError, in a sentence, if columns contradict each other; what `check_index`
     finds out is left to it. No table gets more memory than a constant factor of the manifest's own length.
@@ -59,7 +59,7 @@ class ManifestReader:
         self._limit = blob.header.data_start + blob.header.data_bytes
 
     def info(self) -> ManifestInfo:
-        """What is said of the checkpoint as a whole."""
+        """Return the facts about the checkpoint as a whole."""
         facts = _object(self.blob.header.metadata, "info")
         rank, user = facts.get("rank"), facts.get("user")
         if not (rank is None or type(rank) is int):
@@ -77,18 +77,18 @@ class ManifestReader:
         )
 
     def count(self, table: str) -> int:
-        """Number of rows of a table."""
+        """Return the number of rows of a table."""
         count = self._rows.get(table, 0)
         if type(count) is not int or not 0 <= count <= self._limit:
             raise ValueError(f"a manifest of {self._limit} bytes cannot have {count!r} rows of {table}")
         return count
 
     def has(self, name: str) -> bool:
-        """Whether there is a column of that name."""
+        """Whether the manifest has a column of that name."""
         return name in self.blob.header.columns
 
     def rows(self, name: str, total: int, dtype: type[N], start: int = 0, stop: int | None = None) -> npt.NDArray[N]:
-        """Rows [start, stop) of a column of `total` rows, as numbers of type `dtype`."""
+        """Return rows [start, stop) of a column of `total` rows, as numbers of type `dtype`."""
         column = self.blob.header.columns.get(name)
         if column is None:
             raise ValueError(f"the column {name} is missing")
@@ -102,7 +102,7 @@ class ManifestReader:
         return _converted(self.blob.read(name, start, stop), name, dtype)
 
     def strings(self, table: str, name: str) -> list[str]:
-        """A table of strings."""
+        """Return a table of strings."""
         column = self.blob.header.columns.get(f"{name}.text")
         if column is None or column.dtype != "<u1":
             raise ValueError(f"the column {name}.text is missing")
@@ -113,7 +113,7 @@ class ManifestReader:
             raise ValueError(f"the table {name} is damaged: {error}") from error
 
     def tables(self) -> CheckpointIndex:
-        """An index with dtypes, files, chains and info, nothing else."""
+        """Return an index with dtypes, files, chains and info, nothing else."""
         links = self.strings("link", "link")
         counts = self.rows("chain.links", self.count("chain"), np.int64)
         if not _add_up(counts, len(links)):
@@ -127,7 +127,7 @@ class ManifestReader:
         )
 
     def tensors(self) -> TensorTable:
-        """The table of tensors."""
+        """Return the table of tensors."""
         count = self.count("tensor")
         ndim = self.rows("tensor.ndim", count, np.uint8)
         if count and int(ndim.max()) > MAX_NDIM:
@@ -147,7 +147,7 @@ class ManifestReader:
         )
 
     def whole(self) -> CheckpointIndex:
-        """The index of the whole checkpoint."""
+        """Return the index of the whole checkpoint."""
         index = self.tables()
         tensors = self.tensors()
         self.put_chunks(index, tensors, 0, len(tensors.names))
@@ -165,7 +165,7 @@ class ManifestReader:
         return index
 
     def aliases(self) -> tuple[list[str], npt.NDArray[np.uint32]]:
-        """The names of aliases, and the rows of their tensors."""
+        """Return the names of aliases, and the rows of their tensors."""
         return self.strings("alias", "alias.name"), self.rows("alias.target", self.count("alias"), np.uint32)
 
     def put_chunks(self, index: CheckpointIndex, tensors: TensorTable, start: int, stop: int) -> None:
@@ -261,14 +261,14 @@ class ManifestReader:
         )
 
     def _part(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint32]:
-        """Rows of a column whose length no table says."""
+        """Return rows of a column whose length no table defines."""
         column = self.blob.header.columns.get(name)
         if column is None or not 0 <= start <= stop <= column.count:
             raise ValueError(f"the column {name} does not have the rows that the tables ask for")
         return _converted(self.blob.read(name, start, stop), name, np.uint32)
 
     def paths(self, names: list[str]) -> dict[str, tuple[PathElement, ...]] | None:
-        """The paths of `names` unless the table has names of its own; None if the manifest has no paths."""
+        """Return the paths of `names` unless the table has names of its own; None if the manifest has no paths."""
         if "path" not in self._rows:
             return None
         if self.has("path.name.bytes"):
@@ -312,7 +312,7 @@ def _is_pair(pair: object) -> bool:
 
 
 def _converted(values: Unsigned, name: str, dtype: type[N]) -> npt.NDArray[N]:
-    """The numbers in another type. Raises ValueError if one does not fit."""
+    """Convert numbers to another type. Raises ValueError if one does not fit."""
     top = int(values.max()) if len(values) else 0
     if top > np.iinfo(dtype).max:
         raise ValueError(f"the column {name} holds {top}, which is more than its kind of number may be")

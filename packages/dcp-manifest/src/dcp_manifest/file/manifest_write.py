@@ -1,4 +1,4 @@
-"""An index → the columns and the metadata of a manifest. What they mean is in `docs/format.md`."""
+"""Writer of a manifest: makes columns and metadata of an index. Their meaning is in `docs/format.md`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Numbers = npt.NDArray[Any]
 
 
 def write_manifest(index: CheckpointIndex) -> bytes:
-    """The manifest of an index; equal indexes give equal bytes.
+    """Write the manifest of an index; equal indexes give equal bytes.
 
     Raises:
         InvalidIndexError: The index contradicts itself (see `check_index`), or has no `info`.
@@ -54,7 +54,7 @@ def write_manifest(index: CheckpointIndex) -> bytes:
 
 
 class _Columns:
-    """The columns so far, and how many rows each table has."""
+    """The columns so far, and the number of rows of each table."""
 
     def __init__(self) -> None:
         self.narrow: dict[str, Numbers] = {}
@@ -158,7 +158,7 @@ def _add_item_columns(columns: _Columns, table: str, items: ItemColumns, frames:
 
 
 def _add_counts(columns: _Columns, index: CheckpointIndex, name: str, counts: Numbers) -> None:
-    """How many of something the chunks of each tensor have: finds those of one tensor without all that come before."""
+    """Add the sum of the chunks' counts for each tensor; with it one tensor's are found without reading the others."""
     columns.add(name, np.diff(starts(counts)[starts(index.tensor_chunks)]))
 
 
@@ -183,5 +183,5 @@ def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:
 
 
 def path_names(*tables: Sequence[str]) -> list[str]:
-    """The names of a path table that has none of its own: those of the tables, in order, each once."""
+    """Return the names of a path table that has none of its own: those of the tables, in order, each once."""
     return list(dict.fromkeys(name for table in tables for name in table))

@@ -1,4 +1,4 @@
-"""Places in the nested state dict as columns.
+"""Table of paths: places in the nested state dict, as columns.
 
 A path's elements joined with `.` are, as a rule, the value's name: then only the lengths of the elements (but the
 last) and what they are (key, list index, key that was an `int` or
@@ -36,17 +36,17 @@ class PathColumns:
     """Paths of a list of names, row by row."""
 
     elements: I64
-    """How many elements each path has; 0 for a name without a path."""
+    """Number of elements of each path; 0 for a name without a path."""
     element_bytes: I64
     """Length in UTF-8 of each element but the last of its path."""
     kinds: I64
-    """What each element is."""
+    """Kind of each element."""
     texts: list[str] | None
     """The joined elements, where they are not the names."""
 
 
 def pack_paths(names: Sequence[str], paths: dict[str, Path]) -> PathColumns:
-    """The columns for `names`; those that have no entry in `paths` get none.
+    """Pack the paths of `names` into columns; names without an entry in `paths` get none.
 
     Raises:
         ValueError: An element is neither str nor int.
@@ -66,7 +66,7 @@ def pack_paths(names: Sequence[str], paths: dict[str, Path]) -> PathColumns:
 
 
 def unpack_paths(names: Sequence[str], columns: PathColumns) -> dict[str, Path]:
-    """The paths of `names`.
+    """Unpack the paths of `names`.
 
     Raises:
         ValueError: The columns contradict each other or the texts.

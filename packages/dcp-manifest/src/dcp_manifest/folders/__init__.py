@@ -1,1 +1,1 @@
-"""Which index files in a folder are the checkpoint, and which checkpoint is the newest."""
+"""Folders with checkpoints: the index files that count in a folder, and the newest checkpoint of several."""

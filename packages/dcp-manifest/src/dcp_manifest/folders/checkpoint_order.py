@@ -1,4 +1,4 @@
-"""Which of several checkpoints is the newest: the order by steps, for the library, the command and the manager.
+"""Order of checkpoints by steps, newest first: for the library, the command and the manager.
 
 A step is a number that a folder's name gives as such (`step-500`, `checkpoint-500`, `global_step500`,
 `epoch=1-step=20.ckpt`). Times of files decide last of all: a copy changes them. No storage here.
@@ -41,7 +41,7 @@ def step_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a checkpoint is below the folder that was searched, and the step that its place or its note gives."""
+    """Location of a checkpoint below the searched folder, and the step that its folders or its note give."""
 
     parts: tuple[str, ...] = ()
     """Names of folders, from below the one that was searched down to the checkpoint's own."""
@@ -49,7 +49,7 @@ class Place:
     run: tuple[str, ...] = ()
     """The folders above the one that has the step: steps are compared within a run."""
     series: tuple[str, ...] = ()
-    """The folder that has the step, its numbers left out: the same for what one program saves at several steps."""
+    """The folder that has the step, without its numbers: the same for one program's saves at several steps."""
 
     @property
     def folder(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class Place:
 
         Args:
             parts: See the field.
-            noted_step: From the note beside it; counts if no name has a step.
+            noted_step: Step from the note beside it; counts if no name has a step.
         """
         for number in reversed(range(len(parts))):
             own = number == len(parts) - 1
@@ -87,8 +87,8 @@ def newest_first(found: Iterable[T], place: Callable[[T], Place], made: Callable
 
     Args:
         found: The checkpoints.
-        place: Gives the place of one.
-        made: Gives when one was made, as something that can be compared; called only where steps do not decide.
+        place: Returns the place of one.
+        made: Returns the time when one was made, in comparable form; called only where steps do not decide.
     """
     runs: dict[tuple[str, ...], dict[int, list[T]]] = defaultdict(lambda: defaultdict(list))
     without: list[T] = []

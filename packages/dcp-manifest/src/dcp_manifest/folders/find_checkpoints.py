@@ -1,7 +1,7 @@
-"""Finding checkpoints: those below a folder, newest first; the newest that is whole; the index that counts in a folder.
+"""Search for checkpoints: those below a folder, newest first; the newest that is valid; the current index of a folder.
 
-One piece of code for every store and for `LocalFolder`: it asks the `Folder` contract alone. Which of several index
-files counts is decided in `index_choice`, which checkpoint is newer in `checkpoint_order`.
+One implementation for every store and for `LocalFolder`: it uses the `Folder` contract alone. `index_choice` chooses
+between index files, `checkpoint_order` orders checkpoints.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ F = TypeVar("F", bound=Folder)
 Path_ = str | os.PathLike[str]
 # An index may be replaced between being listed and being read, and again.
 _TRIES = 5
-# A note holds a step, a few metrics and a process; what is larger is none.
+# A note holds a step, a few metrics and a process; a larger file is not a note.
 _NOTE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint(Generic[F]):
-    """A folder that has an index; whether it can be read is another question."""
+    """A found checkpoint: a folder that has an index, readable or not."""
 
     store: F
     """The folder: a store of `dcp_io`, or a `LocalFolder`."""
     modified_seconds: float
-    """Of the youngest index, seconds since the epoch on the storage's clock. A copy may change it."""
+    """Time of the youngest index, seconds since the epoch on the storage's clock. A copy may change it."""
     place: Place = field(default_factory=Place)
-    """Below the folder that was searched, with its step."""
+    """Location below the searched folder, with its step."""
     put_aside: str | None = None
-    """Why no reader should choose it, although it has an index; None if one may."""
+    """Reason why no reader should choose it, although it has an index; None if one may."""
 
     @property
     def step(self) -> int | None:
@@ -87,7 +87,7 @@ def checkpoints_below(root: F) -> list[FoundCheckpoint[F]]:
 
 
 def _walk(root: F) -> Iterator[FoundCheckpoint[F]]:
-    """The checkpoints below a folder, in the order of their names."""
+    """Yield the checkpoints below a folder, in the order of their names."""
     waiting: list[tuple[tuple[str, ...], F]] = [((), root)]
     while waiting:
         parts, folder = waiting.pop()
@@ -142,7 +142,7 @@ def _newest_first(found: list[FoundCheckpoint[F]]) -> list[FoundCheckpoint[F]]:
 
 
 def _created_ns(folder: Folder) -> int:
-    """When a checkpoint's save began, from its index; 0 if the index does not say."""
+    """Return the time when a checkpoint's save began, from its index; 0 if the index does not say."""
     try:
         info = index_of(folder).info
     except (DcpError, OSError):
@@ -215,7 +215,7 @@ def _index_times(entries: Sequence[Entry]) -> dict[str, float]:
 
 
 def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
-    """Make sure that the data files of a checkpoint are there and long enough; their contents are not read.
+    """Check that the data files of a checkpoint exist and are long enough; their contents are not read.
 
     Raises:
         CheckpointNotFoundError: One is missing; names it.
@@ -233,11 +233,11 @@ def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
 
 
 def file_sizes(folder: Folder, needed: Mapping[str, int]) -> dict[str, int | None]:
-    """Return the bytes of data files by their names; None for one that is missing.
+    """Return the sizes of data files in bytes, by name; None for one that is missing.
 
     Args:
         folder: The checkpoint's folder.
-        needed: What `needed_bytes` gives of its index.
+        needed: Result of `needed_bytes` for its index.
 
     Raises:
         CorruptCheckpointError, UnsafeCheckpointError: There is something else in the place of a file.
@@ -255,7 +255,7 @@ def file_sizes(folder: Folder, needed: Mapping[str, int]) -> dict[str, int | Non
 
 
 def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
-    """Return, for each data file of a checkpoint, where its last item ends."""
+    """Return, for each data file of a checkpoint, the end of its last item: its least size."""
     ends = np.zeros(len(index.files), np.uint64)
     for items in (index.chunk_items, index.object_items):
         if items is not None:

@@ -1,4 +1,4 @@
-"""A folder as discovery sees it: files that are listed and read, and folders below it. Nothing is written here.
+"""Contract of a folder for finding checkpoints: files that are listed and read, and subfolders. Read-only.
 
 `Folder` is the contract, which every `dcp_io.Store` meets; `LocalFolder` is the one for paths of this machine.
 """
@@ -20,7 +20,7 @@ from dcp_manifest.folders.index_choice import is_index_name
 __all__ = ["DATA_SUFFIX", "Entry", "Folder", "LocalFolder"]
 
 DATA_SUFFIX = ".distcp"
-"""What the names of data files end with."""
+"""Suffix of the names of data files."""
 # Of notes, signs and markers of this family's packages.
 _OURS = ".dcp-"
 
@@ -32,31 +32,31 @@ class Entry:
     name: str
     bytes: int
     mtime: float
-    """When it was last written, seconds on the storage's clock."""
+    """Time of the last write, seconds on the storage's clock."""
 
 
 @runtime_checkable
 class Folder(Protocol):
-    """What finding checkpoints needs of a place; see `dcp_io.Store` for what each method guarantees."""
+    """The methods of a folder that finding checkpoints needs; see `dcp_io.Store` for their guarantees."""
 
     @property
     def url(self) -> str:
-        """The folder, as messages name it."""
+        """The folder's name in messages."""
 
     def list(self) -> list[Entry]:
-        """The files directly in the folder; none if there is no folder."""
+        """List the files directly in the folder; none if there is no folder."""
 
     def folders(self) -> Sequence[str]:
-        """The names of the folders directly in this one."""
+        """Return the names of the folders directly in this one."""
 
     def child(self, name: str) -> Folder:
-        """The folder of that name in this one."""
+        """Return the folder of that name in this one."""
 
     def read(self, name: str) -> bytes:
-        """All bytes of a file. Raises CheckpointNotFoundError if it is missing."""
+        """Read all bytes of a file. Raises CheckpointNotFoundError if it is missing."""
 
     def size(self, name: str) -> int:
-        """Bytes of a file. Raises CheckpointNotFoundError if it is missing."""
+        """Return the size of a file in bytes. Raises CheckpointNotFoundError if it is missing."""
 
 
 class LocalFolder:
@@ -90,7 +90,7 @@ class LocalFolder:
         return self._path
 
     def list(self) -> list[Entry]:
-        """The files that saves and keepers make, by their names; other files are not looked at."""
+        """List the files that saves and keepers make, by their names; other files are not looked at."""
         found = []
         for item in self._scan():
             if item.name.endswith(DATA_SUFFIX) or item.name.startswith(_OURS) or is_index_name(item.name):
@@ -102,7 +102,7 @@ class LocalFolder:
         return found
 
     def folders(self) -> tuple[str, ...]:
-        """The folders directly in this one, sorted; links are left out."""
+        """Return the folders directly in this one, sorted; links are left out."""
         return tuple(sorted(item.name for item in self._scan() if item.is_dir(follow_symlinks=False)))
 
     def _scan(self) -> Sequence[os.DirEntry[str]]:
@@ -113,11 +113,11 @@ class LocalFolder:
             return []
 
     def child(self, name: str) -> LocalFolder:
-        """The folder of that name."""
+        """Return the folder of that name."""
         return LocalFolder(os.path.join(self._path, name))
 
     def read(self, name: str) -> bytes:
-        """All bytes of a file; a pipe is not waited for, and a device not read for ever."""
+        """Read all bytes of a file; a pipe is not waited for, and a device not read for ever."""
         path = Path(self._path, name)
         try:
             descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -139,7 +139,7 @@ class LocalFolder:
             os.close(descriptor)
 
     def size(self, name: str) -> int:
-        """Bytes of a file; links are followed."""
+        """Return the size of a file in bytes; links are followed."""
         path = Path(self._path, name)
         try:
             status = os.stat(path)

@@ -12,11 +12,11 @@ from typing import Any
 __all__ = ["NOTE", "QUARANTINE", "REMOVING", "noted_step", "put_aside_reason", "quarantine_reason"]
 
 NOTE = ".dcp-note.json"
-"""What the manager knows of a checkpoint: its step, its metrics, who saved it."""
+"""The manager's note on a checkpoint: its step, its metrics, the process that saved it."""
 QUARANTINE = ".dcp-quarantined.json"
-"""The checkpoint turned out to be damaged, and why."""
+"""Sign that the checkpoint was found damaged, with the reason."""
 REMOVING = ".dcp-removing"
-"""The checkpoint is about to be removed."""
+"""Sign that the checkpoint is about to be removed."""
 
 
 def put_aside_reason(names: Collection[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Which of the index files in a folder is the checkpoint. Pure decisions: the caller lists and reads.
+"""Choice between the index files in a folder. Pure decisions: the caller lists and reads.
 
 Besides `.metadata` there are rank-local indexes, written by saves without a coordinator: `__<rank>.metadata`
 (overwritten by each save) and `__<rank>.<save id>.metadata`. They count only as a complete set of one save.
@@ -31,11 +31,11 @@ class _Candidate:
 
     mtime: float
     generation: int | None
-    """None if it does not say: stock wrote it, or it is damaged."""
+    """Generation of the save; None if unknown: stock wrote it, or it is damaged."""
     created_ns: int
-    """When its save began; 0 if it does not say."""
+    """Start of its save; 0 if unknown."""
     load: Callable[[], CheckpointIndex]
-    """Raises what is wrong with it."""
+    """Returns the index, or raises its error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RankIndexName:
 
 
 def rank_index_name(name: str) -> RankIndexName | None:
-    """The parts of `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for any other name."""
+    """Parse `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for any other name."""
     found = _RANK_INDEX.fullmatch(name)
     return RankIndexName(int(found["rank"]), found["save_id"]) if found else None
 
@@ -61,15 +61,15 @@ def is_index_name(name: str) -> bool:
 def choose_index(
     entries: Mapping[str, float], read: Callable[[str], T], *, decode: Callable[..., CheckpointIndex] = read_index
 ) -> CheckpointIndex:
-    """The newest complete index of a folder.
+    """Choose the newest complete index of a folder, and return it.
 
     The higher generation is the newer, of equal ones the one whose save began later; where one does not say, the
     younger file. A damaged index is not passed over for an older one.
 
     Args:
         entries: Name → modification time of the folder's files; others than indexes are ignored.
-        read: Gives the bytes of one of them, or whatever `decode` takes.
-        decode: Gives the index in them, or raises what is wrong with it, as `read_index` does.
+        read: Returns the bytes of one of them, or any value that `decode` takes.
+        decode: Returns the index in them, or raises its error, as `read_index` does.
 
     Raises:
         CheckpointNotFoundError: No index is complete; names the ranks whose indexes are missing.
@@ -105,7 +105,7 @@ def _whole(entries: Mapping[str, float], load: Load) -> Iterator[_Candidate]:
 
 
 def _candidate(mtime: float, load: Callable[[], CheckpointIndex]) -> _Candidate:
-    """A candidate that was loaded already, or failed to."""
+    """Return a candidate that was loaded already, or failed to."""
     try:
         index = load()
     except CheckpointNotFoundError:
@@ -125,7 +125,7 @@ def _raiser(error: DcpError) -> Callable[[], CheckpointIndex]:
 
 
 def _rank_sets(entries: Mapping[str, float], load: Load, missing: list[str]) -> Iterator[_Candidate]:
-    """Complete sets of rank-local indexes; what incomplete ones lack goes into `missing`."""
+    """Yield complete sets of rank-local indexes; missing files of incomplete ones go into `missing`."""
     named: dict[str, dict[int, str]] = {}
     plain: dict[int, str] = {}
     for name in entries:
@@ -169,7 +169,7 @@ def _is_complete(files: Mapping[int, str], world_size: int, what: str, missing: 
 
 
 def _rank_index(name: str, save_id: str | None, rank: int, load: Load) -> CheckpointIndex:
-    """The index of one rank, proven to be that of `rank` in save `save_id`."""
+    """Load the index of one rank, checked to be that of `rank` in save `save_id`."""
     index = load(name)
     info = index.info
     if info is not None and (info.rank != rank or (save_id is not None and info.save_id != save_id)):
@@ -191,7 +191,7 @@ def _info(index: CheckpointIndex) -> ManifestInfo:
 def _plain_set(
     files: dict[int, str], entries: Mapping[str, float], load: Load, complete: set[str], missing: list[str]
 ) -> Iterator[_Candidate]:
-    """The set of `__<rank>.metadata`, unless it is a copy of a set with a save id in its names."""
+    """Yield the set of `__<rank>.metadata`, unless it is a copy of a set with a save id in its names."""
     if not files:
         return
     mtime = max(entries[name] for name in files.values())

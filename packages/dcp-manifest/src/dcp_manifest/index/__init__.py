@@ -1,1 +1,1 @@
-"""A checkpoint's index in memory: columns, their records, and whether they contradict each other."""
+"""Index of a checkpoint in memory: its columns, their records, and checks of their consistency."""

@@ -1,4 +1,4 @@
-"""Chunks' boxes, flat as an index holds them ↔ one column per dimension as a manifest stores them."""
+"""Columns of chunks' boxes: flat as in an index ↔ one column per dimension as in a manifest."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Bool = npt.NDArray[np.bool_]
 
 
 def starts(counts: npt.NDArray[np.integer[Any]]) -> I64:
-    """Where each of several runs begins when they lie one after another; one more than there are runs."""
+    """Return the start of each of several runs that follow one another; one more number than there are runs."""
     sums = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums
 
 
 def ranges(first: I64, last: I64) -> I64:
-    """The numbers of several half-open ranges, one after another."""
+    """Return the numbers of several half-open ranges, one after another."""
     lengths = last - first
     sums = starts(lengths)
     numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)
@@ -29,10 +29,10 @@ def ranges(first: I64, last: I64) -> I64:
 
 
 class BoxLayout:
-    """Where the numbers of dimension d lie among the flat numbers of ragged boxes.
+    """Positions of the numbers of each dimension among the flat numbers of ragged boxes.
 
     Args:
-        ndim: Of each box.
+        ndim: Number of dimensions of each box.
     """
 
     def __init__(self, ndim: npt.NDArray[np.integer[Any]]) -> None:
@@ -44,17 +44,17 @@ class BoxLayout:
         self._starts = None if self._uniform else starts(ndim)
 
     def rows(self, dim: int) -> Bool | slice:
-        """The boxes that have dimension `dim`."""
+        """Return the boxes that have dimension `dim`."""
         return slice(None) if self._uniform else self._ndim > dim
 
     def places(self, dim: int) -> I64 | slice:
-        """Where the numbers of dimension `dim` lie in the flat numbers, box by box."""
+        """Return the positions of dimension `dim` in the flat numbers, box by box."""
         if self._starts is None:
             return slice(dim, None, self.dims)
         return self._starts[:-1][self._ndim > dim] + dim
 
     def volumes(self, sizes: I64) -> I64:
-        """Number of elements of each box.
+        """Return the number of elements of each box.
 
         Args:
             sizes: The flat, non-negative sizes.

@@ -36,12 +36,12 @@ class Box(NamedTuple):
 
 
 def box_text(offsets: Sequence[int], sizes: Sequence[int]) -> str:
-    """A box as a reader of Python would index it: `[0:4, 2:3]`."""
+    """Return a box as a reader of Python would index it: `[0:4, 2:3]`."""
     return f"[{', '.join(f'{start}:{start + size}' for start, size in zip(offsets, sizes, strict=True))}]"
 
 
 def intersect(first: BoxLike, second: BoxLike) -> Box | None:
-    """The region that both boxes hold, or None if there is none."""
+    """Return the region that both boxes hold, or None if there is none."""
     offsets = []
     sizes = []
     for start, size, other_start, other_size in zip(*first, *second, strict=True):
@@ -55,7 +55,7 @@ def intersect(first: BoxLike, second: BoxLike) -> Box | None:
 
 
 def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Every chunk that shares elements with `box`: its position in `chunks`, start and extent of the shared region.
+    """Return every chunk that overlaps `box`: its position in `chunks`, start and extent of the shared region.
 
     In the order of `chunks`. Only the numbers of the boxes count: both are boxes of the same tensor.
     """
@@ -80,7 +80,7 @@ def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[
 
 
 def find_overlap(chunks: Sequence[BoxLike]) -> tuple[int, int] | None:
-    """Two chunks that share elements, as positions (smaller first), or None if no two do.
+    """Find two chunks that overlap, as positions (smaller first); None if no two do.
 
     Sorts along the dimension in which the chunks have the most different starts and splits the set where nothing
     crosses; only what cannot be split in any dimension is compared pair by pair. n log n for grids of any shape.
@@ -140,7 +140,7 @@ def _overlap_by_pairs(starts: I64, ends: I64, ordered: I64, dim: int) -> tuple[i
 
 
 def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
-    """A region of `box` that no chunk holds (the one with the smallest start, row-major), or None if there is none.
+    """Find a region of `box` that no chunk holds (the one with the smallest start, row-major); None if there is none.
 
     The chunks may overlap, and may reach beyond the box.
     """
@@ -160,7 +160,7 @@ def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
 
 
 def _hole_from(dim: int, low: list[int], high: list[int], starts: I64, ends: I64) -> list[tuple[int, int]] | None:
-    """The first region of [low, high), seen from dimension `dim` on, that none of the boxes holds."""
+    """Return the first region of [low, high), from dimension `dim` on, that none of the boxes holds."""
     if dim == len(low):
         return None if len(starts) else []
     if not len(starts):

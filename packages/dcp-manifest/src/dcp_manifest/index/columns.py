@@ -1,4 +1,4 @@
-"""A checkpoint's index in memory, as columns.
+"""Columns of a checkpoint's index in memory.
 
 `CheckpointIndex` is the neutral form that every reader and writer of indexes shares: our manifest, stock's pickle and
 the planners' records are turned into it and made from it. Nothing here reads or writes bytes, and nothing needs torch.
@@ -45,12 +45,12 @@ class TensorFlags:
 
     # bit 0 requires_grad, bit 1 pin_memory, bits 2-3 memory format, bits 4-7 layout
     def to_bits(self) -> int:
-        """The flags as one byte."""
+        """Return the flags as one byte."""
         return self.requires_grad | self.pin_memory << 1 | self.memory_format << 2 | _LAYOUTS.index(self.layout) << 4
 
     @classmethod
     def from_bits(cls, bits: int) -> TensorFlags:
-        """The flags that `to_bits` gave. Raises ValueError for a value that it cannot give."""
+        """Return the flags of a byte from `to_bits`. Raises ValueError for any other value."""
         layout = bits >> 4
         memory_format = bits >> 2 & 3
         if not 0 <= bits < 256 or layout >= len(_LAYOUTS) or memory_format > 2:
@@ -77,14 +77,14 @@ class BlockColumns:
     """`EncodedBlocks` as columns: one row per item, and one per block, one item's after another's."""
 
     counts: U32
-    """Blocks of each item; 0 for items that are not encoded in blocks."""
+    """Number of blocks of each item; 0 for items that are not encoded in blocks."""
     block_bytes: U32
-    """Of each item; 0 for items that are not encoded in blocks."""
+    """Block size of each item; 0 for items that are not encoded in blocks."""
     lengths: U32
     crcs: U32
 
     def starts(self) -> I64:
-        """Start of each item's blocks (length rows + 1)."""
+        """Return the start of each item's blocks (length rows + 1)."""
         starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts, dtype=np.int64)])
         return starts
 
@@ -106,7 +106,7 @@ class ItemColumns:
     """1 if the row has a CRC (and running CRCs), 0 if the writer left none."""
     crc32: U32
     running_crcs: U32
-    """Of all checked rows, one after another; see `running_counts`."""
+    """Running CRCs of all checked rows, one after another; see `running_counts`."""
     blocks: BlockColumns | None = None
     """None if no item is encoded in blocks."""
 
@@ -114,13 +114,13 @@ class ItemColumns:
         return len(self.file)
 
     def kinds(self) -> U8:
-        """The `ItemKind` of each row."""
+        """Return the `ItemKind` of each row."""
         in_blocks = np.zeros(len(self), np.bool_) if self.blocks is None else self.blocks.counts > 0
         kinds: U8 = _KINDS[self.framing, (self.chain > 0).astype(np.uint8), in_blocks.astype(np.uint8)]
         return kinds
 
     def running_counts(self) -> I64:
-        """How many running CRCs each row has: none if it is unchecked, or encoded in blocks with CRCs of their own."""
+        """Return the number of running CRCs of each row: 0 if unchecked, or encoded in blocks with their own CRCs."""
         bordered = self.checked != 0
         if self.blocks is not None:
             bordered &= self.blocks.counts == 0
@@ -130,7 +130,7 @@ class ItemColumns:
 
 @dataclass(frozen=True, slots=True)
 class ManifestInfo:
-    """What a manifest says of the checkpoint as a whole."""
+    """Facts of a manifest about the checkpoint as a whole."""
 
     save_id: str
     world_size: int
@@ -149,7 +149,7 @@ class ManifestInfo:
 
 @dataclass(slots=True)
 class CheckpointIndex:
-    """Everything that a checkpoint's index says, as columns.
+    """Index of a checkpoint, as columns.
 
     `chunk_items` and `object_items` are None while nothing is stored yet. `info` is None for what stock wrote.
     `owner` is 0 for a value of the whole job and r + 1 for a value that belongs to rank r alone; (name, owner) is
@@ -181,7 +181,7 @@ class CheckpointIndex:
     info: ManifestInfo | None = None
 
     def stored_item(self, columns: ItemColumns, row: int, starts: RaggedStarts | None = None) -> StoredItem:
-        """Row `row` of `columns` as a record; `starts` is what `ragged_starts` says of them, if already known."""
+        """Return row `row` of `columns` as a record; `starts` is the result of `ragged_starts`, if already known."""
         chain = int(columns.chain[row])
         running_starts, block_starts = self.ragged_starts(columns) if starts is None else starts
         crc32: int | None = None
@@ -210,22 +210,22 @@ class CheckpointIndex:
 
     @staticmethod
     def ragged_starts(columns: ItemColumns) -> RaggedStarts:
-        """Start of each row's running CRCs, and of its blocks (lengths rows + 1; of blocks none if there are none)."""
+        """Return the start of each row's running CRCs, and of its blocks (lengths rows + 1; empty without blocks)."""
         running = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns.running_counts())])
         return running.tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
 
     def chunk_starts(self) -> I64:
-        """First chunk row of each tensor (length T + 1)."""
+        """Return the first chunk row of each tensor (length T + 1)."""
         starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.tensor_chunks)])
         return starts
 
     def box_starts(self) -> I64:
-        """Start of each tensor's numbers in `chunk_offsets` and `chunk_sizes` (length T + 1)."""
+        """Return the start of each tensor's numbers in `chunk_offsets` and `chunk_sizes` (length T + 1)."""
         numbers = self.tensor_chunks * self.tensor_ndim.astype(np.int64)
         starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(numbers)])
         return starts
 
     def shape_starts(self) -> I64:
-        """Start of each tensor's numbers in `tensor_shape` (length T + 1)."""
+        """Return the start of each tensor's numbers in `tensor_shape` (length T + 1)."""
         starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.tensor_ndim.astype(np.int64))])
         return starts

@@ -1,4 +1,4 @@
-"""Whether an index contradicts itself. Both sides ask: what is written, and what was read."""
+"""Consistency check of an index, used for indexes to write and for those that were read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_POSITION = 1 << 62
 
 
 def check_index(index: CheckpointIndex) -> None:
-    """Make sure that the columns of an index fit each other, and that every number in them means something.
+    """Check that the columns of an index fit each other, and that every number in them is valid.
 
     Guarantees afterwards: each chunk with elements lies inside its tensor, every table row that is referred to exists,
     names are unique, stored ranges lie inside their items, and raw items have the bytes that dtype and sizes ask for.
@@ -49,7 +49,7 @@ def check_index(index: CheckpointIndex) -> None:
 
 
 def derived_bytes(index: CheckpointIndex) -> npt.NDArray[np.int64]:
-    """Bytes of each chunk as raw elements; -1 where the dtype is not known.
+    """Return the bytes of each chunk as raw elements; -1 where the dtype is not known.
 
     Raises:
         ValueError: It is more than any memory.

@@ -29,16 +29,16 @@ class SameDims:
     rows: I64
     """Rows of the table of chunks."""
     tensor: I64
-    """Of each chunk, the row of its tensor: ascending."""
+    """Row of each chunk's tensor: ascending."""
     offsets: I64
     """(chunks, dimensions)"""
     sizes: I64
     shapes: I64
-    """Of each chunk's tensor."""
+    """Shape of each chunk's tensor."""
 
 
 def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
-    """The chunks of an index, those of one dimensionality after another."""
+    """Yield the chunks of an index, those of one dimensionality after another."""
     tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
     ndim = index.tensor_ndim[tensor]
     first, shape_first = starts(ndim)[:-1], index.shape_starts()[:-1]
@@ -50,7 +50,7 @@ def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
 
 
 def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
-    """Whether every chunk lies within its tensor, no two share elements, and they fill it if `complete`.
+    """Whether every chunk is within its tensor, no two overlap, and they fill it if `complete`.
 
     A tensor without chunks is not proper.
     """
@@ -99,7 +99,7 @@ def _is_proper(chunks: SameDims, *, complete: bool) -> bool:
 
 
 def _group_starts(tensor: I64) -> I64:
-    """Positions at which a new tensor begins."""
+    """Return the positions at which a new tensor begins."""
     return np.flatnonzero(np.concatenate([[True], tensor[1:] != tensor[:-1]]))
 
 
@@ -128,7 +128,7 @@ def _are_apart(tensor: I64, offsets: I64, sizes: I64) -> bool:
 
 
 def _not_in_grids(tensor: I64, offsets: I64, sizes: I64) -> list[int]:
-    """The tensors that are not obviously cut into a grid: only their boxes might overlap.
+    """Return the tensors that are not obviously cut into a grid: only their boxes might overlap.
 
     In a grid, boxes that begin differently along some dimension end before the other begins; and no two begin alike.
     """

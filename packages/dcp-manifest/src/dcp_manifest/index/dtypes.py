@@ -1,4 +1,4 @@
-"""torch's dtypes by name: how many bytes an element takes, and which storage class a pickle of torch names.
+"""torch's dtypes by name: the size of an element, and the storage class in pickles of torch.
 
 Names are those of torch without `torch.`. A dtype that is not here is not an error for an index: its manifest says how
 many bytes an element takes.

@@ -1,4 +1,4 @@
-"""Records of stored items: what a file holds for one chunk of a tensor or one object.
+"""Records of stored items: the bytes in a file for one chunk of a tensor or one object.
 
 They are shared by the index, the IO engine and the planners. Byte ranges are half-open; an *item* is everything that
 belongs to one payload in a file (framing included), the *stored range* is the payload's own bytes in it.
@@ -30,7 +30,7 @@ CRC_BLOCK_MAX_BYTES = 1024 * 1024
 _BLOCK_STEP_BYTES = 4096
 
 ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
-"""Most bytes that one encoded block of an item may become: it bounds what a crafted index takes in memory."""
+"""Limit of the decoded size of one encoded block: it bounds the memory that a crafted index takes."""
 
 
 class Framing(IntEnum):
@@ -49,7 +49,7 @@ class EncodedBlocks:
     """The blocks of an item that went through block transforms: each was encoded alone, and can be decoded alone."""
 
     block_bytes: int
-    """What each block becomes when it is decoded, but for the last one, which may be shorter."""
+    """Decoded size of each block but the last one, which may be shorter."""
     lengths: npt.NDArray[np.uint32]
     """Encoded bytes of each block; they lie one after another and fill the stored range."""
     crcs: npt.NDArray[np.uint32]
@@ -57,7 +57,7 @@ class EncodedBlocks:
 
 
 class ItemKind(IntEnum):
-    """How the values of an item are read: in parts if they are `RAW` or in `BLOCKS`, else from all of its bytes."""
+    """Kind of a stored item: read in parts if `RAW` or in `BLOCKS`, else decoded from all of its bytes."""
 
     RAW = 0
     """The stored range is the values."""
@@ -80,7 +80,7 @@ class ItemKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """Where one item lies, and what proves that its bytes are whole.
+    """Location of one item, and the CRCs that verify its bytes.
 
     `offset` and `length` cover the item; the stored range begins `lead` bytes into it and has `stored_bytes` bytes.
     `crc32` is that of the stored range, None if the writer left none; `running_crcs` are the CRC32s of its prefixes
@@ -102,23 +102,23 @@ class StoredItem:
 
     @property
     def kind(self) -> ItemKind:
-        """How its values are read."""
+        """Kind of the item, which says how its values are read."""
         return ItemKind.of(self.framing, has_chain=bool(self.chain), has_blocks=self.blocks is not None)
 
 
 def block_bytes(stored_bytes: int) -> int:
-    """Size of the blocks at whose borders running CRCs are kept: a 32nd of the range, within 64 KiB and 1 MiB."""
+    """Return the size of the blocks at whose borders running CRCs are kept: range / 32, within 64 KiB and 1 MiB."""
     step = -(-stored_bytes // (32 * _BLOCK_STEP_BYTES)) * _BLOCK_STEP_BYTES
     return min(max(step, CRC_BLOCK_MIN_BYTES), CRC_BLOCK_MAX_BYTES)
 
 
 def border_count(stored_bytes: int) -> int:
-    """Number of interior block borders of a stored range: one less than its blocks, never negative."""
+    """Return the number of interior block borders of a stored range: one less than its blocks, never negative."""
     return max(0, -(-stored_bytes // block_bytes(stored_bytes)) - 1)
 
 
 def border_counts(stored_bytes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """`border_count` of many stored ranges at once; none may have 2⁶² bytes or more."""
+    """Return `border_count` of many stored ranges at once; none may have 2⁶² bytes or more."""
     sizes = stored_bytes.astype(np.int64)
     steps = -(-sizes // (32 * _BLOCK_STEP_BYTES)) * _BLOCK_STEP_BYTES
     blocks = -(-sizes // np.clip(steps, CRC_BLOCK_MIN_BYTES, CRC_BLOCK_MAX_BYTES))

@@ -1,4 +1,4 @@
-"""Dict keys that are no strings, as path elements: the text that stock writes for them, and the key that it stands for.
+"""Dict keys that are no strings, as path elements: the text that stock writes for them, and the key of such a text.
 
 Stock names a value by `str(key)` and keeps nothing else of the key. For plain literals (numbers, bool, None, bytes,
 tuples of those and of strings) that text says which key it was, so that a load without a template restores it.

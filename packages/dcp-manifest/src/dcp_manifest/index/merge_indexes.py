@@ -1,4 +1,4 @@
-"""Several indexes of one checkpoint, each of what one rank saved → the index of all of it."""
+"""Merging of rank-local indexes of one checkpoint to the index of all of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Key = TypeVar("Key")
 
 
 def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
-    """The union of what the ranks' indexes say.
+    """Merge the ranks' indexes to their union.
 
     Tensors have the chunks of all ranks; of equal boxes, and of objects and aliases of one name, the first index that
     has them counts. Whether the chunks cover their tensor is not looked at.
@@ -53,7 +53,7 @@ def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
 
 
 def _table(tables: Iterable[Sequence[Key]]) -> dict[Key, int]:
-    """Each value of several tables once, with its row."""
+    """Return each value of several tables once, with its row."""
     values = dict.fromkeys(value for table in tables for value in table)
     return dict(zip(values, range(len(values)), strict=True))
 
@@ -67,7 +67,7 @@ def _object_keys(index: CheckpointIndex) -> list[tuple[str, int]]:
 
 
 def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
-    """Names that are an alias in one index, and in another a tensor, or an alias of something else."""
+    """Return the names that are an alias in one index, and in another a tensor, or an alias of another tensor."""
     targets: dict[str, set[str]] = {}
     for part in indexes:
         for name, row in zip(part.alias_names, part.alias_targets.tolist(), strict=True):
@@ -77,7 +77,7 @@ def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
 
 
 def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> CheckpointIndex:
-    """`part`, with those of its aliases that are among `names` made tensors of their own."""
+    """Return `part`, with those of its aliases that are among `names` made tensors of their own."""
     made = [row for row, name in enumerate(part.alias_names) if name in names]
     if not made:
         return part
@@ -91,7 +91,7 @@ def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> C
 
 
 def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
-    """The index with these rows of the table of tensors, in this order, and their chunks; names stay as they are."""
+    """Return the index with these rows of the table of tensors, in this order, and their chunks; names stay."""
     shapes, boxes, chunks = part.shape_starts(), part.box_starts(), part.chunk_starts()
     chunk_rows = ranges(chunks[:-1][rows], chunks[1:][rows])
     return replace(
@@ -109,7 +109,7 @@ def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
 
 
 def _merge_tensors(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], dtypes: dict[str, int]) -> list[I64]:
-    """Put the table of tensors into `merged`; for each part, the rows there of its tensors."""
+    """Put the table of tensors into `merged`; returns for each part the rows there of its tensors."""
     facts: dict[tuple[str, int], tuple[int, int, tuple[int, ...]]] = {}
     order: dict[tuple[str, int], int] = {}
     rows: list[I64] = []
@@ -160,7 +160,7 @@ def _merge_chunks(
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], offsets: I64, sizes: I64) -> I64:
-    """Of chunks with the same tensor and box, the first; in order."""
+    """Return the first of the chunks with the same tensor and box; in order."""
     ends = starts(ndim)
     kept = []
     for dims in np.unique(ndim).tolist():
@@ -203,7 +203,7 @@ def _merge_aliases(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], ro
 def _renumbered(
     items: ItemColumns, part: CheckpointIndex, files: dict[str, int], chains: dict[tuple[str, ...], int]
 ) -> ItemColumns:
-    """`items` with the rows that files and chains have in the merged tables."""
+    """Return `items` with the rows that files and chains have in the merged tables."""
     file_rows = np.array([files[name] for name in part.files], np.uint32)
     chain_rows = np.array([0, *(chains[chain] + 1 for chain in part.chains)], np.uint8)
     return replace(items, file=file_rows[items.file], chain=chain_rows[items.chain])

@@ -1,4 +1,4 @@
-"""Names of data files inside a checkpoint's folder: which are allowed."""
+"""Check of the names of data files: they must stay inside the checkpoint's folder."""
 
 from __future__ import annotations
 

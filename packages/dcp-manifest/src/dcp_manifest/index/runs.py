@@ -1,4 +1,4 @@
-"""Equal runs of bytes on a regular grid: where a box of a row-major chunk lies among the chunk's bytes.
+"""Equal runs of bytes on a regular grid: the positions of a box among the bytes of a row-major chunk.
 
 As data they take a few numbers however many runs there are; `within` lists those of one range. Nothing is read here.
 """
@@ -31,11 +31,11 @@ class Runs:
 
     @property
     def stop(self) -> int:
-        """Where the last run ends."""
+        """End of the last run."""
         return self.start + _span(self.counts, self.strides, self.run_bytes)
 
     def joined(self, gap_bytes: int) -> Runs:
-        """The same grid with runs less than `gap_bytes` apart made one, as far as whole dimensions are."""
+        """Return the grid with runs less than `gap_bytes` apart joined, as far as whole dimensions are."""
         run, depth = self.run_bytes, len(self.counts)
         while depth and self.strides[depth - 1] - run < gap_bytes:
             depth -= 1
@@ -43,7 +43,7 @@ class Runs:
         return Runs(self.start, run, self.counts[:depth], self.strides[:depth])
 
     def within(self, start: int, stop: int) -> tuple[Positions, Positions]:
-        """Starts and stops of the runs' parts in [start, stop), ascending. Takes memory for about so many runs."""
+        """Return starts and stops of the runs' parts in [start, stop), ascending. Takes memory in proportion."""
         first = _starts(self, start, stop, self.start, 0)
         last = first + self.run_bytes
         inside = (first < stop) & (last > start)
@@ -51,7 +51,7 @@ class Runs:
 
 
 def box_runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], item_bytes: int) -> Runs:
-    """The contiguous byte runs of a box within a row-major chunk; without grid dimensions if they are a single one.
+    """Return the contiguous byte runs of a box within a row-major chunk; without grid dimensions if it is one run.
 
     Args:
         sizes: Sizes of the chunk, elements.
@@ -93,7 +93,7 @@ def _span(counts: Sequence[int], strides: Sequence[int], run_bytes: int) -> int:
 
 
 def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> Positions:
-    """Starts of runs that cover all those in [start, stop), of the inner grid of `depth` at `base`."""
+    """Return starts of runs that cover all those in [start, stop), of the inner grid of `depth` at `base`."""
     if depth == len(runs.counts):
         return np.array([base], np.int64)
     stride = runs.strides[depth]

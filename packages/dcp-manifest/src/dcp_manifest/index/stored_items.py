@@ -1,4 +1,4 @@
-"""Many stored items at once: columns inside, records for whoever asks for one.
+"""Sequence of stored items: columns inside, records on access.
 
 A save of 20,000 small tensors makes no record per tensor this way: what the engine finds out goes to the index as is.
 """
@@ -25,7 +25,7 @@ _NONE = np.zeros(0, np.uint32)
 
 
 class StoredItems(Sequence[StoredItem]):
-    """Where items lie, in the order in which their writing was asked for.
+    """Locations of items, in the order of their write requests.
 
     Args:
         columns: One row per item; `file` and `chain` count in the tables given here.
@@ -49,7 +49,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def of(cls, items: Iterable[StoredItem]) -> StoredItems:
-        """The columns of single records."""
+        """Make the columns of single records."""
         items = list(items)
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
@@ -71,7 +71,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def joined(cls, parts: Sequence[StoredItems]) -> StoredItems:
-        """The items of several, one after another; equal file names and chains become one."""
+        """Join the items of several sequences; equal file names and chains become one."""
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
         pieces: list[ItemColumns] = []
@@ -86,7 +86,7 @@ class StoredItems(Sequence[StoredItem]):
         return cls(take_items(pieces, np.arange(sum(map(len, pieces)))), tuple(files), tuple(chains)[1:])
 
     def take(self, rows: I64) -> StoredItems:
-        """The items of these rows, in this order."""
+        """Return the items of these rows, in this order."""
         return StoredItems(take_items([self.columns], rows), self.files, self.chains)
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class StoredItems(Sequence[StoredItem]):
 
 
 def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None:
-    """The columns of the blocks of items; None if no item has any."""
+    """Return the columns of the blocks of items; None if no item has any."""
     if not any(blocks):
         return None
     return BlockColumns(
@@ -124,7 +124,7 @@ def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None
 
 
 def take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
-    """Rows of several tables that are thought one after another, with their running CRCs and blocks."""
+    """Take rows of several concatenated tables, with their running CRCs and blocks."""
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")

@@ -1,1 +1,1 @@
-"""Pickles read by tables of what they may call, and written opcode by opcode; nothing in them runs."""
+"""Pickles: read by tables of allowed calls, and written opcode by opcode; nothing in them runs."""

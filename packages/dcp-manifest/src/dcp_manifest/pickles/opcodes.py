@@ -1,4 +1,4 @@
-"""Writing pickles opcode by opcode: values, records of classes that need not exist here, and a memo.
+"""Pickle writer, opcode by opcode: values, records of classes that need not exist here, and a memo.
 
 Protocol 4, and protocol 2 where torch.load wants it (`text_2`, `global_2`; all other opcodes are of both).
 """
@@ -19,7 +19,7 @@ _TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 
 
 def integer(value: int) -> bytes:
-    """Opcodes that push an int."""
+    """Return opcodes that push an int."""
     if 0 <= value < 256:
         return _SMALL[value]
     if 0 <= value < 1 << 16:
@@ -31,36 +31,36 @@ def integer(value: int) -> bytes:
 
 
 def text(value: str) -> bytes:
-    """Opcodes that push a str."""
+    """Return opcodes that push a str."""
     data = encode_text(value)
     return b"\x8c" + bytes((len(data),)) + data if len(data) < 256 else text_2(value)
 
 
 def text_2(value: str) -> bytes:
-    """Opcodes that push a str, in protocol 2."""
+    """Return opcodes that push a str, in protocol 2."""
     data = encode_text(value)
     return b"X" + _U32.pack(len(data)) + data
 
 
 def global_(module: str, name: str) -> bytes:
-    """Opcodes that push a class or function."""
+    """Return opcodes that push a class or function."""
     return text(module) + text(name) + b"\x93"
 
 
 def global_2(module: str, name: str) -> bytes:
-    """Opcodes that push a class or function, in protocol 2."""
+    """Return opcodes that push a class or function, in protocol 2."""
     return f"c{module}\n{name}\n".encode()
 
 
 def collected(items: Sequence[bytes]) -> bytes:
-    """Opcodes that push a tuple, from those that push its items."""
+    """Return opcodes that push a tuple, from those that push its items."""
     if len(items) <= 3:
         return b"".join((*items, _TUPLES[len(items)]))
     return b"".join((b"(", *items, b"t"))
 
 
 class PickleWriter:
-    """Collects opcodes. What is remembered once is referred to by few bytes afterwards."""
+    """Collects the opcodes of a pickle. A remembered value is referred to by few bytes afterwards."""
 
     def __init__(self, start: bytes = b"\x80\x04") -> None:
         self._parts: list[bytes] = [start]
@@ -73,22 +73,22 @@ class PickleWriter:
         self._parts.extend(parts)
 
     def remember(self, opcodes: bytes) -> bytes:
-        """Append opcodes that push a value; opcodes that push the same object again later."""
+        """Append opcodes that push a value; returns opcodes that push the same object again later."""
         self._parts.append(opcodes + MEMOIZE)
         return self.reserve()
 
     def reserve(self) -> bytes:
-        """Opcodes that push again what the caller's next `MEMOIZE` remembers; it must append one for each."""
+        """Return opcodes that push the value of the caller's next `MEMOIZE`; it must append one for each."""
         number = self._remembered
         self._remembered += 1
         return b"h" + bytes((number,)) if number < 256 else b"j" + _U32.pack(number)
 
     def prepare(self, opcodes: bytes) -> bytes:
-        """As `remember`, but the value is not left on the stack."""
+        """Remember a value like `remember`, but leave nothing on the stack."""
         reference = self.remember(opcodes)
         self._parts.append(b"0")
         return reference
 
     def getvalue(self) -> bytes:
-        """The pickle of the one value that is left."""
+        """Return the pickle of the one value that is left."""
         return b"".join((*self._parts, b"."))

@@ -1,4 +1,4 @@
-"""The opcodes of a pickle that push a number, a string, bytes, or an empty container: the leaves of every value."""
+"""Opcodes of a pickle that push a number, a string, bytes, or an empty container: the leaves of every value."""
 
 from __future__ import annotations
 

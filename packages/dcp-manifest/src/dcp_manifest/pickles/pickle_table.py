@@ -1,4 +1,4 @@
-"""What one use of the pickle reader allows: a table of names, calls, states and containers, and a budget of work.
+"""Allow-table of the pickle reader: names, calls, states and containers, and a budget of work.
 
 `safe_pickle` is the machine that reads a pickle by such a table. A table lists what may be named, and, for each thing
 that may be called, a function that checks the arguments and makes the value instead of the thing itself.
@@ -49,7 +49,7 @@ class BrokenPickleError(ValueError):
 
 
 class UnsafePickleError(ValueError):
-    """The pickle asks for something that the caller's table does not allow, or for too much work or memory."""
+    """The pickle uses something that the caller's table does not allow, or too much work or memory."""
 
 
 class ForbiddenGlobalError(UnsafePickleError):
@@ -82,7 +82,7 @@ class Budget:
         self._crowds: dict[int, tuple[object, dict[int, int]]] = {}
 
     def spend(self, amount: int) -> None:
-        """Charge work before it is done. Raises UnsafePickleError when there has been too much."""
+        """Charge work before it is done. Raises UnsafePickleError when the budget is spent."""
         self._left -= amount
         if self._left < 0:
             raise UnsafePickleError("asks for far more memory or work than it has bytes")
@@ -154,29 +154,29 @@ class Budget:
 
 
 def _is_cheap(key: Any) -> bool:
-    """Whether a key is hashed in no time, and to a hash that hardly another one has."""
+    """Whether a key is hashed in no time, and to a hash that is almost unique."""
     kind = type(key)
     return kind in _CHEAP or (kind is int and -_SMALL < key < _SMALL)
 
 
 Call = Callable[[Budget, tuple[Any, ...]], Any]
-"""Makes what the pickle's call would give, of checked arguments; raises if they are not allowed."""
+"""Makes the value of a call in the pickle, from checked arguments; raises if they are not allowed."""
 New = Callable[[Budget, tuple[Any, ...], dict[str, Any]], Any]
 """As `Call`, for an instance that is made without its constructor."""
 State = Callable[[Budget, Any, Any], Any]
-"""Gives an instance its checked state; returns it, or what takes its place."""
+"""Sets an instance's checked state; returns it, or the value that replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordClass:
-    """Stands for a class: instances become `Record`s."""
+    """Stand-in for a class: instances become `Record`s."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Stands for a function that the pickle calls: `call` is called instead."""
+    """Stand-in for a function that the pickle calls: `call` is called instead."""
 
     name: str
     call: Call
@@ -194,7 +194,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class PickleTable:
-    """What a pickle may use. Types and objects count by identity, so that nothing reachable through them is allowed."""
+    """Allow-table of a pickle. Types and objects count by identity, and allow nothing reachable through them."""
 
     find: Callable[[str], Any]
     """Full name (under Python 3) → what stands for it: a stand-in of this module, or any value.
@@ -202,23 +202,23 @@ class PickleTable:
     Raises `ForbiddenGlobalError` for a name that is not allowed.
     """
     calls: Mapping[int, Call] = field(default_factory=dict)
-    """`id` of a value that `find` gives → what calling it does; what is missing is not called."""
+    """`id` of a value from `find` → rule for calling it; values without a rule are not called."""
     news: Mapping[int, New] = field(default_factory=dict)
     """`id` of a class → what `__new__` does, where that differs from a call."""
     states: Mapping[type, State] = field(default_factory=dict)
-    """Type of an instance → what setting its state does."""
+    """Type of an instance → rule for setting its state."""
     lists: frozenset[type] = frozenset((list,))
-    """What takes items by `extend`."""
+    """Types that take items by `extend`."""
     dicts: frozenset[type] = frozenset((dict,))
-    """What takes pairs by `[]`."""
+    """Types that take pairs by `[]`."""
     sets: frozenset[type] = frozenset((set,))
-    """What takes items by `update`."""
+    """Types that take items by `update`."""
     drafts: frozenset[type] = frozenset()
     """Types of immutable values that a state replaces by another value."""
 
 
 def described(value: object) -> str:
-    """The kind of a value, for messages. Not its `repr`: a few bytes may make a value whose text would never end."""
+    """Return the kind of a value, for messages. Not its `repr`: a few bytes may make a value whose text never ends."""
     if isinstance(value, (Record, RecordClass, Function)):
         return value.name
     if isinstance(value, type):
@@ -227,7 +227,7 @@ def described(value: object) -> str:
 
 
 def python3_name(module: str, name: str) -> str:
-    """The full name of a global that a pickle of protocol 2 or lower may give under its Python 2 name."""
+    """Return the full name of a global that a pickle of protocol 2 or lower may give under its Python 2 name."""
     if (module, name) in _compat_pickle.NAME_MAPPING:
         module, name = _compat_pickle.NAME_MAPPING[(module, name)]
     else:

@@ -1,4 +1,4 @@
-"""Reading a pickle without running anything but what a table allows; the only reader of pickles from checkpoints.
+"""Safe pickle reader that runs only calls in a table; the only reader of pickles from checkpoints.
 
 A small machine of its own instead of `pickle.Unpickler`: names are looked up in a table of the caller and are never
 imported, calls reach only functions of that table, state and items go only into types of it, memory and work stay
@@ -39,7 +39,7 @@ def read_pickle(
     budget: Budget | None = None,
     persistent: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, int]:
-    """The value of the pickle that begins at `start`.
+    """Read the pickle that begins at `start`, and return its value.
 
     Args:
         data: Any bytes; may go on behind the pickle.
@@ -169,7 +169,7 @@ class _Machine(ScalarReader):
         target.update(items)
 
     def take_items(self, types: frozenset[type]) -> Any:
-        """What is on top of the stack, if items may go into it."""
+        """Return the value on top of the stack, if items may go into it."""
         target = self.stack[-1]
         if type(target) not in types:
             raise TypeError(f"items for {described(target)} are not allowed")
@@ -235,7 +235,7 @@ class _Machine(ScalarReader):
         self.put_made(new(self.budget, arguments, named))
 
     def put_made(self, made: Any) -> None:
-        """Put what a call has made in the place of what was called."""
+        """Put the result of a call in the place of the called value."""
         self.stack[-1] = made
         if type(made) in self.table.drafts:
             self.drafts[id(made)] = made, []

@@ -1,1 +1,1 @@
-"""The pickle that PyTorch's checkpointing reads and writes."""
+"""Stock's index: the pickle that PyTorch's checkpointing reads and writes."""

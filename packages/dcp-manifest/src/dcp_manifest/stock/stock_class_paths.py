@@ -10,7 +10,7 @@ __all__ = ["FILESYSTEM", "GET_LAYOUT", "METADATA", "OLD_METADATA", "PATH_CLASSES
 
 METADATA = "torch.distributed.checkpoint.metadata"
 OLD_METADATA = "torch.distributed._shard.sharded_tensor.metadata"
-"""Where `TensorProperties` was before torch 2.3."""
+"""Module of `TensorProperties` before torch 2.3."""
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 TORCH = "torch"
 GET_LAYOUT = ("torch.serialization", "_get_layout")
@@ -20,4 +20,4 @@ PATH_CLASSES = frozenset(
     for name in ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
 )
 STOCK_VERSION = "1.0.0"
-"""What stock writes as `Metadata.version`."""
+"""Value of `Metadata.version` in stock's files."""

@@ -1,4 +1,4 @@
-"""What the names in stock's pickles stand for when we read them: records, and a few functions of our own.
+"""Allow-table for the names in stock's pickles: records, and a few functions of our own.
 
 Everything else is refused. Covered: torch 2.3 to 2.15, pickle protocols 2 to 5, CPython 3.9 to 3.14.
 """
@@ -31,31 +31,31 @@ _MEMORY_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRES
 
 
 class DtypeName(NamedTuple):
-    """A dtype."""
+    """Stand-in for a dtype."""
 
     name: str
 
 
 class Layout(NamedTuple):
-    """A layout."""
+    """Stand-in for a layout."""
 
     name: str
 
 
 class Size(NamedTuple):
-    """A `torch.Size`."""
+    """Stand-in for a `torch.Size`."""
 
     numbers: tuple[int, ...]
 
 
 def read_stock_pickle(data: bytes) -> tuple[Any, int]:
-    """The value of a pickle of stock's, and where it ends; see `read_pickle`."""
+    """Read a pickle of stock's; returns the value, and the end of the pickle; see `read_pickle`."""
     return read_pickle(data, _table(0), budget=Budget(len(data) * _COPIED_PER_BYTE))
 
 
 @functools.cache
 def _table(depth: int) -> PickleTable:
-    """What a pickle may use that is nested so deep in others."""
+    """Return the table of what a pickle may use at that depth of nested pickles."""
     loads = Function("pickle.loads", lambda budget, arguments: _loads(budget, arguments, depth + 1))
     names = {**_NAMES, "pickle.loads": loads, "_pickle.loads": loads}
 
@@ -69,7 +69,7 @@ def _table(depth: int) -> PickleTable:
 
 
 def _loads(budget: Budget, arguments: tuple[Any, ...], depth: int) -> Any:
-    """The value of a pickle within the pickle."""
+    """Read a pickle within the pickle, and return its value."""
     (data,) = arguments
     if type(data) is not bytes:
         raise TypeError("a nested pickle is not bytes")
@@ -83,7 +83,7 @@ def _loads(budget: Budget, arguments: tuple[Any, ...], depth: int) -> Any:
 
 
 def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
-    """Protocol 2 has no bytes: they are written as a call that encodes a string."""
+    """Encode a string: protocol 2 has no bytes, and writes them as this call."""
     text, encoding = arguments
     if type(text) is not str or encoding != "latin1":
         raise UnsafePickleError("encodes something that is not bytes")
@@ -113,7 +113,7 @@ def _memory_format(_: Budget, arguments: tuple[Any, ...]) -> int:
 
 
 def _getattr(_: Budget, arguments: tuple[Any, ...]) -> int:
-    """Some versions of Python pickle a member of an enum as an attribute of its class."""
+    """Return an enum member, which some versions of Python pickle as an attribute of its class."""
     owner, name = arguments
     if owner is not _MEMORY_FORMAT or name not in _MEMORY_FORMATS:
         raise UnsafePickleError(f"asks for an attribute of {described(owner)}")
@@ -121,7 +121,7 @@ def _getattr(_: Budget, arguments: tuple[Any, ...]) -> int:
 
 
 def _path(_: Budget, __: tuple[Any, ...]) -> None:
-    """Where the checkpoint once was: nobody needs to know."""
+    """Ignore the checkpoint's former path: it is not needed."""
 
 
 _MEMORY_FORMAT = Function("_MEM_FORMAT_ENCODING", _memory_format)

@@ -1,4 +1,4 @@
-"""Stock's `.metadata` → an index. Its pickle is read by `safe_pickle`: nothing in it runs.
+"""Reader of stock's `.metadata`, which makes an index of it. Its pickle is read by `safe_pickle`: nothing in it runs.
 
 Source: torch 2.13 `torch.distributed.checkpoint.metadata` (what the records hold) and `.filesystem._StorageInfo`.
 """
@@ -25,7 +25,7 @@ _MAX_LINKS = 16
 
 
 def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[str]]:
-    """The index in a pickle of stock's `Metadata`, of torch 2.3 to 2.15.
+    """Read the index in a pickle of stock's `Metadata`, of torch 2.3 to 2.15.
 
     Args:
         data: Begins with the pickle; may go on behind it.
@@ -64,7 +64,7 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
 
 
 def _state(value: object, name: str) -> dict[str, Any]:
-    """The state of a record of class `name`."""
+    """Return the state of a record of class `name`."""
     if not isinstance(value, Record) or value.name != name:
         raise TypeError(f"{described(value)} is where a {name} should be")
     state = {} if value.state is None else value.state
@@ -123,7 +123,7 @@ class _Reader:
     def put_tensors(
         self, index: CheckpointIndex, tensors: dict[str, dict[str, Any]]
     ) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Put the tensors' columns into `index`; the keys under which their chunks are stored."""
+        """Put the tensors' columns into `index`; returns the keys under which their chunks are stored."""
         if sum(len(state["chunks"]) for state in tensors.values()) > self.limit:
             raise ValueError("it has more chunks than bytes")
         properties = [self.properties(state["properties"]) for state in tensors.values()]
@@ -147,7 +147,7 @@ class _Reader:
         return [(name, offsets) for name, boxes in zip(tensors, chunks, strict=True) for offsets, _ in boxes]
 
     def properties(self, value: object) -> tuple[int, int]:
-        """Row of the dtype, and flags. Newer versions append fields to the five that are known."""
+        """Return the row of the dtype, and flags. Newer versions append fields to the five that are known."""
         if not isinstance(value, Record) or value.name != "TensorProperties" or type(value.state) is not tuple:
             raise TypeError(f"{described(value)} is where a TensorProperties should be")
         dtype, layout, requires_grad, memory_format, pin_memory = value.state[:5]
@@ -183,7 +183,7 @@ class _Reader:
         )
 
     def paths(self, planner_data: object) -> dict[str, tuple[PathElement, ...]] | None:
-        """The paths, if planner data is what stock's planner writes; what other planners keep is not for us."""
+        """Return the paths, if stock's planner wrote the planner data; those of other planners are ignored."""
         if type(planner_data) is not dict or not all(type(path) is tuple for path in planner_data.values()):
             return None
         if sum(map(len, planner_data.values())) > self.limit:
@@ -210,7 +210,7 @@ def _number(value: object) -> int:
 
 
 def _chain(value: object) -> tuple[str, ...]:
-    """Transforms of an item, in the order of decoding: that of writing, the reverse of which stock keeps."""
+    """Return the transforms of an item in the order of decoding, the reverse of stock's order."""
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)) or len(value) > _MAX_LINKS or not all(type(link) is str for link in value):
@@ -219,7 +219,7 @@ def _chain(value: object) -> tuple[str, ...]:
 
 
 def _places(storage_data: dict[Any, Any]) -> dict[tuple[str, tuple[int, ...] | None], Place]:
-    """(FQN, offset) → where it is stored; the offset is None for an object."""
+    """Return (FQN, offset) → storage location; the offset is None for an object."""
     places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
     for key, value in storage_data.items():
         index = _state(key, "MetadataIndex")

@@ -18,7 +18,7 @@ from dcp_manifest.stock.stock_class_paths import FILESYSTEM, GET_LAYOUT, METADAT
 __all__ = ["MARKER_MODULE", "is_stock_readable", "stock_head", "unreadable_reason"]
 
 MARKER_MODULE = "dcp-manifest/1"
-"""Stands in `StorageMeta.modules` of every head: a manifest must follow. Stock ignores it."""
+"""Marker in `StorageMeta.modules` of every head: a manifest must follow. Stock ignores it."""
 _STOCK_CHAINS = {(), ("stream.zstd/1",)}
 _NEW, _STATE, _DONE = b")\x81", b"}(", b"ub"
 _NONE, _TRUE, _FALSE = b"N", b"\x88", b"\x89"
@@ -26,7 +26,7 @@ Box = tuple[int, ...]
 
 
 def unreadable_reason(index: CheckpointIndex) -> str | None:
-    """Why stock could not load a checkpoint with this index: a clause; None if it could."""
+    """Return why stock could not load a checkpoint with this index, as a clause; None if it could."""
     if index.tensor_owner.any() or index.object_owner.any():
         return "it holds values that belong to single ranks"
     if index.chunk_items is None or index.object_items is None:
@@ -52,7 +52,7 @@ def _are_archives(items: ItemColumns) -> bool:
 
 
 def stock_head(index: CheckpointIndex) -> bytes:
-    """The pickle that stock loads as a `Metadata` equal to the index, the marker in its `StorageMeta.modules`.
+    """Write the pickle that stock loads as a `Metadata` equal to the index, with the marker in its `StorageMeta`.
 
     Args:
         index: One that `is_stock_readable`; aliases become entries that share their target's items.
@@ -61,7 +61,7 @@ def stock_head(index: CheckpointIndex) -> bytes:
 
 
 class _Head:
-    """One head in the making.
+    """Builder of one head.
 
     Whatever occurs more than once is pushed and taken off again at the beginning, what is frequent first: it gets the
     shortest references, and all that follows can be put together in any order.
@@ -93,7 +93,7 @@ class _Head:
         self.texts = {name: out.reserve() for name in (*self.rows, *index.object_names)}
 
     def pickle(self) -> bytes:
-        """The whole head."""
+        """Return the whole head."""
         out, objects = self.out, self.index.object_names
         out.put(global_(METADATA, "Metadata") + _NEW + _STATE + text("state_dict_metadata") + _STATE)
         out.put_all(self.tensors())
@@ -107,7 +107,7 @@ class _Head:
         return out.getvalue()
 
     def prepared_sizes(self, values: Iterable[Box]) -> list[bytes]:
-        """Opcodes that push each as a `torch.Size`."""
+        """Return opcodes that push each as a `torch.Size`."""
         values = list(values)
         sizes, size_class, prepare = self.sizes, self.size_class, self.out.prepare
         for value in dict.fromkeys(values):
@@ -116,7 +116,7 @@ class _Head:
         return list(map(sizes.__getitem__, values))
 
     def prepared_properties(self) -> Iterator[tuple[tuple[int, int], bytes]]:
-        """Each (dtype, flags) that occurs, with the opcodes that push a new `TensorProperties` of it."""
+        """Yield each (dtype, flags) that occurs, with the opcodes that push a new `TensorProperties` of it."""
         index = self.index
         pairs = sorted(set(zip(index.tensor_dtype.tolist(), index.tensor_flags.tolist(), strict=True)))
         for dtype, bits in pairs:
@@ -131,7 +131,7 @@ class _Head:
             yield (dtype, bits), self.new["TensorProperties"] + self.out.prepare(collected(fields)) + b"b"
 
     def tensors(self) -> Iterator[bytes]:
-        """Each name with its `TensorStorageMetadata`."""
+        """Yield each name with its `TensorStorageMetadata`, as opcodes."""
         chunk, sizes = self.new["ChunkStorageMetadata"] + _STATE + self.key["offsets"], self.key["sizes"]
         tensor = MEMOIZE + self.new["TensorStorageMetadata"] + _STATE + self.key["properties"]
         size, begin, end = self.key["size"], self.key["chunks"] + b"](", b"e" + _DONE
@@ -148,7 +148,7 @@ class _Head:
             yield text(name) + tail
 
     def prepared_parts(self) -> Iterator[tuple[PathElement, bytes]]:
-        """Each path element that is not a name as well, with the opcodes that push it."""
+        """Yield each path element that is not a name as well, with the opcodes that push it."""
         paths = self.index.paths or {}
         names = {*self.rows, *self.index.object_names}
         # A `LiteralKey` equals the text that stock writes in its place.
@@ -159,7 +159,7 @@ class _Head:
                 yield part, self.out.prepare(text(part))
 
     def paths(self) -> Iterator[bytes]:
-        """Opcodes that push the planner data: each name with its path."""
+        """Yield opcodes that push the planner data: each name with its path."""
         if self.index.paths is None:
             yield _NONE
             return
@@ -171,7 +171,7 @@ class _Head:
         yield b"u"
 
     def stored_chunks(self) -> Iterator[bytes]:
-        """Each chunk's `MetadataIndex` with its `_StorageInfo`."""
+        """Yield each chunk's `MetadataIndex` with its `_StorageInfo`, as opcodes."""
         if self.index.chunk_items is None:
             return
         key, index, offset = self.new["MetadataIndex"] + _STATE + self.key["fqn"], self.key["index"], self.key["offset"]
@@ -184,7 +184,7 @@ class _Head:
                 yield b"".join((start, position, at, place))
 
     def stored_objects(self) -> Iterator[bytes]:
-        """Each object's `MetadataIndex` with its `_StorageInfo`."""
+        """Yield each object's `MetadataIndex` with its `_StorageInfo`, as opcodes."""
         if self.index.object_items is None:
             return
         key, no_index = self.new["MetadataIndex"] + _STATE + self.key["fqn"], self.key["index"] + _NONE
@@ -192,7 +192,7 @@ class _Head:
             yield b"".join((key, self.texts[name], no_index, place))
 
     def places(self, items: ItemColumns) -> Iterator[bytes]:
-        """For each item the opcodes that end its key and push its `_StorageInfo`."""
+        """Yield for each item the opcodes that end its key and push its `_StorageInfo`."""
         start = _DONE + self.new["_StorageInfo"] + _STATE + self.key["relative_path"]
         offset, length = self.key["offset"], self.key["length"]
         ends = [_DONE, *(_descriptors(links) + _DONE for links in self.index.chains)]
@@ -201,7 +201,7 @@ class _Head:
             yield b"".join((start, self.files[file], offset, integer(first), length, integer(size), ends[links]))
 
     def storage_meta(self) -> bytes:
-        """Opcodes that push the `StorageMeta`."""
+        """Return opcodes that push the `StorageMeta`."""
         save_id = _NONE if self.index.info is None else text(self.index.info.save_id)
         ids = text("checkpoint_id") + _NONE + text("save_id") + save_id + text("load_id") + _NONE
         modules = text("modules") + b"]" + text(MARKER_MODULE) + b"a"
@@ -209,7 +209,7 @@ class _Head:
 
 
 def _descriptors(links: tuple[str, ...]) -> bytes:
-    """Transforms of an item in stock's order, the reverse of decoding."""
+    """Return the transforms of an item in stock's order, the reverse of decoding."""
     return text("transform_descriptors") + b"](" + b"".join(map(text, reversed(links))) + b"e"
 
 
@@ -219,7 +219,7 @@ def _shapes(index: CheckpointIndex) -> Iterator[Box]:
 
 
 def _boxes(index: CheckpointIndex, numbers: list[int]) -> Iterator[Box]:
-    """The offsets or sizes of each chunk, from all of them in a row."""
+    """Yield the offsets or sizes of each chunk, from all of them in a row."""
     following = iter(numbers)
     for ndim, chunks in zip(index.tensor_ndim.tolist(), index.tensor_chunks.tolist(), strict=True):
         if ndim == 0:

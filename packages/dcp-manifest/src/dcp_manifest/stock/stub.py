@@ -1,4 +1,4 @@
-"""The head of a `.metadata` that stock cannot use: a pickle whose loading fails with a sentence."""
+"""Stub head of a `.metadata` that stock cannot use: a pickle whose loading fails with an error message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_stub(data: bytes | memoryview) -> bool:
 
 
 def stub_head(reason: str) -> bytes:
-    """A pickle whose loading raises RuntimeError with a sentence: whose checkpoint it is, why, and what to do.
+    """Return a pickle whose loading raises RuntimeError: with the writer of the checkpoint, the reason, and the remedy.
 
     Args:
         reason: A clause that goes on after "because".

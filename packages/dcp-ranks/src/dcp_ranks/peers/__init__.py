@@ -1,1 +1,1 @@
-"""Whether every other rank lives, and how it is reached."""
+"""Peers: detection of dead ranks, and the connections through which ranks reach each other."""

@@ -1,6 +1,6 @@
-"""Descriptors that a rank holds to watch and reach others: connections, doors, processes, and one poller of them all.
+"""Handles that a rank holds to watch and reach peers: connections, listening sockets, processes, and their poller.
 
-Not here: what is done with them.
+Not here: their use.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ __all__ = ["PeerHandles"]
 
 @dataclass(slots=True)
 class PeerHandles:
-    """What has to be closed in the end, by descriptor."""
+    """The handles to close in the end, by file descriptor."""
 
     poller: select.epoll = field(default_factory=select.epoll)
     doors: dict[int, socket.socket] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
     watched: dict[int, int] = field(default_factory=dict)
-    """Descriptors of processes, and which ranks they are."""
+    """File descriptors of processes → their ranks."""
 
     def add_link(self, link: Link) -> None:
-        """Hold a connection."""
+        """Register a connection."""
         self.links[link.fileno()] = link
         self.poller.register(link.fileno(), select.EPOLLIN)
 
     def drop_link(self, link: Link) -> bool:
-        """Close a connection; False if it is not held any more."""
+        """Close a connection; False if it is not registered any more."""
         if self.links.pop(link.fileno(), None) is None:
             return False
         self.poller.unregister(link.fileno())
@@ -40,31 +40,31 @@ class PeerHandles:
         return True
 
     def add_doors(self, doors: Iterable[socket.socket]) -> None:
-        """Hold listening sockets."""
+        """Register listening sockets."""
         for door in doors:
             self.doors[door.fileno()] = door
             self.poller.register(door.fileno(), select.EPOLLIN)
 
     def shut_doors(self) -> None:
-        """Close the listening sockets: all ranks have come."""
+        """Close the listening sockets: all ranks have connected."""
         for descriptor, door in self.doors.items():
             self.poller.unregister(descriptor)
             door.close()
         self.doors.clear()
 
     def add_process(self, descriptor: int, rank: int) -> None:
-        """Hold the descriptor of a rank's process."""
+        """Register the file descriptor of a rank's process."""
         self.watched[descriptor] = rank
         self.poller.register(descriptor, select.EPOLLIN)
 
     def drop_process(self, descriptor: int) -> int:
-        """Close the descriptor of a process; which rank it is."""
+        """Close the file descriptor of a process, and return its rank."""
         self.poller.unregister(descriptor)
         os.close(descriptor)
         return self.watched.pop(descriptor)
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all handles."""
         for link in self.links.values():
             link.close()
         for door in self.doors.values():

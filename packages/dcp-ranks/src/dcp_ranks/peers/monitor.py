@@ -1,9 +1,9 @@
-"""The other ranks as one rank watches and reaches them: processes of its host, and connections up and down.
+"""Monitor of the other ranks, as one rank watches and reaches them: processes of its host, connections up and down.
 
-Every rank watches the processes of its host through the kernel (pidfd). A rank that does not see the one above it so
-holds a connection to it, whose lease the kernels keep: nothing here needs a thread, and a process that does not run for
-minutes is not taken for dead. Above a number of ranks, leaders of hosts stand between, and the connections carry what
-the phases exchange, too. Not here: phases.
+Every rank watches the processes of its host through the kernel (pidfd). A rank that cannot watch the one above it in
+this way holds a connection to it, whose lease the kernels keep: nothing here needs a thread, and a process that is
+suspended for minutes does not count as dead. Above a number of ranks, leaders of hosts are in between, and the
+connections carry the messages of the phases, too. Not here: phases.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _log = logging.getLogger(__name__)  # records hold numbers alone: nothing that a
 
 
 class Peers:
-    """The other ranks of a process group: which are gone; with leaders, also connections up and down.
+    """Peers of a rank in a process group: detects lost ranks; with leaders, also connects up and down.
 
     Shared by all operations of one group with one coordinator rank, in any threads of this process.
 
     Args:
-        store: A connection over which to leave this rank's card; waits for no rank.
-        number: Tells these peers from others at the same store; the same on all ranks.
+        store: A connection through which this rank leaves its card; waits for no rank.
+        number: Distinguishes these peers from others at the same store; the same on all ranks.
         rank: This rank.
         world_size: The number of ranks.
         coordinator_rank: The rank at the top.
         options: The same on all ranks.
-        process: Who this rank is, where one process plays several.
+        process: This rank's process identity, where one process plays several ranks.
         errors: The classes of the errors to raise.
     """
 
@@ -74,7 +74,7 @@ class Peers:
     ) -> None:
         self._options = options or PeerOptions()
         self.relays = world_size > self._options.leaders_above
-        """Whether phases travel over the connections."""
+        """Whether messages of phases are sent over the connections."""
         self._prefix = f"dcp/peers/{number}/"
         self._rank = rank
         self._world_size = world_size
@@ -83,7 +83,7 @@ class Peers:
         self._lock = UninterruptedLock()
         self._held = PeerHandles()
         self.close = weakref.finalize(self, self._held.close)
-        """Closes everything."""
+        """Closes all handles."""
         self._met = False
         self._above: Link | None = None
         self._above_card: Card | None = None
@@ -104,12 +104,12 @@ class Peers:
 
     @property
     def lost(self) -> dict[int, str]:
-        """The ranks known to be gone, and how that is known."""
+        """The ranks known to be lost, and the evidence for each."""
         return self._lost
 
     @property
     def below(self) -> list[int]:
-        """The ranks right below that are connected."""
+        """The connected ranks right below."""
         return list(self._below)
 
     @property
@@ -119,17 +119,17 @@ class Peers:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the rank above cannot be reached over a connection, though it may live."""
+        """Whether the rank above cannot be reached over a connection, though it may be alive."""
         above = self._above_card
         return above is not None and self._above is None and above.rank not in self._lost
 
     @property
     def sending_down(self) -> bool:
-        """Whether something waits to be sent to ranks below."""
+        """Whether frames wait to be sent to ranks below."""
         return any(link.sending for link in list(self._below.values()))
 
     def meet(self, store: KeyValueStore) -> None:
-        """Find and watch the others, once all have left their cards; nothing if that was done."""
+        """Find and watch the other ranks, once all have left their cards; does nothing if that was done."""
         with self._lock:
             if self._met:
                 return
@@ -145,13 +145,13 @@ class Peers:
             self._shut_doors_if_all_came()
 
     def look_around(self, store: KeyValueStore) -> None:
-        """Watch the ranks of this host that have come; nothing once all have met."""
+        """Watch the ranks of this host that have left their cards; does nothing once all have met."""
         with self._lock:
             if not self._met:
                 self._watch_host(self._wire(store))
 
     def pause(self, seconds: float) -> None:
-        """Wait so long, or until something happens; attend to it."""
+        """Wait for that time or until the next event, and handle it."""
         if seconds < _SLEEP_BELOW_SECONDS and not self.relays:
             time.sleep(max(0.0, seconds))
             seconds = 0.0
@@ -166,40 +166,40 @@ class Peers:
             self._see_out(self._guests.unwelcome())
 
     def begin(self, sequence: int) -> None:
-        """An operation starts: keep what comes in for it."""
+        """Begin an operation: keep its incoming frames."""
         with self._lock:
             self._mail.begin(sequence)
 
     def end(self, sequence: int) -> None:
-        """An operation has ended: forget what came in for it."""
+        """End an operation: drop its incoming frames."""
         with self._lock:
             self._mail.end(sequence)
 
     def read(self, key: Key) -> None:
-        """Take what comes for a phase from now on, large frames as well."""
+        """Receive frames for a phase from now on, large ones as well."""
         with self._lock:
             self._mail.reading.add(key)
             for link in list(self._below.values()):
                 self._send(link, Frame(_READING, *key, self._rank, b""))
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
-        """What has come in for a phase: from which neighbour, and the frame."""
+        """Return the frames that have come in for a phase, each with the neighbour that sent it."""
         with self._lock:
             return self._mail.take(key)
 
     def send_up(self, frame: Frame) -> None:
-        """Send to the rank above, now or as soon as it is there and reads."""
+        """Send a frame to the rank above, now or as soon as it is connected and reads."""
         with self._lock:
             self._mail.keep_for_above(frame)
             self._send_waiting()
 
     def take_back(self, key: Key) -> list[Frame]:
-        """What was to be sent up in a phase, and was not."""
+        """Return the frames of a phase that wait to be sent up, and drop them from the outbox."""
         with self._lock:
             return self._mail.take_back(key)
 
     def send_down(self, rank: int, frame: Frame) -> None:
-        """Send to a rank right below, if it is connected."""
+        """Send a frame to a rank right below, if it is connected."""
         with self._lock:
             if rank in self._below:
                 self._send(self._below[rank], frame)
@@ -241,7 +241,7 @@ class Peers:
         """Try the next address of the rank above.
 
         Args:
-            refused: It has been reached before, and cannot be any more.
+            refused: It was reached before, and cannot be reached any more.
         """
         self._above, card = None, self._above_card
         if card is None:
@@ -340,7 +340,7 @@ class Peers:
         self._settle(link)
 
     def _settle(self, link: Link) -> None:
-        """After each use of a link: let go of it if it is broken, else wait for what it waits for."""
+        """Close a link if it is broken, else register the events that it waits for; called after each use of it."""
         if link.broken is not None:
             self._drop(link)
         elif link.fileno() in self._held.links:
@@ -355,7 +355,7 @@ class Peers:
             self._below.pop(link.rank, None)
             self._above = None if link is self._above else self._above
         elif link is self._above and self._above_card is not None:
-            # It may have ended before it answered, or had too many strangers: who lives can be reached again.
+            # It may have ended before it answered, or had too many strangers: a living rank can be reached again.
             if link.reached and self._called_again < _CALLS_AGAIN:
                 self._called_again += 1
                 self._addresses = self._in_order(self._above_card)
@@ -366,7 +366,7 @@ _alive: weakref.WeakSet[Peers] = weakref.WeakSet()
 
 
 def _let_go_in_child() -> None:
-    """A forked child must not keep connections open that would tell others that its parent lives."""
+    """Close connections in a forked child: kept open, they would show other ranks that its parent lives."""
     for peers in list(_alive):
         peers.close()
 

@@ -1,4 +1,4 @@
-"""`PeerOptions`: how ranks watch and reach each other, as users choose it."""
+"""`PeerOptions`: the user's options for how ranks watch and reach each other."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ __all__ = ["PeerOptions"]
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """How ranks watch and reach each other; the same on all ranks.
+    """Options for how ranks watch and reach each other; the same on all ranks.
 
     Attributes:
-        peer_timeout_seconds: After how long a host that does not answer counts as gone.
-        leaders_above: Up to so many ranks all stand below the coordinator; of more, leaders of hosts stand between.
-        fan_out: How many leaders of hosts stand below one.
-        network: Ranks take connections on their addresses in this network alone, such as `10.0.0.0/8`; None for that
-            over which they reach the store.
+        peer_timeout_seconds: Time after which a host that does not answer counts as lost.
+        leaders_above: Up to this number of ranks all are directly below the coordinator; above it, leaders of hosts are
+            in between.
+        fan_out: Number of leaders of hosts directly below one leader.
+        network: Ranks accept connections on their addresses in this network alone, such as `10.0.0.0/8`; None for the
+            one over which they reach the store.
 
     Raises:
-        ValueError: `network` is not one.
+        ValueError: `network` is not a valid network.
 
     Example:
         ```python
@@ -37,6 +38,6 @@ class PeerOptions:
     network: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the network."""
+        """Validate the network."""
         if self.network is not None:
             ipaddress.ip_network(self.network, strict=False)

@@ -1,6 +1,6 @@
-"""Which process a rank is, so that nobody takes another one for it, and how to watch one of the same machine.
+"""Process identity of a rank, never confused with another process, and watching a process of the same machine.
 
-Not here: who watches whom.
+Not here: which rank watches which.
 
 Source: Linux `pidfd_open(2)`, `proc_pid_stat(5)` (starttime), `random(4)` (boot_id), `pid_namespaces(7)`.
 """
@@ -20,12 +20,12 @@ _START_FIELD = 19  # of /proc/<pid>/stat, counted behind the process's name
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process of the whole cluster: its machine since the last boot and its container, its number, its start.
+    """Identity of one process in the cluster: its machine since the last boot and its container, its pid, its start.
 
     Attributes:
-        host: Boot id and pid namespace; processes with the same one see each other's numbers.
+        host: Boot id and pid namespace; processes with the same one see each other's pids.
         pid: The process's number there.
-        started: Clock ticks from the boot to its start, which tells it from a later process with its number.
+        started: Clock ticks from the boot to its start, which distinguish it from a later process with the same pid.
     """
 
     host: str
@@ -34,18 +34,18 @@ class ProcessIdentity:
 
 
 def own_identity() -> ProcessIdentity:
-    """The identity of this process; also right in a process that was forked."""
+    """Return the identity of this process; also right in a process that was forked."""
     try:
         return ProcessIdentity(_host(), os.getpid(), _start_of(os.getpid()))
-    except (OSError, ValueError, IndexError):  # not Linux: shares its machine with nobody, as far as we can tell
+    except (OSError, ValueError, IndexError):  # not Linux: counts as the only rank on its machine
         return ProcessIdentity(f"unknown {uuid.uuid4().hex}", os.getpid(), 0)
 
 
 def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
-    """A descriptor that becomes readable as soon as the process has ended, without any help of either process.
+    """Open a file descriptor that becomes readable when the process has ended, without help of either process.
 
     Args:
-        process: Whom to watch.
+        process: The process to watch.
         own_host: `ProcessIdentity.host` of this process.
 
     Returns:
@@ -62,7 +62,7 @@ def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
         raise
     except OSError:  # a sandbox that does not know the call, or no descriptor left
         return None
-    # The descriptor holds whatever process has the number now; only then is it known whether it is the right one.
+    # The descriptor holds the process that has the pid now; only then can its identity be checked.
     with contextlib.suppress(OSError, ValueError, IndexError):
         if _start_of(process.pid) == process.started:
             return descriptor

@@ -1,4 +1,4 @@
-"""Which ranks share a host and who stands above whom: found through cards that the ranks leave in the store.
+"""Roster of ranks: which share a host and which is above which, found through cards that the ranks leave in the store.
 
 Keys under `dcp/peers/<sequence>/`, which stay as long as the store: `token` (the secret of the job), `root` (the
 coordinator's card), `host/<host>` and `hosts` (how many cards and hosts there are), `host/<host>/<n>` and `hosts/<n>`
@@ -22,26 +22,26 @@ __all__ = ["Card", "CardBox"]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One rank: its process, and where it takes connections, if it does."""
+    """One rank's card: its process, and the address on which it accepts connections, if it does."""
 
     rank: int
     process: ProcessIdentity
     addresses: tuple[str, ...] = ()
     port: int = 0
     challenge: bytes = b""
-    """What callers have to answer."""
+    """Challenge that callers have to answer."""
 
 
 class CardBox:
-    """The cards of one group's ranks, as one rank leaves and reads them.
+    """The cards of one group's ranks: leaves this rank's card, and reads those of the others.
 
-    With leaders, a rank stands below the leader of its host, and a leader below another one or the coordinator: each
-    has up to `fan_out` leaders below. Without, all stand below the coordinator.
+    With leaders, a rank is below the leader of its host, and a leader below another one or the coordinator: each
+    has up to `fan_out` leaders below. Without, all are below the coordinator.
 
     Args:
         wire: A store under the group's prefix for cards.
         process: This rank's process.
-        fan_out: How many leaders stand below one; None for no leaders.
+        fan_out: Number of leaders directly below one; None for no leaders.
     """
 
     def __init__(self, wire: StoreWire, process: ProcessIdentity, fan_out: int | None) -> None:
@@ -50,9 +50,9 @@ class CardBox:
         self._host = f"host/{hashlib.sha256(process.host.encode()).hexdigest()[:16]}"
         self._leader_number: int | None = None
         self.secret = wire.claim("token", secrets.token_hex(32)).encode()
-        """Of the job; it leaves the store for no connection."""
+        """Secret of the job; it is never sent over a connection."""
         self.challenge = new_challenge()
-        """Of this rank, should it listen."""
+        """Challenge of this rank, should it listen."""
 
     def leave(
         self, wire: StoreWire, rank: int, *, leads: bool, open_door: Callable[[], tuple[tuple[str, ...], int]]
@@ -63,7 +63,7 @@ class CardBox:
             wire: The store.
             rank: This rank.
             leads: This is the coordinator.
-            open_door: Called if others are to connect to this rank; the addresses and the port for its card.
+            open_door: Called if other ranks are to connect to this rank; returns addresses and port for its card.
         """
         number = wire.add(self._host)
         first = self._fan_out is not None and number == 1
@@ -76,12 +76,12 @@ class CardBox:
         wire.put(f"{self._host}/{number}", encode(card))
 
     def of_host(self, wire: StoreWire) -> list[Card]:
-        """The cards that this host's ranks have left, this one's included."""
+        """Return the cards that this host's ranks have left, this one's included."""
         keys = [f"{self._host}/{number}" for number in range(1, wire.count(self._host) + 1)]
         return [_read(wire, key) for key in keys if wire.has(key)]
 
     def above(self, wire: StoreWire) -> Card:
-        """The card of the rank above this one, which is not the coordinator."""
+        """Return the card of the rank above this one, which is not the coordinator."""
         if self._fan_out is None:
             return _read(wire, "root")
         if self._leader_number is None:

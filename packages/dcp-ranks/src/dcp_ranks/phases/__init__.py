@@ -1,1 +1,1 @@
-"""One agreed step of several ranks: attempt, exchange outcomes, conclude."""
+"""Phases, the agreed steps of several ranks: attempt, exchange outcomes, conclude."""

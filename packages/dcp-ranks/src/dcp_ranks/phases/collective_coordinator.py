@@ -1,4 +1,4 @@
-"""Phases over object collectives, for groups whose store cannot be used. Not here: what a phase means.
+"""Coordinator over object collectives, for groups whose store cannot be used. Not here: the meaning of a phase.
 
 Deadlines are the group's own (`init_process_group(timeout=...)`). Collectives of one group pair up by their order, so
 operations take turns: one that was started later waits, on every rank, for the end of the earlier one.
@@ -24,7 +24,7 @@ __all__ = ["CollectiveCoordinator"]
 
 
 class _Turns:
-    """Who is next on one group: operations go one after the other, in the order in which they were started."""
+    """Queue of operations on one group: they run one after the other, in the order in which they were started."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -55,7 +55,7 @@ _turns_lock = threading.Lock()
 
 
 class CollectiveCoordinator(PhasedCoordinator):
-    """Ranks that meet in object collectives. Every coordinator must be closed, or the next one waits in vain.
+    """Coordinator of ranks that meet in object collectives. Each must be closed, or the next one waits in vain.
 
     A rank that stays away is found by the group's own timeout, which names no rank. While an operation is in flight in
     another thread, the trainer must not use the same group.
@@ -99,7 +99,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         self._closed = False
 
     def save_nonce(self) -> str:
-        """See `Coordinator`. The first call is a phase of its own: every rank must make it."""
+        """Return a random string; see `Coordinator`. The first call is a phase of its own: every rank must make it."""
         if self._nonce is None:
             self._nonce = self.broadcast("save nonce", lambda: secrets.token_hex(8))
         return self._nonce
@@ -135,7 +135,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         return verdict, own[0]
 
     def _withdraw(self, number: int, failure: Failure) -> None:
-        """Nothing: nobody knows whether there is another phase, and its collectives would wait for every rank."""
+        """Do nothing: another phase may never come, and its collectives would wait for every rank."""
 
     def close(self) -> None:
         """See `Coordinator`."""

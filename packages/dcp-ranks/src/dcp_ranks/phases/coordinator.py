@@ -1,6 +1,6 @@
 """The contract of a coordinator, and the coordinator of one process.
 
-A coordinator is for one operation, such as a save. How its ranks reach each other is decided by `make_coordinator`.
+A coordinator is for one operation, such as a save. `make_coordinator` decides how its ranks reach each other.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT_SECONDS", "Coordinator", "LocalCoordinator"]
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
-"""How long a rank waits for the others in one phase."""
+"""Timeout of a rank that waits for the others in one phase."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Coordinator(ABC):
-    """The ranks of one operation, such as a save, which go through the same phases together; a context manager.
+    """Coordinator of the ranks of one operation, such as a save, through the same phases; a context manager.
 
     Every rank calls the same methods in the same order. A phase ends the same way on all ranks: when a `map_fn` raises
     on any rank, or the coordinator's `reduce_fn` does, all ranks raise `PhaseFailedError` with every failing rank's
-    traceback. `KeyboardInterrupt`, `SystemExit` and whatever else is no `Exception` passes through unchanged on the
-    rank that raised it, after a report to the other ranks, which raise `PhaseFailedError`. Waiting ends with
+    traceback. `KeyboardInterrupt`, `SystemExit` and others that are no `Exception` pass through unchanged on the
+    rank that raised them, after a report to the other ranks, which raise `PhaseFailedError`. Waiting ends with
     `PeerLostError` or `CoordinatorTimeoutError`, which name ranks, or with `CoordinatorLostError`.
 
-    Values travel by pickle, between ranks of one job; the coordinator gets its own value as it is.
+    Values are sent by pickle, between ranks of one job; the coordinator gets its own value as it is.
 
     Args:
         rank: This rank within the group.
@@ -54,7 +54,7 @@ class Coordinator(ABC):
         self.coordinator_rank = coordinator_rank
         self.sequence = 0
         self.slowest: tuple[int, float] | None = None
-        """Of the last phase that went well: the rank whose `map_fn` took longest, and its seconds; None if unknown."""
+        """Slowest rank of the last successful phase: its `map_fn` took longest, with its seconds; None if unknown."""
 
     @property
     def is_coordinator(self) -> bool:
@@ -79,23 +79,23 @@ class Coordinator(ABC):
 
     @abstractmethod
     def barrier(self, phase: str) -> None:
-        """Return on no rank before every rank has called this."""
+        """Wait until every rank has called this."""
 
     @abstractmethod
     def save_nonce(self) -> str:
-        """A fresh random string, equal on all ranks of this operation."""
+        """Return a fresh random string, equal on all ranks of this operation."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the operation on this rank and remove what it left in the store. May be called again."""
+        """End the operation on this rank and remove its keys from the store. May be called again."""
 
     def agree(self, phase: str, value: object, describe: str) -> None:
         """Return only if `value` is equal on all ranks.
 
         Args:
             phase: The phase's name.
-            value: Something that pickles and compares.
-            describe: What the values are, in the plural, for the error.
+            value: A value that can be pickled and compared.
+            describe: Description of the values, in the plural, for the error.
 
         Raises:
             RankDisagreementError: The values differ; raised on every rank, naming each value and its ranks.
@@ -116,7 +116,7 @@ class Coordinator(ABC):
 
 
 class LocalCoordinator(Coordinator):
-    """A group of one process: every phase is a plain call, and an error is raised as it is.
+    """Coordinator of one process: every phase is a plain call, and an error is raised as it is.
 
     Example:
         ```python
@@ -160,7 +160,7 @@ class LocalCoordinator(Coordinator):
 
 
 def _disagreement(values: list[object], describe: str) -> str | None:
-    """Which ranks say what, or None if all say the same."""
+    """Return a text of the values and their ranks, or None if all values are equal."""
     if all(value == values[0] for value in values):
         return None
     by_text: dict[str, list[int]] = defaultdict(list)

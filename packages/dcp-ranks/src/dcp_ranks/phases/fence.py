@@ -1,7 +1,7 @@
-"""Whether the other ranks still count on this one: asked inside a phase before something is made final.
+"""Fence against publishing late: checks inside a phase whether the other ranks have abandoned it.
 
-A rank that was stopped for longer than the deadline finds, when it goes on, that the others have given up: it must not
-publish then. Not here: how a coordinator knows.
+A rank that was suspended for longer than the deadline finds, when it resumes, that the others have given up: it must
+not publish then. Not here: how a coordinator finds out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What ranks tell each other about one phase: outcomes on the way up, a verdict on the way down.
+"""Messages between ranks about one phase: outcomes on the way up, a verdict on the way down.
 
-A failure travels as text, and as the exception itself only if that survives pickling, so that no exception can stop its
-own report. Nothing here talks to another rank.
+A failure is sent as text, and as the exception itself only if that survives pickling, so that no exception can prevent
+its own report. Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Step:
 
     @property
     def label(self) -> str:
-        """What ranks that are in the same phase all say."""
+        """Text that is equal on all ranks in the same phase."""
         return f"{self.kind} {self.phase!r}"
 
 
@@ -41,7 +41,7 @@ class Failure:
     exception: bytes | None
 
     def revive(self) -> BaseException | None:
-        """The exception, or None where it cannot be rebuilt in this process."""
+        """Return the exception, or None where it cannot be rebuilt in this process."""
         if self.exception is None:
             return None
         try:
@@ -53,7 +53,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one rank's part of a phase: pickled value or failure, the phase as it sees it, and its seconds."""
+    """Outcome of one rank's part of a phase: pickled value or failure, the phase as it sees it, and its seconds."""
 
     label: str
     value: bytes | None = None
@@ -63,10 +63,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a phase ended, the same for every rank. With no failure, nothing missing and no disagreement it went well.
+    """Verdict on a phase, the same for every rank. With no failure, nothing missing and no disagreement it went well.
 
-    `common` is the answer that all ranks get; with `scattered` each rank's answer travels by itself. `missing` ranks
-    did not arrive in time, `lost` ones are gone (and how that is known); `unheard` ranks were still busy when a failure
+    `common` is the answer for all ranks; with `scattered` each rank's answer is sent by itself. `missing` ranks did
+    not arrive in time, `lost` ones have died (and how that is known); `unheard` ranks were still busy when a failure
     was reported. `slowest` is the rank whose part took longest, and its seconds.
     """
 
@@ -98,14 +98,14 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 
 
 def shorten(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """The failures in the order of ranks, with whole tracebacks for as many as anybody would read."""
+    """Return the failures in the order of ranks, with whole tracebacks for the first few."""
     ordered = sorted(failures, key=lambda failure: failure.rank)
     whole, rest = ordered[:_MAX_FULL_TRACEBACKS], ordered[_MAX_FULL_TRACEBACKS:]
     return (*whole, *(Failure(each.rank, each.text.rstrip().rpartition("\n")[2], None) for each in rest))
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as words: `rank 3`, `ranks 0-2, 5`."""
+    """Return ranks as text: `rank 3`, `ranks 0-2, 5`."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:

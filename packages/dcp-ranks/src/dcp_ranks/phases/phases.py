@@ -1,7 +1,7 @@
-"""How a phase runs on several ranks, whatever carries the bytes: attempt, exchange, conclude.
+"""Phases of several ranks over any transport: attempt, exchange, conclude.
 
 Not here: stores and collectives. A subclass of `PhasedCoordinator` moves one outcome up from each rank and one verdict
-down; that narrow seam is where other topologies than a star fit in.
+down; that narrow interface admits other topologies than a star.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class Answer:
-    """What the coordinator decided: the verdict, and under `scattered` each other rank's answer as bytes.
+    """The coordinator's decision: the verdict, and under `scattered` each other rank's answer as bytes.
 
-    `own` is the coordinator's own answer as it is, `error` what its `reduce_fn` raised.
+    `own` is the coordinator's own answer as it is, `error` the error of its `reduce_fn`.
     """
 
     verdict: Verdict
@@ -43,24 +43,24 @@ class PhasedCoordinator(Coordinator):
     """Phases over two moves: every rank's outcome to the coordinator, and one verdict back to every rank."""
 
     _sends_own_value = False
-    """Whether the coordinator's own outcome holds its value as bytes, which nobody but a fake group reads."""
+    """Whether the coordinator's own outcome holds its value as bytes, which only a fake group reads."""
 
     def __init__(self, rank: int, world_size: int, coordinator_rank: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:
         super().__init__(rank, world_size, coordinator_rank, errors=errors)
         self._steps = 0
         self._passed = 0
-        """The first phase of which this rank does not know that it went well."""
+        """The first phase whose success this rank does not know yet."""
         self._ended = False
 
     @abstractmethod
     def _exchange(
         self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
-        """Carry out one phase.
+        """Exchange one phase's outcomes and verdict.
 
         Args:
             step: The phase.
-            outcome: What came of it on this rank.
+            outcome: The outcome on this rank.
             conclude: Called once, on the coordinator, with every rank's outcome in rank order; never raises.
 
         Returns:
@@ -69,7 +69,7 @@ class PhasedCoordinator(Coordinator):
 
     @abstractmethod
     def _withdraw(self, number: int, failure: Failure) -> None:
-        """Let the other ranks fail in phase `number`, or in the next one if that has gone well.
+        """Make phase `number` fail on the other ranks, or the next one if that has gone well.
 
         This rank may have been on its way through the phase, or may never enter it. Never raises an `Exception`.
         """
@@ -155,7 +155,7 @@ class PhasedCoordinator(Coordinator):
         return None if data is None else decode(data)
 
     def _attempt(self, step: Step, map_fn: Callable[[], T]) -> tuple[T | None, Outcome, BaseException | None]:
-        """Call `map_fn`: its value, what to tell the coordinator, and what was raised."""
+        """Call `map_fn`; returns its value, the outcome for the coordinator, and its error."""
         start = time.monotonic()
         try:
             value = map_fn()
@@ -167,7 +167,7 @@ class PhasedCoordinator(Coordinator):
         return value, Outcome(step.label, value=data, seconds=seconds), None
 
     def _conclude(self, step: Step, outcomes: list[Outcome], own: Any, answer: Callable[[list[Any]], Answer]) -> Answer:
-        """Decide how the phase ends. Coordinator only; never raises."""
+        """Decide the verdict of a phase. Coordinator only; never raises."""
         failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
         if failures:
             return Answer(Verdict(failures=shorten(failures)))
@@ -188,7 +188,7 @@ class PhasedCoordinator(Coordinator):
         return replace(found, verdict=replace(found.verdict, slowest=(slowest, outcomes[slowest].seconds)))
 
     def _error(self, step: Step, verdict: Verdict, local: BaseException | None) -> RanksError:
-        """What every rank raises for a verdict that is not ok."""
+        """Return the error that every rank raises for a verdict that is not ok."""
         if verdict.failures:
             busy = f"; {format_ranks(verdict.unheard)} had not finished" if verdict.unheard else ""
             busy += "".join(f"; rank {rank} is gone ({how})" for rank, how in verdict.lost)

@@ -1,9 +1,9 @@
-"""Phases over a process group's store: no collective, any number of operations at once, any backend.
+"""Coordinator over a process group's store: no collective, any number of operations at once, any backend.
 
-Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` lie `nonce`, `closed`,
+Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` are `nonce`, `closed`,
 and for each phase under `<number>/`: `up/<rank>` an outcome, `arrived` how many there are, `ready` when all are or one
-failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes what it wrote or alone reads, the
-coordinator what all have read, and the last rank to close the rest. (What peers leave there: see `roster`.)
+failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes the keys that it wrote or alone reads,
+the coordinator those that all have read, and the last rank to close the rest. (Keys of peers: see `roster`.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SEE_SECONDS = 0.5
 
 
 class StoreCoordinator(PhasedCoordinator):
-    """Ranks that meet at a store. Several may be in flight on one group, in threads or processes of each rank.
+    """Coordinator of ranks that meet at a store. Several may run on one group, in threads or processes of each rank.
 
     Constructing one draws the operation's sequence number, so do it in the order in which all ranks start operations,
     before any user code runs. It waits for no rank.
@@ -43,9 +43,9 @@ class StoreCoordinator(PhasedCoordinator):
         sequence: The operation's number, where it was drawn elsewhere (by `draw`).
         timeout_seconds: How long a rank waits for others in one phase, counted from its own arrival.
         hosts_store: This process may be the one that serves the store: `close` then waits (seconds at most) until
-            every rank has heard how the last phase ended, lest a process that ends at once takes the news with it.
-        release: Called by `close` when the connection is in order and may be used again.
-        peers: Tells when ranks are gone, and carries phases where it relays; None leaves the first to the deadline.
+            every rank has read how the last phase ended, as the store is gone when this process ends.
+        release: Called by `close` if the connection is in order and can be reused.
+        peers: Reports lost ranks, and carries phases where it relays; None leaves the first to the deadline.
         errors: The classes of the errors that it raises.
 
     Example:
@@ -91,11 +91,11 @@ class StoreCoordinator(PhasedCoordinator):
 
     @staticmethod
     def draw(store: KeyValueStore, rank: int, errors: ErrorTypes = ERROR_TYPES) -> int:
-        """The next operation's sequence number on this rank. The other ranks wait for an operation that has one."""
+        """Draw the next operation's sequence number on this rank. The other ranks wait for each drawn operation."""
         return StoreWire(store, "dcp/", 1, errors=errors).add(f"drawn/{rank}")
 
     def save_nonce(self) -> str:
-        """See `Coordinator`. Waits for no rank."""
+        """Return a random string; see `Coordinator`. Waits for no rank."""
         return self._wire.claim("nonce", secrets.token_hex(8))
 
     def _exchange(
@@ -133,13 +133,13 @@ class StoreCoordinator(PhasedCoordinator):
             self._lost = True
 
     def _round(self, step: Step) -> StoreRound:
-        """The first phase of every operation is at the store: when it has ended, all ranks have left their cards."""
+        """Return the first phase of an operation at the store: when it has ended, all ranks have left their cards."""
         if self._peers is not None and self._peers.relays and step.number > 0:
             return RelayRound(self._wire, step, self._seat, self._peers, self.sequence)
         return StoreRound(self._wire, step, self._seat, self._peers)
 
     def _who_is_gone(self) -> str:
-        """What the peers know of it: the end of a process and that of its connections are not seen in one moment."""
+        """Return the peers' evidence of lost ranks (ends of processes and connections show at different times)."""
         if self._peers is None:
             return ""
         end = time.monotonic() + _SEE_SECONDS
@@ -148,7 +148,7 @@ class StoreCoordinator(PhasedCoordinator):
         return "".join(f"; rank {rank} is gone ({how})" for rank, how in self._peers.lost.items())
 
     def close(self) -> None:
-        """See `Coordinator`. Never raises because of the store; may wait some seconds, see `hosts_store`."""
+        """Close; see `Coordinator`. Never raises because of the store; may wait some seconds, see `hosts_store`."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
 """One phase at a store: arrive, then lead (the coordinator) or follow (the other ranks) until there is a verdict.
 
-Any rank may declare how the phase ended, and the first to do so is right: the coordinator normally, a rank that gives
-up waiting or sees that another one is gone otherwise. Not here: what a verdict means, and how long an operation lives.
+Any rank may declare how the phase ended, and the first one decides: normally the coordinator, otherwise a rank that
+gives up waiting or finds another one lost. Not here: what a verdict means, and how long an operation lives.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dcp_ranks.transport.pickled import decode, encode
 
 __all__ = ["GRACE_SECONDS", "MARGIN_SECONDS", "Seat", "StoreRound", "shared_keys"]
 
-# A failed phase ends this long after its first failure, with whatever the other ranks have told by then.
+# A failed phase ends this long after its first failure, with the outcomes that have arrived by then.
 GRACE_SECONDS = 1.0
 # A rank that follows gives up after the coordinator would have, so that normally one rank speaks for all.
 MARGIN_SECONDS = 1.0
 
-# Before all ranks have met, one that waits so long looks for those that have come, and may have gone since.
+# Before all ranks have met, a rank that waits this long looks for those that have come, and may have died since.
 _SEARCH_SECONDS = 1.0
 
 
@@ -39,7 +39,7 @@ class Seat:
 
 
 def shared_keys(number: int) -> list[str]:
-    """The keys of a phase that no single rank owns."""
+    """Return the keys of a phase that no single rank owns."""
     return [f"{number}/{name}" for name in ("arrived", "ready", "verdict")]
 
 
@@ -47,13 +47,13 @@ class StoreRound:
     """One phase on one rank.
 
     Attributes:
-        INLINE_BYTES: Longer verdicts do not go into the key that ranks race for.
+        INLINE_BYTES: Longer verdicts are not stored in the key that ranks race for.
 
     Args:
         wire: The operation's keys.
         step: The phase.
-        seat: Who this rank is.
-        peers: Tells when another rank is gone; None leaves that to the deadline.
+        seat: This rank's place.
+        peers: Reports lost ranks; None leaves that to the deadline.
     """
 
     INLINE_BYTES = 48 << 10
@@ -67,12 +67,12 @@ class StoreRound:
         self._at = f"{step.number}/"
         self._arrived, self._ready, self._verdict = shared_keys(step.number)
         self.shared = shared_keys(step.number)
-        """The keys to remove when every rank has read the verdict."""
+        """Keys to remove when every rank has read the verdict."""
         self._own_keys: list[str] = []
         self._next_search = self._started + _SEARCH_SECONDS
 
     def run(self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, bytes | None]:
-        """See `PhasedCoordinator._exchange`."""
+        """Exchange outcomes and verdict; see `PhasedCoordinator._exchange`."""
         if self._wire.has(self._verdict):  # others have given up on this rank
             return self._read(), None
         self._own_keys = self._arrive(outcome)
@@ -85,13 +85,13 @@ class StoreRound:
         return verdict, answer
 
     def leave(self, failure: Failure) -> Verdict:
-        """Let the phase fail without waiting for any rank, unless it has ended; how it has ended."""
+        """Make the phase fail without waiting for any rank, unless it has ended; returns the verdict."""
         verdict = self._declare(Verdict(failures=(failure,)))
         self._wire.delete(self._own_keys)
         return verdict
 
     def _declare(self, verdict: Verdict) -> Verdict:
-        """End the phase with this verdict, unless it has ended; the verdict that it ended with."""
+        """Declare the verdict of the phase, unless it has ended; returns the verdict that counts."""
         text, keys = self._text(verdict)
         winner = self._wire.claim(self._verdict, text)
         if not self._leads:
@@ -103,7 +103,7 @@ class StoreRound:
         return self._open(winner)
 
     def _text(self, verdict: Verdict) -> tuple[str, list[str]]:
-        """What to claim for a verdict, and the keys that hold the rest of it."""
+        """Return the text to claim for a verdict, and the keys that hold the rest of it."""
         data = encode(verdict)
         if len(data) <= self.INLINE_BYTES:
             return "i" + base64.b64encode(data).decode(), []
@@ -161,12 +161,12 @@ class StoreRound:
         return 2 * GRACE_SECONDS if own.failure is not None else self._seat.timeout_seconds + MARGIN_SECONDS
 
     def _wait(self, key: str, deadline: float) -> bool:
-        """Whether this key was there before the deadline, and before a rank was found to be gone."""
+        """Whether this key was set before the deadline, and before a rank was found to be lost."""
         if self._peers is None:
             return self._wire.wait(lambda: self._wire.has(key), deadline)
         lost = self._peers.lost
         found = self._wire.wait(lambda: bool(lost) or self._wire.has(key), deadline, self._pause)
-        # Who is gone may have been the last one to be waited for: look for the key once more.
+        # A lost rank may have been the last one to arrive: look for the key once more.
         return self._wire.has(key) if lost else found
 
     def _pause(self, seconds: float) -> None:
@@ -177,7 +177,7 @@ class StoreRound:
                 self._peers.look_around(self._wire.store)
 
     def _outcomes(self, own: Outcome, *, complete: bool = False) -> list[Outcome | None]:
-        """What each rank has told; None for those that have not arrived."""
+        """Return the outcome of each rank; None for those that have not arrived."""
         outcomes: list[Outcome | None] = []
         for rank in range(self._seat.world_size):
             if rank == self._seat.rank:
@@ -197,7 +197,7 @@ class StoreRound:
         return outcome if isinstance(outcome, Outcome) else None
 
     def _partial(self, outcomes: list[Outcome | None]) -> Verdict:
-        """The verdict of a rank that does not wait any longer."""
+        """Return the verdict of a rank that stops waiting."""
         failures = [outcome.failure for outcome in outcomes if outcome is not None and outcome.failure is not None]
         absent = tuple(rank for rank, outcome in enumerate(outcomes) if outcome is None)
         lost = () if self._peers is None else tuple(sorted(self._peers.lost.items()))

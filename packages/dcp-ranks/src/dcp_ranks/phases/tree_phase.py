@@ -1,9 +1,9 @@
-"""One phase over the ranks' connections: outcomes travel up from rank to rank, the verdict and the answers down.
+"""One phase over a tree of connections: outcomes are relayed up from rank to rank, the verdict and the answers down.
 
-What decides stays at the store: a verdict is claimed there before it travels down, so that a rank that fails, gives up
-waiting or sees another one gone can end the phase as in `store_phase`; all look there from time to time. More keys of
-a phase: `here/<rank>` of ranks that have waited for long, `strays` and `stray/<n>` of ranks that cannot connect to the
-one above. Not here: connections.
+The store still decides: a verdict is claimed there before it is sent down, so that a rank that fails, gives up
+waiting or finds another one lost can end the phase as in `store_phase`; all ranks poll it from time to time. More keys
+of a phase: `here/<rank>` of ranks that have waited for long, `strays` and `stray/<n>` of ranks that cannot connect to
+the one above. Not here: connections.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dcp_ranks.transport.pickled import decode, encode
 
 __all__ = ["RelayRound"]
 
-# So often does a rank look at the store: all together a thousand times a second, but each soon enough.
+# Polling interval of the store: all ranks together a thousand times a second, but each soon enough.
 _LOOKS_PER_SECOND = 1024
 _LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.1, 2.0
 _HERE_AFTER_SECONDS = 0.5
 _HAND_DOWN_SECONDS = 30.0
-# Ranks that give up at the same time would all ask who is missing: they do so one after the other.
+# Ranks that give up at the same time would all look for the missing ones: they do so one after the other.
 _TURN_SECONDS = 0.002
 _COMES_DOWN = "r"
 
@@ -54,9 +54,9 @@ class RelayRound(StoreRound):
         self.shared.append(self._counter)
         self._told: dict[int, Outcome] = {}
         self._via: dict[int, int | None] = {}
-        """Rank → the rank right below through which its outcome came, None for one that came through the store."""
+        """Rank → the rank right below that relayed its outcome, None for one that came through the store."""
         self._strayed: list[int] = []
-        """The ranks whose outcomes this one has left in the store."""
+        """Ranks whose outcomes this one has left in the store."""
         self._came: tuple[Verdict, Answers] | None = None
         self._decided: Verdict | None = None
         self._decided_at = 0.0
@@ -66,7 +66,7 @@ class RelayRound(StoreRound):
         self._here_at: float | None = self._started + min(_HERE_AFTER_SECONDS, seat.timeout_seconds / 8)
 
     def run(self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, bytes | None]:
-        """See `PhasedCoordinator._exchange`."""
+        """Exchange outcomes and verdict; see `PhasedCoordinator._exchange`."""
         self._links.read(self._key)
         self._told[self._seat.rank] = outcome
         if self._leads:
@@ -79,7 +79,7 @@ class RelayRound(StoreRound):
         return verdict, answers.get(self._seat.rank)
 
     def _gather(self, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, Answers]:
-        """The coordinator: wait for all outcomes and decide."""
+        """Wait for all outcomes and decide; on the coordinator."""
         end = self._started + self._seat.timeout_seconds
         failed = False
         while len(self._told) < self._seat.world_size and not self._links.lost and time.monotonic() < end:
@@ -107,7 +107,7 @@ class RelayRound(StoreRound):
         return verdict, answers
 
     def _await(self, own: Outcome) -> tuple[Verdict, Answers]:
-        """Another rank: wait for what comes down, or for news at the store."""
+        """Wait for the verdict from above, or at the store; on other ranks."""
         end = self._started + self._patience(own) + self._seat.rank * _TURN_SECONDS
         while True:
             ended = self._turn(end)
@@ -124,7 +124,7 @@ class RelayRound(StoreRound):
                     return told
 
     def _without_above(self, decided: Verdict) -> tuple[Verdict, Answers] | None:
-        """What to do if all went well, but nothing will come down; None to go on waiting."""
+        """Return the result if all went well but no answer will come from above; None to go on waiting."""
         above = self._links.above_rank
         if self._links.cut_off and self._strayed:
             if not decided.scattered:
@@ -142,7 +142,7 @@ class RelayRound(StoreRound):
         return data
 
     def _turn(self, end: float) -> Verdict | None:
-        """Let some time pass and take what has come; the verdict if the store says that the phase went wrong."""
+        """Wait briefly and take incoming frames; returns the verdict if the store says that the phase failed."""
         self._links.pause(max(0.0, min(end, self._next_look) - time.monotonic()))
         for below, frame in self._links.take(self._key):
             if frame.kind == DOWN:
@@ -169,7 +169,7 @@ class RelayRound(StoreRound):
         return self._note(self._read()) if self._wire.has(self._verdict) else None
 
     def _note(self, verdict: Verdict) -> Verdict | None:
-        """The verdict, unless all went well: then the answer is on its way."""
+        """Return the verdict, unless the phase went well: then the answer will follow."""
         if not verdict.ok:
             return verdict
         if self._decided is None:
@@ -193,7 +193,7 @@ class RelayRound(StoreRound):
             self._via[rank] = None
 
     def _leave_off(self) -> None:
-        """This rank does not wait any longer: it works, and may be what others wait for."""
+        """Mark that this rank stops waiting: it works, and others may wait for it."""
         self._wire.delete(self._own_keys)
         self._own_keys = []
 
@@ -204,7 +204,7 @@ class RelayRound(StoreRound):
         return [self._told.get(rank) for rank in range(self._seat.world_size)]
 
     def _partial(self, outcomes: list[Outcome | None]) -> Verdict:
-        """As in `StoreRound`; ranks that wait below one that is missing are not missing."""
+        """Return the verdict as in `StoreRound`; ranks that wait below a missing one are not missing."""
         verdict = super()._partial(outcomes)
         missing, unheard = self._away(verdict.missing), self._away(verdict.unheard)
         if verdict.missing and not missing:
@@ -215,7 +215,7 @@ class RelayRound(StoreRound):
         return tuple(rank for rank in ranks if not self._wire.has(self._here(rank)))
 
     def _text(self, verdict: Verdict) -> tuple[str, list[str]]:
-        """As in `StoreRound`; a large answer that all ranks get over their connections stays out of the store."""
+        """Return the text as in `StoreRound`; a large answer sent over connections stays out of the store."""
         large = verdict.ok and verdict.common is not None and len(verdict.common) > self.INLINE_BYTES
         if self._leads and large and None not in self._via.values():
             return _COMES_DOWN, []
@@ -225,7 +225,7 @@ class RelayRound(StoreRound):
         return Verdict(scattered=True) if text == _COMES_DOWN else super()._open(text)
 
     def _hand_down(self, verdict: Verdict, answers: Answers) -> None:
-        """Tell the ranks below, and stay until the connections have taken it."""
+        """Send the verdict and the answers to the ranks below, and wait until the connections have taken them."""
         through: defaultdict[int | None, list[int]] = defaultdict(list)
         for rank, via in self._via.items():
             through[via].append(rank)

@@ -1,1 +1,1 @@
-"""Bytes between ranks: keys of a torch store, and TCP connections."""
+"""Transport of bytes between ranks: keys of a torch store, and TCP connections."""

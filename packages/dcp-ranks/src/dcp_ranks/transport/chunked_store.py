@@ -24,11 +24,11 @@ _FIRST_PAUSE_SECONDS = 0.0005
 _LAST_PAUSE_SECONDS = 0.05
 _RANKS_PER_LAST_PAUSE = 64
 _POLLS_PER_SECOND = 10_000
-"""Of all ranks together, at most: a store must have time for those that have something to say."""
+"""Polling limit of all ranks together: a store must have time for requests with data."""
 
 
 class KeyValueStore(Protocol):
-    """What is used of `torch.distributed.Store`; keys and values as there."""
+    """The methods of `torch.distributed.Store` that are used; keys and values as there."""
 
     def set(self, key: str, value: bytes, /) -> None: ...  # noqa: D102
     def add(self, key: str, amount: int, /) -> int: ...  # noqa: D102
@@ -40,16 +40,16 @@ class KeyValueStore(Protocol):
 
 
 class VanishedKeyError(CoordinatorLostError):
-    """A value that was there is not there any more."""
+    """A key that was in the store has been deleted."""
 
 
 class StoreWire:
-    """Values, counters and claims at a store, under a prefix; `CoordinatorLostError` at once if the store is gone.
+    """Values, counters and claims at a store, under a prefix; raises `CoordinatorLostError` if the store is lost.
 
     Args:
         store: The store; no other thread uses this connection.
         prefix: Comes before every key.
-        world_size: How many ranks poll this store; more of them poll less often.
+        world_size: Number of ranks that poll this store; the more, the less often each polls.
         errors: The classes of the errors to raise.
 
     Example:
@@ -73,7 +73,7 @@ class StoreWire:
         self._last_pause_seconds = _LAST_PAUSE_SECONDS * max(1.0, world_size / _RANKS_PER_LAST_PAUSE)
 
     def put(self, key: str, data: bytes) -> list[str]:
-        """Store a value of any size; all keys that it takes, the value's own last."""
+        """Store a value of any size; returns all keys that it takes, the value's own last."""
         with guard_store(key, self._errors):
             if len(data) <= CHUNK_BYTES:
                 self._store.set(self._prefix + key, _WHOLE + data)
@@ -86,7 +86,7 @@ class StoreWire:
             return [*parts, key]
 
     def get(self, key: str) -> tuple[bytes, list[str]]:
-        """A value that is there, and all keys that it takes."""
+        """Return an existing value, and all keys that it takes."""
         head = self._read(key)
         if head[:1] == _WHOLE:
             return head[1:], [key]
@@ -94,7 +94,7 @@ class StoreWire:
         return b"".join([self._read(part) for part in parts]), [*parts, key]
 
     def get_text(self, key: str) -> str:
-        """What `claim` set."""
+        """Return the text that `claim` set."""
         return self._read(key).decode()
 
     def _read(self, key: str) -> bytes:
@@ -110,17 +110,17 @@ class StoreWire:
         self.put(key, b"")
 
     def add(self, key: str) -> int:
-        """Add one to a counter that starts at 0; its new value."""
+        """Add one to a counter that starts at 0; returns its new value."""
         with guard_store(key, self._errors):
             return self._store.add(self._prefix + key, 1)
 
     def count(self, key: str) -> int:
-        """The value of a counter; 0 if it is not there."""
+        """Return the value of a counter; 0 if it is not set."""
         with guard_store(key, self._errors):
             return self._store.add(self._prefix + key, 0)
 
     def claim(self, key: str, text: str) -> str:
-        """Set a key unless it is set; the text that it then has. Short ASCII text only."""
+        """Set a key unless it is set; returns the text that it then has. Short ASCII text only."""
         with guard_store(key, self._errors):
             return self._store.compare_set(self._prefix + key, "", text).decode()
 
@@ -130,15 +130,15 @@ class StoreWire:
             return self._store.check([self._prefix + key for key in keys])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove these keys, as far as they are there."""
+        """Delete these keys, as far as they exist."""
         with guard_store("(deleting keys)", self._errors):
             for key in keys:
                 self._store.delete_key(self._prefix + key)
 
     def wait(self, ready: Callable[[], bool], deadline: float, sleep: Callable[[float], None] = time.sleep) -> bool:
-        """Poll until `ready()`, or until `time.monotonic()` reaches the deadline; whether it became ready.
+        """Poll until `ready()`, or until `time.monotonic()` reaches the deadline; returns whether it became ready.
 
-        `sleep` passes the time in between, at most so many seconds.
+        `sleep` spends the time in between, at most that many seconds.
         """
         started = time.monotonic()
         while not ready():
@@ -152,7 +152,7 @@ class StoreWire:
 
 @contextmanager
 def guard_store(key: str, errors: ErrorTypes = ERROR_TYPES) -> Iterator[None]:
-    """Raise `CoordinatorLostError` for what a store raises in the block; `key` says what was asked for."""
+    """Raise `CoordinatorLostError` for errors of the store in the block; `key` names the request."""
     try:
         yield
     except RuntimeError as error:  # DistNetworkError, and what stores without errors of their own raise
@@ -160,7 +160,7 @@ def guard_store(key: str, errors: ErrorTypes = ERROR_TYPES) -> Iterator[None]:
 
 
 def store_lost(key: str, error: RuntimeError, errors: ErrorTypes = ERROR_TYPES) -> CoordinatorLostError:
-    """The error to raise when a store does not answer."""
+    """Return the error for a store that does not answer."""
     told = str(error).partition("\n")[0]
     return errors.coordinator_lost(
         f"the store over which the ranks coordinate cannot be reached (at key {key!r}: {told}); the process that "

@@ -1,7 +1,7 @@
-"""One TCP connection between two ranks: frames in and out without ever blocking, and a lease that the kernel keeps.
+"""One TCP connection between two ranks: non-blocking frames in and out, and a lease that the kernel keeps.
 
 The kernel answers its peer's probes whatever the process does, closes the connection when the process ends, and gives
-up on a host that does not answer: no thread has to renew anything. Not here: who is connected to whom, and why.
+up on a host that does not answer: no thread has to renew anything. Not here: which ranks connect, and why.
 
 Source: Linux `tcp(7)`: TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
 """
@@ -27,7 +27,7 @@ _PROBES = 4
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message: what it is, of which phase of which operation, which rank it is about, and its bytes."""
+    """One message: its kind, the phase and operation, the rank that it is about, and its bytes."""
 
     kind: int
     sequence: int
@@ -41,7 +41,7 @@ class Link:
 
     Args:
         connection: The socket; belongs to the link from now on.
-        peer_timeout_seconds: How long the other host may not answer before the connection counts as broken.
+        peer_timeout_seconds: Time without an answer of the other host after which the connection counts as broken.
     """
 
     def __init__(self, connection: socket.socket, peer_timeout_seconds: float) -> None:
@@ -53,29 +53,29 @@ class Link:
         self.reached = False
         """Whether the connection has been made."""
         self.broken: str | None = None
-        """Why nothing more can come or go; None as long as it can."""
+        """Reason why nothing more can be sent or received; None as long as it can."""
         self.rank: int | None = None
-        """Who is at the other end, once it has shown that it belongs to the job; until then it may send little."""
+        """Rank at the other end, once it has proved that it belongs to the job; until then it may send little."""
         connection.setblocking(False)
         keep_lease(connection, peer_timeout_seconds)
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's file descriptor."""
         return self._socket.fileno()
 
     @property
     def sending(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether frames wait to be sent."""
         return bool(self._out)
 
     def send(self, frame: Frame) -> None:
-        """Send a frame as far as it goes at once; `flush` sends the rest."""
+        """Send as much of a frame as possible without blocking; `flush` sends the rest."""
         self._out.append(memoryview(_HEAD.pack(frame.kind, frame.sequence, frame.step, frame.rank, len(frame.body))))
         self._out.append(memoryview(frame.body))
         self.flush()
 
     def flush(self) -> None:
-        """Send as much as the connection takes."""
+        """Send as much as the connection takes without blocking."""
         while self._out and self.broken is None:
             try:
                 sent = self._socket.send(self._out[0])
@@ -91,7 +91,7 @@ class Link:
                 self._out.popleft()
 
     def receive(self) -> Iterator[Frame]:
-        """The frames that have come in whole; sets `broken` if the other end has closed."""
+        """Yield the frames that have arrived whole; sets `broken` if the other end has closed."""
         taken = 0
         while taken < _READ_BYTES and self.broken is None:
             try:
@@ -110,7 +110,7 @@ class Link:
                 yield frame
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
         self.broken = self.broken or "closed"
 
@@ -144,7 +144,7 @@ class Link:
 
 
 def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
-    """Let the kernel find out within so many seconds that the other host is gone, whether or not data is on its way."""
+    """Make the kernel detect within so many seconds that the other host is gone, whether or not data is in flight."""
     wait_seconds = max(1, round(peer_timeout_seconds / (_PROBES + 2)))
     idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
     options = {
@@ -161,10 +161,10 @@ def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
 
 
 def listen(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """A listening socket on one address of this host. Raises OSError if it cannot be had.
+    """Return a listening socket on one address of this host. Raises OSError if that is not possible.
 
     Args:
-        address: IPv4 or IPv6; nothing comes in by another one.
+        address: IPv4 or IPv6; connections to other addresses are not accepted.
         port: 0 takes a free one.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -174,12 +174,12 @@ def listen(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
 
 
 def own_addresses() -> list[str]:
-    """This host's addresses, loopback last; no name is looked up, which takes seconds on some hosts."""
+    """Return this host's addresses, loopback last; resolves no name, which takes seconds on some hosts."""
     return [*_own_v4(), *_own_v6(), "127.0.0.1"]
 
 
 def _own_v4() -> list[str]:
-    """From `/proc/net/fib_trie`, whose local addresses are followed by a line that says so."""
+    """Return the IPv4 addresses in `/proc/net/fib_trie`, where a line after each marks the local ones."""
     found: dict[str, None] = {}
     last = ""
     with contextlib.suppress(OSError):
@@ -192,7 +192,7 @@ def _own_v4() -> list[str]:
 
 
 def _own_v6() -> list[str]:
-    """From `/proc/net/if_inet6`: address, index, prefix length, scope (0 is global), flags, name."""
+    """Return the IPv6 addresses in `/proc/net/if_inet6`: address, index, prefix length, scope, flags, name."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():

@@ -1,9 +1,9 @@
-"""A handshake by which two ranks prove to each other over a connection that they belong to the same job.
+"""Handshake by which two ranks prove to each other over a connection that they belong to the same job.
 
-Both know a secret, which travels over the group's store alone: what they send are codes (HMAC) over random numbers that
-nobody has used. The one that listens leaves its number, the challenge, in the store; the caller sends its own with the
-code that proves it; the answer proves the listener. So the first bytes of a connection decide, and no stranger learns
-more than codes. Not here: connections, and secrecy of what is sent over them afterwards.
+Both know a secret, which is sent over the group's store alone: over connections they send codes (HMAC) of fresh random
+numbers. The listener leaves its number, the challenge, in the store; the caller sends its own with the code that
+proves it; the answer proves the listener. So the first bytes of a connection decide, and no stranger learns more than
+codes. Not here: connections, and secrecy of what is sent over them afterwards.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _CODE = "sha256"
 
 
 def new_challenge() -> bytes:
-    """A random number that one who listens leaves in the store; of one listener alone."""
+    """Return a random number that a listener leaves in the store; of one listener alone."""
     return os.urandom(_NONCE_BYTES)
 
 
 class Call:
-    """One connection as its caller proves itself. Each connection needs a call of its own.
+    """The caller's side of the handshake on one connection. Each connection needs its own.
 
     Args:
-        secret: Of the job.
-        challenge: That the listener left in the store.
-        rank: The caller's.
+        secret: Secret of the job.
+        challenge: The challenge that the listener left in the store.
+        rank: Rank of the caller.
     """
 
     def __init__(self, secret: bytes, challenge: bytes, rank: int) -> None:
@@ -37,20 +37,20 @@ class Call:
 
     @property
     def hello(self) -> bytes:
-        """What the caller sends first."""
+        """The first bytes that the caller sends."""
         return self._parts[1] + _code(self._secret, b"call", *self._parts)
 
     def is_answered_by(self, welcome: bytes | bytearray) -> bool:
-        """Whether the answer is that of one who listens and knows the secret."""
+        """Whether the answer proves a listener that knows the secret."""
         return hmac.compare_digest(welcome, _code(self._secret, b"answer", *self._parts))
 
 
 class Listener:
-    """One place that takes connections.
+    """The listener's side of the handshake, for all its connections.
 
     Args:
-        secret: Of the job.
-        challenge: That it left in the store.
+        secret: Secret of the job.
+        challenge: The challenge that it left in the store.
     """
 
     def __init__(self, secret: bytes, challenge: bytes) -> None:
@@ -59,10 +59,10 @@ class Listener:
         self._used: set[bytes] = set()
 
     def answer(self, hello: bytes | bytearray, rank: int) -> bytes | None:
-        """The answer for a caller that has proved itself; None for a stranger, or for a greeting that was sent before.
+        """Return the answer for a caller that has proved itself; None for a stranger, or for a replayed greeting.
 
         Args:
-            hello: What came first.
+            hello: The first bytes received.
             rank: The rank that the caller claims to be.
         """
         nonce, code = bytes(hello[:_NONCE_BYTES]), hello[_NONCE_BYTES:]

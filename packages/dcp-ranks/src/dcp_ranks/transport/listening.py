@@ -1,6 +1,6 @@
-"""Where a rank listens for others: only on addresses that it announces, which are those of the network of the store.
+"""Listening sockets of a rank, only on addresses that it announces: those of the network of the store.
 
-Not here: what happens on connections.
+Not here: the connections themselves.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _MAX_DOORS = 16
 
 
 def addresses_to_announce(store: Any, network: str | None) -> list[str]:
-    """This host's addresses by which the other ranks are likely to reach it, the likeliest first.
+    """Return this host's addresses by which the other ranks are likely to reach it, the likeliest first.
 
-    Of a network, if one is asked for. Otherwise the address from which this host reaches the store, which all ranks
-    reach. If the store is no server, or its name leads to this host alone (`127.0.1.1` for a host's own name), all that
-    the host has.
+    With `network`, those in it. Otherwise the address from which this host reaches the store, which all ranks reach.
+    If the store is no server, or its name leads to this host alone (`127.0.1.1` for a host's own name), all addresses
+    of the host.
 
     Args:
-        store: Of the group.
-        network: Such as `10.0.0.0/8`; None for the store's.
+        store: Store of the group.
+        network: A network such as `10.0.0.0/8`; None for the store's.
 
     Returns:
-        None of them if the host has no address in the network: then others cannot connect, and say so.
+        Empty if the host has no address in the network: then other ranks cannot connect, and report it.
     """
     own = own_addresses()
     if network is not None:
@@ -46,7 +46,7 @@ def addresses_to_announce(store: Any, network: str | None) -> list[str]:
 
 
 def open_doors(addresses: Iterable[str]) -> tuple[list[socket.socket], tuple[str, ...], int]:
-    """Listening sockets on one free port of these addresses; those that could be had, and the port (0 if none)."""
+    """Open listening sockets on one free port; returns those that opened, their addresses and the port (0 if none)."""
     doors: list[socket.socket] = []
     announced: list[str] = []
     port = 0
@@ -60,7 +60,7 @@ def open_doors(addresses: Iterable[str]) -> tuple[list[socket.socket], tuple[str
 
 
 def _server(store: Any) -> tuple[str, int]:
-    """Host and port of the server of a store; an empty host if it has none."""
+    """Return host and port of the server of a store; an empty host if it has none."""
     inner = innermost_store(store)
     try:
         return str(inner.host), int(inner.port)
@@ -69,7 +69,7 @@ def _server(store: Any) -> tuple[str, int]:
 
 
 def _source_towards(host: str, port: int) -> str | None:
-    """The address that this host uses towards another one; nothing is sent. None if there is no way."""
+    """Return this host's source address towards another host; sends nothing. None if there is no route."""
     with contextlib.suppress(OSError):
         for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
@@ -84,7 +84,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _says_loopback(host: str) -> bool:
-    """Whether a name means each host itself, wherever it is looked up."""
+    """Whether a host name means each host itself, wherever it is looked up."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

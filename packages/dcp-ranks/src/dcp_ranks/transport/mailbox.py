@@ -1,4 +1,4 @@
-"""Frames of several operations and phases that share connections: kept until the phase that they belong to takes them.
+"""Mailbox for frames of operations and phases that share connections: kept until their phase takes them.
 
 Not here: connections.
 """
@@ -14,8 +14,8 @@ __all__ = ["Key", "Mail"]
 Key = tuple[int, int]
 """A phase: the operation's sequence number, and the step within it."""
 
-# What fits into the buffers of a connection: more is sent only to a rank that is reading. A busy rank takes no bytes,
-# and a kernel gives up on a connection that takes none for the peer timeout.
+# Size that fits into the buffers of a connection: larger frames are sent only to a rank that is reading. A busy rank
+# takes no bytes, and a kernel gives up on a connection that takes none for the peer timeout.
 _UNASKED_BYTES = 16 << 10
 
 
@@ -33,12 +33,12 @@ class Mail:
         """The phases in which this rank reads."""
 
     def begin(self, sequence: int) -> None:
-        """An operation starts on this rank."""
+        """Begin an operation on this rank: keep its frames."""
         self._operations.add(sequence)
         self._newest = max(self._newest, sequence)
 
     def end(self, sequence: int) -> None:
-        """An operation has ended on this rank: nobody will ask for its frames."""
+        """End an operation on this rank: drop its frames."""
         self._operations.discard(sequence)
         for kept in (self._inbox, self._outbox, self._unasked_bytes):
             for key in [key for key in kept if key[0] == sequence]:
@@ -52,7 +52,7 @@ class Mail:
             self._inbox[frame.sequence, frame.step].append((sender, frame))
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
-        """What has come for a phase: from which neighbour, and the frame."""
+        """Return the frames that have arrived for a phase, each with the neighbour that sent it."""
         return self._inbox.pop(key, [])
 
     def keep_for_above(self, frame: Frame) -> None:
@@ -60,15 +60,15 @@ class Mail:
         self._outbox.setdefault((frame.sequence, frame.step), []).append(frame)
 
     def take_back(self, key: Key) -> list[Frame]:
-        """What was queued for the rank above in a phase, and has not gone."""
+        """Return the frames queued for the rank above in a phase that were not sent, and drop them."""
         return self._outbox.pop(key, [])
 
     def asked(self, key: Key) -> None:
-        """The rank above reads in this phase."""
+        """Mark that the rank above reads in this phase."""
         self._asked.add(key)
 
     def ready_for_above(self) -> list[Frame]:
-        """What the rank above will take now, small or asked for; no longer kept."""
+        """Return the frames that the rank above will take now, small or requested; they are removed."""
         ready: list[Frame] = []
         for key, frames in list(self._outbox.items()):
             if key not in self._asked:

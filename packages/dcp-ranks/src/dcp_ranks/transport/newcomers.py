@@ -1,6 +1,6 @@
-"""Connections that have come in and not proved yet that they belong to the job: few, and not for long.
+"""Incoming connections that have not proved yet that they belong to the job: few, and for a short time.
 
-Not here: what proves it, and waiting.
+Not here: the proof, and waiting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dcp_ranks.transport.connection import Link
 __all__ = ["Guests"]
 
 MAX_GUESTS = 32
-"""More than that, and the one that came first has to go: a rank sends its proof at once, and may come again."""
+"""Limit of such connections; beyond it the oldest is closed: a rank sends its proof at once, and may reconnect."""
 GUEST_SECONDS = 10.0
 _ACCEPTED_AT_ONCE = 64
 
@@ -27,11 +27,11 @@ class Guests:
 
     @property
     def waiting(self) -> list[Link]:
-        """All of them."""
+        """All of these connections."""
         return [*self._came]
 
     def accept(self, door: socket.socket, peer_timeout_seconds: float) -> Iterator[Link]:
-        """Take connections that wait at a door, but not so many that nothing else is done.
+        """Accept connections that wait at a listening socket, but not so many that other work starves.
 
         Args:
             door: A listening socket that does not block.
@@ -40,18 +40,18 @@ class Guests:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = door.accept()
-            except OSError:  # nobody more, or gone again, or no descriptor left
+            except OSError:  # no connection waits, or it is gone again, or no descriptor left
                 return
             link = Link(connection, peer_timeout_seconds)
             self._came[link] = time.monotonic()
             yield link
 
     def forget(self, link: Link) -> None:
-        """A connection has proved itself, or has been closed."""
+        """Remove a connection that has proved itself, or has been closed."""
         self._came.pop(link, None)
 
     def unwelcome(self) -> list[Link]:
-        """The connections to close: those that have said nothing of use for too long, and the first of too many."""
+        """Return the connections to close: those without a valid proof for too long, and the oldest of too many."""
         before = time.monotonic() - GUEST_SECONDS
         late = [link for link, came in self._came.items() if came < before]
         return late or [*self._came][: max(0, len(self._came) - MAX_GUESTS)]

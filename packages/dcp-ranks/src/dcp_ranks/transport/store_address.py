@@ -12,11 +12,11 @@ from dcp_ranks.transport.chunked_store import KeyValueStore
 __all__ = ["STORE_TIMEOUT", "connect_store", "innermost_store", "prefixed_store"]
 
 STORE_TIMEOUT = timedelta(seconds=30)
-"""For connecting, and for a `get` of what should be there."""
+"""Timeout for connecting, and for a `get` of a key that should exist."""
 
 
 def connect_store(host: str, port: int) -> KeyValueStore:
-    """Connect to a `TCPStore` that runs, for the caller alone. Raises what torch raises if none is there."""
+    """Connect to a running `TCPStore`, for the caller alone. Raises torch's error if none is there."""
     made: Any = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, None, False, timeout=STORE_TIMEOUT, wait_for_workers=False
     )
