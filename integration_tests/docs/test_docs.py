@@ -66,6 +66,7 @@ def test_code_blocks_run(page: Path, tmp_path: Path, page_scripts: PageScripts) 
     assert statuses == [0] * ranks, output
 
 
+@pytest.mark.slow  # its code blocks run in every case
 def test_the_quickstart_runs_as_it_says(tmp_path: Path) -> None:
     script, ranks = script_of(ROOT / "docs" / "quickstart.md", tmp_path)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script)]

@@ -128,7 +128,7 @@ def run(root: str, options: dict[str, Any] | None, until: int) -> tuple[int | No
         return None if restored is None else restored.step, right
 
 
-@pytest.mark.parametrize("faults", [False, True], ids=["", "with faults"])
+@pytest.mark.parametrize("faults", [pytest.param(False, marks=pytest.mark.slow), True], ids=["", "with faults"])
 def test_the_manager_over_an_object_store(s3: S3Server, s3_ranks: Any, faults: bool) -> None:
     root = f"s3://{s3.bucket}/managed-{faults}"
     decide = sometimes(("503", "503 after", "drop", "drop after", "truncate"), rate=0.05, seed=1) if faults else None

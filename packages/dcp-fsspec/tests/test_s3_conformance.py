@@ -124,7 +124,7 @@ def _on_ranks(checkpoint_id: str) -> tuple[bool, int]:
     return torch.equal(template["w"].to_local(), wanted.to_local()), template["step"]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 4))])
 def test_ranks(ranks: RankPool, s3: S3Server, world_size: int) -> None:
     checkpoint_id = f"s3://{s3.bucket}/fsspec/ranks/{world_size}"
     for _ in range(2):  # the second save replaces the first

@@ -98,7 +98,7 @@ def _on_ranks(checkpoint_id: str) -> bool:
     return torch.equal(template["w"].to_local(), wanted.to_local())
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 4))])
 def test_ranks_by_uri(ranks: Any, s3: S3Server, world_size: int) -> None:
     checkpoint_id = f"s3://{s3.bucket}/ranks/{world_size}"
     assert ranks.run(world_size, _on_ranks, checkpoint_id) == [True] * world_size
