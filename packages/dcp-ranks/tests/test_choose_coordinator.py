@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import CollectiveCoordinator, LocalCoordinator, StoreCoordinator, choose_coordinator, make_coordinator
+from dcp_ranks import CollectiveCoordinator, LocalCoordinator, StoreCoordinator, make_coordinator
 from dcp_ranks.errors import CoordinatorTimeoutError
 from dcp_ranks.phases.outcomes import failure_of, format_ranks, shorten
 
@@ -152,7 +150,3 @@ def test_reports_stay_small():
     many = shorten(failure_of(rank, ValueError(f"words of {rank}")) for rank in reversed(range(2000)))
     assert [one.rank for one in many] == list(range(2000))
     assert many[-1].text == "ValueError: words of 1999"
-
-
-def test_the_example_of_the_docstring():
-    assert doctest.testmod(choose_coordinator) == doctest.TestResults(failed=0, attempted=1)
