@@ -374,7 +374,8 @@ def unit_tests(session: nox.Session, packages: Sequence[str], *arguments: str) -
     python = fresh_environment(session, f"unit-{packages[0] if len(packages) == 1 else 'torch-free'}")
     pip(session, python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist")
     needed = {name for package in packages for name in (*needed_packages(package), *tested_with(package))}
-    folders = [str(PACKAGES[name]) for name in sorted(needed - {*packages})]
+    # Each folder without its extra, too: pip finds what another one requires among those alone.
+    folders = [str(PACKAGES[name]) for name in sorted(needed | {*packages})]
     folders += [f"{PACKAGES[package]}[testing]" for package in packages]
     pip(session, python, *CONSTRAINED, "--no-build-isolation", *folders)
     if not any(map(needs_torch, packages)):
