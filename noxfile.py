@@ -78,7 +78,8 @@ def tests(session: nox.Session) -> None:
     lint(session)
     types(session)
     alone = [package for package in PACKAGES if not needs_torch(package)]
-    unit_tests(session, alone)
+    for package in alone:
+        unit_tests(session, package)
     others = [f"--ignore={PACKAGES[package] / 'tests'}" for package in alone]
     pytest(session, *SIDE_BY_SIDE, "-m", "not slow", *others, *session.posargs)
 
@@ -91,7 +92,7 @@ def tests_full(session: nox.Session) -> None:
     site(session)
     build(session)
     for package in PACKAGES:
-        unit_tests(session, [package])
+        unit_tests(session, package)
     pytest(session, "--hypothesis-profile=random", *session.posargs)
 
 
@@ -117,7 +118,7 @@ def quick(session: nox.Session) -> None:
 @nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
 def unit(session: nox.Session, package: str) -> None:
     """One package and what it declares, in a fresh environment: it installs, imports and passes its tests alone."""
-    unit_tests(session, [package], *session.posargs)
+    unit_tests(session, package, *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -369,20 +370,18 @@ def site(session: nox.Session) -> None:
     session.log(f"the site: {built}/index.html")
 
 
-def unit_tests(session: nox.Session, packages: Sequence[str], *arguments: str) -> None:
-    """The tests of packages in a fresh environment that holds them and what they declare, nothing else."""
-    python = fresh_environment(session, f"unit-{packages[0] if len(packages) == 1 else 'torch-free'}")
+def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
+    """The tests of one package in a fresh environment that holds it and what it declares, nothing else."""
+    python = fresh_environment(session, f"unit-{package}")
     pip(session, python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist")
-    needed = {name for package in packages for name in (*needed_packages(package), *tested_with(package))}
-    # Each folder without its extra, too: pip finds what another one requires among those alone.
-    folders = [str(PACKAGES[name]) for name in sorted(needed | {*packages})]
-    folders += [f"{PACKAGES[package]}[testing]" for package in packages]
+    needed = sorted({*needed_packages(package), *tested_with(package)} - {package})
+    folders = [str(PACKAGES[name]) for name in [*needed, package]]
+    folders[-1] += "[testing]"
     pip(session, python, *CONSTRAINED, "--no-build-isolation", *folders)
-    if not any(map(needs_torch, packages)):
+    if not needs_torch(package):
         alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
         session.run(python, "-c", alone, external=True)
-    tests = [str(PACKAGES[package] / "tests") for package in packages]
-    chosen = ("-c", str(ROOT / "pyproject.toml"), *SIDE_BY_SIDE, "-m", "not slow", *tests)
+    chosen = ("-c", str(ROOT / "pyproject.toml"), *SIDE_BY_SIDE, "-m", "not slow", str(PACKAGES[package] / "tests"))
     session.run(python, "-m", "pytest", *chosen, *arguments, env=SINGLE_THREAD, external=True)
 
 
