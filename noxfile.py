@@ -77,7 +77,7 @@ def tests(session: nox.Session) -> None:
     shared(session, "checks", "demo", "docs")  # at once: each call of pip takes its time
     lint(session)
     types(session)
-    alone = [package for package in PACKAGES if not needs_torch(package)]
+    alone = [package for package in base_packages() if not needs_torch(package)]
     for package in alone:
         unit_tests(session, package)
     others = [f"--ignore={PACKAGES[package] / 'tests'}" for package in alone]
@@ -91,7 +91,7 @@ def tests_full(session: nox.Session) -> None:
     types(session)
     site(session)
     build(session)
-    for package in PACKAGES:
+    for package in base_packages():
         unit_tests(session, package)
     pytest(session, "--hypothesis-profile=random", *session.posargs)
 
@@ -141,9 +141,10 @@ def interop(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def frameworks(session: nox.Session) -> None:
-    """The tests of other frameworks' way of calling, with the frameworks themselves where they take part."""
+    """The tests of the adapters, and of other frameworks' way of calling, with the frameworks themselves."""
     shared(session, "frameworks")
-    pytest(session, "integration_tests/compatibility", *session.posargs)
+    adapters = [str(PACKAGES[name] / "tests") for name in PACKAGES if is_adapter(name)]
+    pytest(session, *adapters, "integration_tests/compatibility", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -156,7 +157,7 @@ def composition(session: nox.Session) -> None:
 def oldest_torch(session: nox.Session) -> None:
     """The oldest torch that the packages declare, in an environment of its own: needs a Python that it supports."""
     python = fresh_environment(session, "oldest-torch")
-    folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
+    folders = [argument for folder in (*base_packages().values(), *PLUGINS) for argument in ("-e", str(folder))]
     # Without constraints.txt, which pins the newest of everything.
     packages = [f"torch=={OLDEST_TORCH}", "numpy<2.3", *BUILD_TOOLS, *TEST_TOOLS]
     pip(session, python, *PIP_INSTALL, *packages)
@@ -172,7 +173,7 @@ def oldest_torch(session: nox.Session) -> None:
 def newest_torch(session: nox.Session) -> None:
     """The newest torch that can be had: the packages' tests, and the oracle's. Its build for CUDA takes gigabytes."""
     python = fresh_environment(session, "newest-torch")
-    folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
+    folders = [argument for folder in (*base_packages().values(), *PLUGINS) for argument in ("-e", str(folder))]
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     constraints = ROOT / ".nox" / "newest-torch-constraints.txt"
     constraints.write_text("\n".join(line for line in pinned if not line.startswith("torch==")))
@@ -272,9 +273,9 @@ def build(session: nox.Session) -> None:
             session.run(python, "-m", "hatchling", "build", "--directory", str(DIST), silent=True, external=True)
     session.run(python, "-m", "twine", "check", "--strict", *map(str, sorted(DIST.iterdir())), external=True)
     fresh = fresh_environment(session, "build")
-    pip(session, fresh, *CONSTRAINED, *sorted({line for name in PACKAGES for line in third_party(name)}))
+    pip(session, fresh, *CONSTRAINED, *sorted({line for name in base_packages() for line in third_party(name)}))
     install_and_use(session, fresh, "--only-binary", ":all:")
-    pip(session, fresh, "uninstall", "--quiet", "--yes", *PACKAGES)
+    pip(session, fresh, "uninstall", "--quiet", "--yes", *base_packages())
     pip(session, fresh, *CONSTRAINED, "hatchling")  # not before: a package might need what it needs, and not say so
     install_and_use(session, fresh, "--no-binary", ":all:")
 
@@ -297,10 +298,13 @@ def shared(session: nox.Session, *tools: str) -> str:
     """The Python of the shared environment: every package (editable), every plugin, the tests' tools and `tools`."""
     if not SHARED_PYTHON.exists():
         fresh_environment(session, SHARED.name)
-    folders = [argument for folder in (*PACKAGES.values(), *PLUGINS) for argument in ("-e", str(folder))]
+    folders = [argument for folder in (*base_packages().values(), *PLUGINS) for argument in ("-e", str(folder))]
+    adapters = [argument for name in PACKAGES if is_adapter(name) for argument in ("-e", str(PACKAGES[name]))]
     packages = ("--no-build-isolation", *TEST_TOOLS, *TESTED_WITH, *folders)
     install(session, build=BUILD_TOOLS)
     install(session, packages=packages, **{name: TOOLS[name] for name in tools})
+    if adapters:
+        install(session, adapters=("--no-build-isolation", "--no-deps", *adapters))
     return str(SHARED_PYTHON)
 
 
@@ -395,11 +399,12 @@ def fresh_environment(session: nox.Session, name: str) -> str:
 def install_and_use(session: nox.Session, python: str, *kind: str) -> None:
     """Install one kind of archive of every package from dist/ alone, no index asked, and save and load with them."""
     ours = ("--no-index", "--find-links", str(DIST), "--no-build-isolation", *kind)
-    pip(session, python, *PIP_INSTALL, *ours, *(f"{name}=={project(name)['version']}" for name in PACKAGES))
+    pip(session, python, *PIP_INSTALL, *ours, *(f"{name}=={project(name)['version']}" for name in base_packages()))
     pip(session, python, "check")
     smoke = str(ROOT / "integration_tests" / "release" / "smoke.py")
     with session.chdir(session.create_tmp()):
-        session.run(python, "-W", "error", smoke, *MODULES, env=SINGLE_THREAD, external=True)
+        modules = [name.replace("-", "_") for name in base_packages()]
+        session.run(python, "-W", "error", smoke, *modules, env=SINGLE_THREAD, external=True)
 
 
 def third_party(package: str) -> list[str]:
@@ -437,6 +442,17 @@ def needed_packages(package: str) -> list[str]:
     """The packages of this repository that a package needs, those of its needs included."""
     direct = [name for name in dependencies(package) if name in PACKAGES]
     return sorted({*direct, *(deeper for name in direct for deeper in needed_packages(name))})
+
+
+def is_adapter(package: str) -> bool:
+    """Whether a package adapts a framework, which no session but `frameworks` installs."""
+    tools: dict[str, Any] = nox.project.load_toml(PACKAGES[package] / "pyproject.toml")["tool"]
+    return bool(tools.get("dcp", {}).get("adapter"))
+
+
+def base_packages() -> dict[str, Path]:
+    """The packages that are no adapters, with their folders."""
+    return {name: folder for name, folder in PACKAGES.items() if not is_adapter(name)}
 
 
 def needs_torch(package: str) -> bool:

@@ -17,7 +17,12 @@ except ModuleNotFoundError:  # Python 3.10
 __all__ = ["PACKAGES", "closure", "libraries", "place", "selections"]
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
+# Without the adapters, which need frameworks that are not installed here.
+PACKAGES = {
+    path.parent.name: path.parent
+    for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
+    if not tomllib.loads(path.read_text())["tool"].get("dcp", {}).get("adapter")
+}
 
 
 def closure(names: tuple[str, ...]) -> tuple[str, ...]:
