@@ -77,7 +77,9 @@ def _hooks(names: tuple[str, ...]) -> None:
     for package, (table, name) in _OFFERS.items():
         if package in names:
             assert name in plugins.names(table), (package, table)
-        elif name not in plugins.names(table):  # fsspec stands in for others
+        elif table == "storage" and "dcp-fsspec" in names:
+            assert get[table](name) is not None  # fsspec stands in for every scheme that it knows
+        elif name not in plugins.names(table):
             try:
                 get[table](name)
             except DcpError as error:
