@@ -12,13 +12,13 @@ import torch
 from torch.distributed.checkpoint import metadata as stock_records
 from torch.distributed.checkpoint import planner, storage
 
-from dcp_bridge.calls import stock_errors, takes_kwargs
+from dcp_bridge.calls import stock_errors
 from dcp_bridge.load_planners import LoadPlannerForStock, StockLoadPlanner
 from dcp_bridge.own_records import own_load_plan
 from dcp_bridge.stock_records import stock_load_plan, stock_metadata
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import CheckpointNotFoundError, LoadPlan, LoadPlanner, Metadata, StorageReader
-from dcp_core.toolkit import as_metadata, note_checkpoint_id
+from dcp_core.toolkit import as_metadata, note_checkpoint_id, takes
 
 __all__ = ["ReaderForStock", "StockReader"]
 
@@ -65,7 +65,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         """
         del args
         rank = kwargs.get("rank")
-        has_more = takes_kwargs(self.wrapped.read_metadata)
+        has_more = takes(self.wrapped.read_metadata, "kwargs")
         try:
             with stock_errors("read_metadata"):
                 found = self.wrapped.read_metadata(**({"rank": rank} if has_more and rank is not None else {}))
@@ -90,7 +90,8 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         if found is None or own is not metadata:
             found = stock_metadata(metadata)
         set_up = self.wrapped.set_up_storage_reader
-        more = {"rank": kwargs.get("rank", 0), "use_collectives": not self._rank_local} if takes_kwargs(set_up) else {}
+        known = {"rank": kwargs.get("rank", 0), "use_collectives": not self._rank_local}
+        more = known if takes(set_up, "kwargs") else {}
         with stock_errors("set_up_storage_reader"):
             set_up(found, is_coordinator, **more)
 
@@ -145,7 +146,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> stock_records.Metadata:
         """See stock. Indexes of a save without collectives are merged already, so `rank` changes nothing."""
-        own = self.wrapped.read_metadata(*args, **(kwargs if takes_kwargs(self.wrapped.read_metadata) else {}))
+        own = self.wrapped.read_metadata(*args, **(kwargs if takes(self.wrapped.read_metadata, "kwargs") else {}))
         found = stock_metadata(own)
         self._found = found, own
         return found
@@ -158,7 +159,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         if own is None or found is not metadata:
             own = as_metadata(metadata)
         set_up = self.wrapped.set_up_storage_reader
-        set_up(own, is_coordinator, *args, **(kwargs if takes_kwargs(set_up) else {}))
+        set_up(own, is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.LoadPlan) -> planner.LoadPlan:
         """See stock."""

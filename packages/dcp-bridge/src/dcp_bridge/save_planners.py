@@ -6,7 +6,6 @@ Source: torch 2.13 `torch.distributed.checkpoint.planner.SavePlanner` (contract)
 from __future__ import annotations
 
 import copy
-import inspect
 import io
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from dcp_bridge.own_records import own_save_plan, own_storage_meta
 from dcp_bridge.stock_records import stock_metadata, stock_save_plan, stock_storage_meta, stock_write_item
 from dcp_bridge.wrapper import Delegating
 from dcp_core import Metadata, SavePlan, SavePlanner, StorageMeta, WriteItem
-from dcp_core.toolkit import as_metadata, as_write_item
+from dcp_core.toolkit import as_metadata, as_write_item, set_up_save_planner
 
 __all__ = ["SavePlannerForStock", "StockSavePlanner"]
 
@@ -56,11 +55,8 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
     ) -> None:
         """See `SavePlanner`; older planners take no `storage_meta`."""
         with stock_errors("set_up_planner"):
-            if "storage_meta" in inspect.signature(self.wrapped.set_up_planner).parameters:
-                meta = stock_storage_meta(storage_meta)
-                self.wrapped.set_up_planner(state_dict, storage_meta=meta, is_coordinator=is_coordinator)
-            else:
-                self.wrapped.set_up_planner(state_dict, is_coordinator=is_coordinator)
+            meta: Any = stock_storage_meta(storage_meta)
+            set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
         """See `SavePlanner`."""
@@ -109,10 +105,7 @@ class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
     ) -> None:
         """See stock."""
         meta = own_storage_meta(storage_meta)
-        if "storage_meta" in inspect.signature(self.wrapped.set_up_planner).parameters:
-            self.wrapped.set_up_planner(state_dict, storage_meta=meta, is_coordinator=is_coordinator)
-        else:
-            self.wrapped.set_up_planner(state_dict, is_coordinator=is_coordinator)
+        set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> planner.SavePlan:
         """See stock."""

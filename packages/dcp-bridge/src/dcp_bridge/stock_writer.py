@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import staging, storage
 
-from dcp_bridge.calls import stock_errors, takes_kwargs
+from dcp_bridge.calls import stock_errors
 from dcp_bridge.own_records import own_result, own_save_plan, own_storage_meta
 from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
 from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, Metadata, SavePlan, SavePlanner, StorageMeta, StorageWriter, WriteResult
-from dcp_core.toolkit import as_metadata
+from dcp_core.toolkit import as_metadata, takes
 
 __all__ = ["StockStagingWriter", "StockWriter", "is_stager"]
 
@@ -67,7 +67,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         set_up = self.wrapped.set_up_storage_writer
         known = {name: value for name, value in kwargs.items() if name in ("rank", "use_collectives")}
         with stock_errors("set_up_storage_writer"):
-            set_up(is_coordinator, **(known if takes_kwargs(set_up) else {}))
+            set_up(is_coordinator, **(known if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """See `StorageWriter`. Tied values are written under each of their names: stock's writers know no aliases."""

@@ -15,13 +15,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as stock_records
 from torch.distributed.checkpoint import planner, storage
 
-from dcp_bridge.calls import takes_kwargs
 from dcp_bridge.own_records import own_result, own_save_plan
 from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
 from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan, stock_storage_meta
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, StorageWriter
-from dcp_core.toolkit import as_metadata, library_logger, placed_plans
+from dcp_core.toolkit import as_metadata, library_logger, placed_plans, takes
 
 __all__ = ["WriterForStock"]
 
@@ -93,7 +92,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         set_up = self.wrapped.set_up_storage_writer
         self._running = True
         with self._part_of_save():
-            set_up(is_coordinator, *args, **(kwargs if takes_kwargs(set_up) else {}))
+            set_up(is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
         """See stock."""

@@ -21,7 +21,7 @@ from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.plan_exchange import PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.positional import with_positional_storage
-from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, takes
+from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, set_up_save_planner, takes
 from dcp_core.records.metadata import DeferredMetadata, Metadata
 from dcp_core.records.plan import SavePlan
 from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, placed_plans, with_states
@@ -149,11 +149,7 @@ class _Save:
         if can.renew_save_id is not None:  # it may have saved before
             can.renew_save_id()
         meta = self.writer.storage_meta()
-        is_coordinator = self.coordinator.is_coordinator
-        if takes(self.planner.set_up_planner, "storage_meta"):
-            self.planner.set_up_planner(state_dict=state_dict, storage_meta=meta, is_coordinator=is_coordinator)
-        else:
-            self.planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
+        set_up_save_planner(self.planner, state_dict, meta, is_coordinator=self.coordinator.is_coordinator)
         self._set_up_writer()
         plan = self.writer.prepare_local_plan(self.planner.create_local_plan())
         if plan.aliases and not can.stores_aliases:

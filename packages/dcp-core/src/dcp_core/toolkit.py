@@ -16,6 +16,7 @@ from dcp_core.objects.objects import DumpedObject, dump_object, load_object, red
 from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.comparable_bytes import same_value, value_bytes, value_digest
 from dcp_core.planning.load_report import suggest
+from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, set_up_save_planner, takes
 from dcp_core.records.foreign_records import as_index, as_metadata, as_write_item
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import DeferredMetadata, note_checkpoint_id
@@ -58,8 +59,11 @@ __all__ = [
     "LocalTensor",
     "ObjectArchive",
     "PartialItem",
+    "SavePlannerAbilities",
     "SerializationFormat",
     "TensorPieces",
+    "WriterAbilities",
+    "abilities",
     "absolute_id",
     "absolute_id_for",
     "adopt_reader",
@@ -101,8 +105,10 @@ __all__ = [
     "same_value",
     "save_with",
     "scan",
+    "set_up_save_planner",
     "sharded_dims",
     "suggest",
+    "takes",
     "tensor_bytes",
     "tensor_payload",
     "unflatten_state_dict",

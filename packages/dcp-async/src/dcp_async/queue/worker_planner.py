@@ -6,7 +6,6 @@ what touches plans alone (`create_global_plan`, `finish_plan`) runs in the worke
 
 from __future__ import annotations
 
-import inspect
 import io
 import pickle
 from collections.abc import Hashable, Mapping
@@ -17,7 +16,7 @@ import torch
 
 from dcp_async.errors import WorkerError
 from dcp_core import MetadataIndex, SavePlan, SavePlanner, StorageMeta, WriteItem
-from dcp_core.toolkit import DumpedObject, box_view
+from dcp_core.toolkit import DumpedObject, SavePlannerAbilities, abilities, box_view, set_up_save_planner
 
 __all__ = ["PlannedElsewhere", "StagedPlanner", "pickled", "plan_here"]
 
@@ -38,10 +37,7 @@ def plan_here(
     Raises:
         Exception: What the planner raises.
     """
-    if "storage_meta" in inspect.signature(planner.set_up_planner).parameters:
-        planner.set_up_planner(state_dict=state_dict, storage_meta=None, is_coordinator=is_coordinator)
-    else:
-        planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
+    set_up_save_planner(planner, state_dict, None, is_coordinator=is_coordinator)
     plan = planner.create_local_plan()
     names: dict[MetadataIndex, str] = {}
     values: dict[str, Any] = {}
@@ -81,13 +77,12 @@ class StagedPlanner(SavePlanner):
 
     def plan_key(self) -> Hashable | None:
         """Return the original planner's plan key; None if it has none."""
-        find = getattr(self.stands_for, "plan_key", lambda: None)
-        key: Hashable | None = find()
-        return key
+        find = abilities(self.stands_for, SavePlannerAbilities).plan_key
+        return None if find is None else find()
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Any) -> None:
         """Pass the global plan to the original planner, if it takes it."""
-        adopt = getattr(self.stands_for, "adopt_global_plan", None)
+        adopt = abilities(self.stands_for, SavePlannerAbilities).adopt_global_plan
         if adopt is not None:
             adopt(plans, metadata)
 

@@ -28,7 +28,7 @@ from dcp_async.savers.worker_messages import Failed, Forget, ForgetArena, NewAre
 from dcp_async.staging.arena import Arena
 from dcp_async.staging.copy_state import Staged
 from dcp_core import CoordinatorLostError, Metadata
-from dcp_core.toolkit import DeferredMetadata, resolve_writer, same_value
+from dcp_core.toolkit import DeferredMetadata, WriterAbilities, abilities, resolve_writer, same_value
 from dcp_ranks import Failure, decode
 
 __all__ = ["ProcessBackend"]
@@ -282,7 +282,9 @@ def _changed(before: list[Any], now: list[Any]) -> dict[int, Any]:
 
 
 def _place(job: SaveJob) -> str:
-    place = job.checkpoint_id if job.checkpoint_id is not None else getattr(job.storage_writer, "checkpoint_id", None)
+    place = job.checkpoint_id
+    if place is None:
+        place = abilities(job.storage_writer, WriterAbilities).checkpoint_id
     return "its storage" if place is None else os.fspath(place)
 
 

@@ -37,7 +37,7 @@ from dcp_async.savers.worker_messages import (
 from dcp_async.staging.copy_state import Structure, staged_tensors
 from dcp_async.staging.skeleton import fill
 from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
-from dcp_core.toolkit import resolve_writer, save_with
+from dcp_core.toolkit import WriterAbilities, abilities, resolve_writer, save_with
 from dcp_ranks import assume_job_size, encode, failure_of, prefixed_store
 
 __all__ = ["WorkerSaves"]
@@ -136,7 +136,8 @@ class WorkerSaves:
                 group=save.group,
             )
         meta = writer.storage_meta()
-        if hasattr(writer, "published_metadata") and meta is not None and meta.save_id is not None:
+        reads_back = abilities(writer, WriterAbilities).published_metadata is not None
+        if reads_back and meta is not None and meta.save_id is not None:
             return Saved(save.number, meta.save_id, None)
         return Saved(save.number, None, encode(dict(vars(metadata))))
 

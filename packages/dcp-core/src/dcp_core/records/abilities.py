@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from dcp_core.records.metadata import Metadata
+from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.plan import SavePlan
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "SavePlannerAbilities",
     "WriterAbilities",
     "abilities",
+    "set_up_save_planner",
     "takes",
 ]
 
@@ -88,3 +89,13 @@ def abilities(value: object, kind: type[A]) -> A:
 def takes(method: Callable[..., Any], parameter: str) -> bool:
     """Whether a method has a parameter of that name; those written for older versions of stock lack some."""
     return parameter in inspect.signature(method).parameters
+
+
+def set_up_save_planner(
+    planner: Any, state_dict: dict[str, Any], storage_meta: StorageMeta | None, *, is_coordinator: bool
+) -> None:
+    """Call `set_up_planner` of a save planner, which takes `storage_meta` unless it was written for an older stock."""
+    if takes(planner.set_up_planner, "storage_meta"):
+        planner.set_up_planner(state_dict=state_dict, storage_meta=storage_meta, is_coordinator=is_coordinator)
+    else:
+        planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
