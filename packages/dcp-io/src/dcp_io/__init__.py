@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
     from dcp_io.reading.byte_ranges import merge_ranges, range_of_values, split_range
     from dcp_io.reading.read_engine import read_items
+    from dcp_io.recently_used import RecentlyUsed
     from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
     from dcp_io.saves.current_checkpoint import Current, read_current
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
@@ -74,6 +75,7 @@ __all__ = [
     "ReadRequest",
     "ReadStats",
     "ReadingSign",
+    "RecentlyUsed",
     "RunningCrc",
     "SaveInProgressError",
     "SaveLostError",
@@ -164,6 +166,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.layout_choices": ("Layout", "Verify", "check_layout", "check_verify"),
         "dcp_io.reading.byte_ranges": ("merge_ranges", "range_of_values", "split_range"),
         "dcp_io.reading.read_engine": ("read_items",),
+        "dcp_io.recently_used": ("RecentlyUsed",),
         "dcp_io.requests": ("Payload", "PiecewiseData", "ReadRequest", "ReadStats", "Writable", "WriteRequest"),
         "dcp_io.saves.current_checkpoint": ("Current", "read_current"),
         "dcp_io.saves.marker_owner": ("ProcessIdentity", "is_gone", "this_process"),

@@ -15,7 +15,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
-from dcp_io import Attempts, StorageError, TruncatedError
+from dcp_io import Attempts, RecentlyUsed, StorageError, TruncatedError
 from dcp_manifest.errors import InvalidPlaceError
 from dcp_object.errors import ChangedError, is_permanent, redacted, remedy
 from dcp_object.options import Options
@@ -32,7 +32,7 @@ _ENVIRONMENT = ("AWS_", "AZURE_", "GOOGLE_", "GCP_", "HTTP", "NO_PROXY")
 _CONDITIONS = (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotModifiedError)
 _REFUSALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
-_clients: dict[tuple[object, ...], Client] = {}
+_clients: RecentlyUsed[tuple[object, ...], Client] = RecentlyUsed(_MAX_CLIENTS)
 _clients_lock = threading.Lock()
 
 
@@ -164,18 +164,18 @@ def connect(root: str, options: Options) -> Client:
     environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.upper().startswith(_ENVIRONMENT)))
     key = (os.getpid(), root, options.identity(), hash(environment))
     with _clients_lock:
-        if key not in _clients:
-            if len(_clients) >= _MAX_CLIENTS:
-                _clients.pop(next(iter(_clients)))
+        client = _clients.get(key)
+        if client is None:
             retries = int(options.retry_config["max_retries"])
-            _clients[key] = Client(
+            client = Client(
                 _native(root, options),
                 root,
                 deadline_seconds=options.deadline_seconds,
                 unrepeated=_native(root, options, max_retries=0),
                 attempts=retries + 1,
             )
-        return _clients[key]
+            _clients.put(key, client)
+        return client
 
 
 def _wait(made: Attempts, error: BaseException) -> None:

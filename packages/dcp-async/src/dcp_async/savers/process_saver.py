@@ -10,7 +10,6 @@ import os
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +28,7 @@ from dcp_async.staging.arena import Arena
 from dcp_async.staging.copy_state import Staged
 from dcp_core import CoordinatorLostError, Metadata
 from dcp_core.toolkit import DeferredMetadata, WriterAbilities, abilities, resolve_writer, same_value
+from dcp_io import RecentlyUsed
 from dcp_ranks import Failure, decode
 
 __all__ = ["ProcessBackend"]
@@ -54,7 +54,7 @@ class _Known:
     """Numbers of arenas that were given away."""
     surroundings: Surroundings = field(default_factory=Surroundings)
     groups: dict[str, Seat] = field(default_factory=dict)
-    structures: OrderedDict[str, _Sent] = field(default_factory=OrderedDict)
+    structures: RecentlyUsed[str, _Sent] = field(default_factory=lambda: RecentlyUsed(_KEPT_STRUCTURES))
 
 
 class ProcessBackend:
@@ -244,14 +244,13 @@ class ProcessBackend:
 
     def _tell_structure(self, worker: WorkerProcess, staged: Staged) -> _Sent:
         known, identifier = self._known.structures, staged.structure.identifier
-        if identifier not in known:
-            structure = staged.structure
+        sent = known.get(identifier)
+        if sent is None:
+            sent, structure = _Sent(), staged.structure
             worker.send(NewStructure(replace(structure, skeleton=portable(structure.skeleton))))
-            known[identifier] = _Sent()
-        known.move_to_end(identifier)
-        while len(known) > _KEPT_STRUCTURES:
-            worker.send(Forget(known.popitem(last=False)[0]))
-        return known[identifier]
+            for evicted in known.put(identifier, sent):
+                worker.send(Forget(evicted))
+        return sent
 
 
 def _weakly(method: Callable[[], object]) -> Callable[[], object]:

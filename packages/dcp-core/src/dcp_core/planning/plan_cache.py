@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import marshal
-import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from dcp_core.records.plan import SavePlan
 from dcp_core.tables.columns_of_items import columns_of
 from dcp_core.tables.plan_columns import PlanColumns
 from dcp_core.tables.planned_rows import PlannedRows
+from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns
 
 __all__ = [
@@ -29,53 +28,13 @@ __all__ = [
     "RANK_PLANS",
     "GlobalPlan",
     "RankPlan",
-    "RecentlyUsed",
     "check_sums",
     "compared_values",
     "fingerprint",
 ]
 
-T = TypeVar("T")
-
 # Several models, optimizers and groups may alternate.
 _KEPT = 16
-
-
-class RecentlyUsed(Generic[T]):
-    """Cache of the values that were used last (LRU); thread-safe."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._values: OrderedDict[Hashable, T] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable) -> T | None:
-        """Return the value of `key`, which counts as used; None if it was evicted."""
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-            return self._values.get(key)
-
-    def put(self, key: Hashable, value: T) -> None:
-        """Add a value; evict the least recently used one."""
-        with self._lock:
-            self._values[key] = value
-            self._values.move_to_end(key)
-            while len(self._values) > self._size:
-                self._values.popitem(last=False)
-
-    def drop(self, key: Hashable) -> None:
-        """Remove a value, if it is there."""
-        with self._lock:
-            self._values.pop(key, None)
-
-    def clear(self) -> None:
-        """Remove all values."""
-        with self._lock:
-            self._values.clear()
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 @dataclass(slots=True)
@@ -99,12 +58,12 @@ class GlobalPlan:
     plans: list[PlannedRows]
     checks: list[list[int]]
     """For each rank, the numbers of its sets of compared values."""
-    layouts: list[dict[bytes, ItemColumns]]
+    layouts: list[RecentlyUsed[bytes, ItemColumns]]
     """For each rank, its tensors' locations in files at the last write, by digest."""
 
 
-RANK_PLANS: RecentlyUsed[list[RankPlan]] = RecentlyUsed(_KEPT)
-GLOBAL_PLANS: RecentlyUsed[GlobalPlan] = RecentlyUsed(_KEPT)
+RANK_PLANS: RecentlyUsed[Hashable, list[RankPlan]] = RecentlyUsed(_KEPT)
+GLOBAL_PLANS: RecentlyUsed[str | None, GlobalPlan] = RecentlyUsed(_KEPT)
 
 
 def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:

@@ -23,7 +23,7 @@ from dcp_core.planning.plan_cache import (
     compared_values,
     fingerprint,
 )
-from dcp_core.planning.write_results import PackedResults, pack, unpack
+from dcp_core.planning.write_results import KEPT_LAYOUTS, PackedResults, pack, unpack
 from dcp_core.records.abilities import SavePlannerAbilities, abilities
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
@@ -34,6 +34,7 @@ from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tables.plan_columns import PlanColumns, Selection, written_of
 from dcp_core.tables.planned_rows import PlannedRows
 from dcp_core.tables.records_of_index import records_of
+from dcp_io.recently_used import RecentlyUsed
 from dcp_ranks import Coordinator
 
 __all__ = ["PlanExchange"]
@@ -137,7 +138,7 @@ class PlanExchange:
     def unpack_results(self, packed: Sequence[list[WriteResult] | PackedResults]) -> list[list[WriteResult]]:
         """Return the write results of all ranks. On the coordinator."""
         return [
-            unpack(one, self._final[rank], {} if self._global is None else self._global.layouts[rank])
+            unpack(one, self._final[rank], RecentlyUsed(0) if self._global is None else self._global.layouts[rank])
             if isinstance(one, PackedResults)
             else one
             for rank, one in enumerate(packed)
@@ -211,7 +212,7 @@ class PlanExchange:
             numbers = [[n for n, (ranks, _) in enumerate(sets) if rank in ranks] for rank in range(len(plans))]
             # The caller gets this metadata, and may change it.
             paths = None if metadata.planner_data is None else dict(metadata.planner_data)
-            self._global = GlobalPlan(source, paths, whole, numbers, [{} for _ in plans])
+            self._global = GlobalPlan(source, paths, whole, numbers, [RecentlyUsed(KEPT_LAYOUTS) for _ in plans])
             GLOBAL_PLANS.put(self._token, self._global)
         replies = []
         for rank, (plan, one, local) in enumerate(zip(plans, chosen, all_plans, strict=True)):

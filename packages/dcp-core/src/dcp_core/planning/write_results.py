@@ -16,14 +16,16 @@ from dcp_core.records.lazy import LazyList
 from dcp_core.records.protocols import WriteResult
 from dcp_core.tables.plan_columns import WrittenColumns
 from dcp_core.tables.planned_rows import PlannedRows
+from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest.index.columns import BlockColumns, ItemColumns
 from dcp_manifest.index.stored_items import StoredItems, take_items
 
-__all__ = ["PackedResults", "pack", "unpack"]
+__all__ = ["KEPT_LAYOUTS", "PackedResults", "pack", "unpack"]
 
 _PLACES = ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked")
+KEPT_LAYOUTS = 4
+"""Number of layouts of a rank that the coordinator caches."""
 _NONE = np.zeros(0, np.uint32)
-_KEPT_LAYOUTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
     )
 
 
-def unpack(packed: PackedResults, planned: PlannedRows | None, known: dict[bytes, ItemColumns]) -> list[WriteResult]:
+def unpack(
+    packed: PackedResults, planned: PlannedRows | None, known: RecentlyUsed[bytes, ItemColumns]
+) -> list[WriteResult]:
     """Return the write results that another rank packed.
 
     Args:
@@ -79,10 +83,7 @@ def unpack(packed: PackedResults, planned: PlannedRows | None, known: dict[bytes
     places = known.get(packed.layout) if packed.places is None else packed.places
     if places is None or planned is None:
         raise RuntimeError("a rank did not say where its items lie")
-    known.pop(packed.layout, None)
-    known[packed.layout] = places
-    while len(known) > _KEPT_LAYOUTS:
-        del known[next(iter(known))]
+    known.put(packed.layout, places)
     tensors = replace(places, crc32=packed.crc32, running_crcs=packed.running_crcs, blocks=packed.blocks)
     joined = take_items([tensors, packed.objects], np.arange(len(tensors) + len(packed.objects)))
     return LazyList(WrittenColumns(planned, StoredItems(joined, packed.files, packed.chains)))

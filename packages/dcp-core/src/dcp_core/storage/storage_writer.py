@@ -29,6 +29,7 @@ from dcp_core.tables.plan_columns import WrittenColumns
 from dcp_core.tables.written_index import written_index
 from dcp_io.requests import Writable
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
+from dcp_manifest.folders.index_choice import RankIndexName, rank_prefix
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_ranks import check_fence
 
@@ -174,7 +175,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
             self._take(self._place(save_id, self._rank))
 
     def _place(self, save_id: str, rank: int, prefix: str | None = None) -> SavePlacement:
-        return SavePlacement(save_id, prefix or f"__{rank}_", self._backend.generation, self._world_size)
+        return SavePlacement(save_id, prefix or f"{rank_prefix(rank)}_", self._backend.generation, self._world_size)
 
     def _take(self, placement: SavePlacement) -> None:
         self._placement, self.save_id, self._begun = placement, placement.save_id, True
@@ -262,8 +263,8 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         metadata.storage_data = metadata_from_index(index).storage_data
         data = encode(index, interop=self._interop)
         if self._rank_local:
-            self._backend.publish(f"__{self._rank}.{placement.save_id}{METADATA_NAME}", data)
-            self._backend.publish(f"__{self._rank}{METADATA_NAME}", data)
+            self._backend.publish(str(RankIndexName(self._rank, placement.save_id)), data)
+            self._backend.publish(str(RankIndexName(self._rank, None)), data)
         else:
             check_fence()
             self._backend.publish(METADATA_NAME, data)

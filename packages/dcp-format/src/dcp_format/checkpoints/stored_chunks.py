@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from dcp_core.errors import CorruptCheckpointError
 from dcp_core.toolkit import ItemDecoder, PartialItem, contiguous, tensor_bytes
 from dcp_core.transforms import ExtensionRegistry
-from dcp_io import ReadRequest, Store, read_items
+from dcp_io import ReadRequest, RecentlyUsed, Store, read_items
 from dcp_manifest import ITEM_BYTES, StoredItem
 
 __all__ = ["ChunkReader", "StoredChunk"]
@@ -66,9 +65,11 @@ class ChunkReader:
         self._partial: dict[StoredChunk, PartialItem] = {}
         self._batch_of: dict[StoredChunk, int] = {}
         self._batches: list[list[StoredChunk]] = []
-        self._kept: OrderedDict[int, dict[StoredChunk, bytes]] = OrderedDict()
+        self._kept: RecentlyUsed[int, dict[StoredChunk, bytes]] = RecentlyUsed(_KEPT_BATCHES)
         self._thrown: set[int] = set()
-        self._decoded: OrderedDict[StoredChunk, memoryview] = OrderedDict()
+        self._decoded: RecentlyUsed[StoredChunk, memoryview] = RecentlyUsed(
+            _KEPT_DECODED, weigh=len, free_weight=_DECODED_BYTES
+        )
         self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="dcp-format")  # starts none yet
 
     def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
@@ -122,11 +123,9 @@ class ChunkReader:
         with self._lock:
             batch = self._kept.get(number)
             if batch is None and number not in self._thrown:
-                batch = self._kept[number] = self._read_batch(self._batches[number])
-                while len(self._kept) > _KEPT_BATCHES:
-                    self._thrown.add(self._kept.popitem(last=False)[0])
+                batch = self._read_batch(self._batches[number])
+                self._thrown.update(self._kept.put(number, batch))
             if batch is not None:
-                self._kept.move_to_end(number)
                 return batch[chunk]
         return self._read_batch([chunk])[chunk]
 
@@ -160,10 +159,8 @@ class ChunkReader:
         with self._lock:
             data = self._decoded.get(chunk)
             if data is None:
-                data = self._decoded[chunk] = self._decode_now(chunk)
-                while len(self._decoded) > _KEPT_DECODED and sum(map(len, self._decoded.values())) > _DECODED_BYTES:
-                    self._decoded.popitem(last=False)
-            self._decoded.move_to_end(chunk)
+                data = self._decode_now(chunk)
+                self._decoded.put(chunk, data)
             return data
 
     def _decode_now(self, chunk: StoredChunk) -> memoryview:

@@ -23,7 +23,7 @@ from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import DcpError
 from dcp_manifest.file.manifest import read_index
 from dcp_manifest.folders.find_checkpoints import METADATA_NAME
-from dcp_manifest.folders.index_choice import rank_index_name
+from dcp_manifest.folders.index_choice import RankIndexName, rank_index_name, rank_prefix
 from dcp_manifest.logs import library_logger
 
 __all__ = ["STALE_AFTER_SECONDS", "SaveSession", "new_save_id"]
@@ -252,13 +252,9 @@ class SaveSession:
         if self.rank is None:
             return
         for entry in self._store.list():
-            is_file = entry.name.startswith(self._own_prefixes()) and belongs_to(entry.name, self.save_id)
+            is_file = entry.name.startswith(_own_prefixes(self.rank)) and belongs_to(entry.name, self.save_id)
             if is_file or entry.name == self._marker.name:
                 raise self._used_before(entry.name)
-
-    def _own_prefixes(self) -> tuple[str, str]:
-        """Return the prefixes of the names of this rank's data files and indexes."""
-        return f"__{self.rank}_", f"__{self.rank}."
 
     def _used_before(self, name: str) -> CheckpointExistsError:
         return CheckpointExistsError(
@@ -359,7 +355,7 @@ class SaveSession:
         if not self._publishing:
             return False
         if self.rank is not None:
-            return self._store.exists(f"__{self.rank}.{self.save_id}.metadata")
+            return self._store.exists(str(RankIndexName(self.rank, self.save_id)))
         current = read_current(self._store)
         return current.save_id == self.save_id or current.damage is not None
 
@@ -367,6 +363,15 @@ class SaveSession:
         """Remove the files of this save: all of them, or this rank's if there is no coordinator."""
         entries = self._store.list()
         if self.rank is not None:
-            own = (*self._own_prefixes(), f".__{self.rank}.", f".{marker_name(self.save_id, self.rank)}.")
+            own = (
+                *_own_prefixes(self.rank),
+                f".{rank_prefix(self.rank)}.",
+                f".{marker_name(self.save_id, self.rank)}.",
+            )
             entries = [entry for entry in entries if entry.name.startswith(own)]
         return remove_leftovers(self._store, self.save_id, entries)
+
+
+def _own_prefixes(rank: int) -> tuple[str, str]:
+    """Return the prefixes of the names of a rank's data files and indexes."""
+    return f"{rank_prefix(rank)}_", f"{rank_prefix(rank)}."

@@ -23,6 +23,7 @@ from dcp_io.stores.stream_files import StreamFileSystem, StreamSink, StreamSourc
 from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 from dcp_manifest.folders.find_checkpoints import METADATA_NAME
+from dcp_manifest.folders.index_choice import RankIndexName
 
 __all__ = ["StreamStore"]
 
@@ -153,7 +154,7 @@ class StreamStore(Store):
 
     def _rank_indexes(self) -> Iterator[str]:
         rank = 0
-        while self.exists(name := f"__{rank}{METADATA_NAME}"):
+        while self.exists(name := str(RankIndexName(rank, None))):
             yield name
             rank += 1
 

@@ -16,7 +16,7 @@ from dcp_manifest.file.manifest import read_index
 from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 
-__all__ = ["METADATA_NAME", "RankIndexName", "choose_index", "is_index_name", "rank_index_name"]
+__all__ = ["METADATA_NAME", "RankIndexName", "choose_index", "is_index_name", "rank_index_name", "rank_prefix"]
 
 METADATA_NAME = ".metadata"
 """Name of the index of a whole checkpoint; its existence makes the checkpoint exist."""
@@ -45,6 +45,15 @@ class RankIndexName:
     rank: int
     save_id: str | None
     """None in `__<rank>.metadata`, which is overwritten by each save."""
+
+    def __str__(self) -> str:
+        save_id = "" if self.save_id is None else f".{self.save_id}"
+        return f"{rank_prefix(self.rank)}{save_id}{METADATA_NAME}"
+
+
+def rank_prefix(rank: int) -> str:
+    """Return the beginning of the names of a rank's files; `_` follows in data files, `.` in indexes."""
+    return f"__{rank}"
 
 
 def rank_index_name(name: str) -> RankIndexName | None:

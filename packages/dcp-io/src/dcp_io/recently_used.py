@@ -1,0 +1,71 @@
+"""`RecentlyUsed`: the bounded cache of this family's packages, which evicts what was not used for the longest time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["RecentlyUsed"]
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class RecentlyUsed(Generic[K, T]):
+    """Cache of the values that were used last (LRU); thread-safe.
+
+    Args:
+        size: How many values it holds.
+        weigh: Returns the weight of a value, its bytes for example.
+        free_weight: More than `size` values stay while they weigh no more than this together.
+
+    Example:
+        ```python
+        from dcp_io import RecentlyUsed
+
+        cache = RecentlyUsed(2)
+        cache.put("a", 1)
+        cache.put("b", 2)
+        assert cache.get("a") == 1
+        assert cache.put("c", 3) == ["b"]
+        ```
+    """
+
+    def __init__(self, size: int, *, weigh: Callable[[T], int] = lambda _: 1, free_weight: int = 0) -> None:
+        self._size = size
+        self._weigh = weigh
+        self._free_weight = free_weight
+        self._values: OrderedDict[K, T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: K) -> T | None:
+        """Return the value of `key`, which counts as used; None if it was evicted."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: K, value: T) -> list[K]:
+        """Add a value; returns the keys of those that it evicts, the least recently used ones."""
+        evicted = []
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            while len(self._values) > self._size and sum(map(self._weigh, self._values.values())) > self._free_weight:
+                evicted.append(self._values.popitem(last=False)[0])
+        return evicted
+
+    def drop(self, key: K) -> None:
+        """Remove a value, if it is there."""
+        with self._lock:
+            self._values.pop(key, None)
+
+    def clear(self) -> None:
+        """Remove all values."""
+        with self._lock:
+            self._values.clear()
+
+    def __len__(self) -> int:
+        return len(self._values)
