@@ -44,7 +44,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         made.append(f"{name}_plugin")
 
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(installed, "_registry", PluginRegistry(GROUP))
+    monkeypatch.setattr(installed, "__dict__", vars(PluginRegistry(GROUP)))
     yield install
     for name in made:
         sys.modules.pop(name, None)

@@ -197,7 +197,7 @@ def test_attributes_of_attributes(install: Install) -> None:
 CHILD = """
 import importlib.metadata, json, sys
 importlib.metadata.entry_points = None  # cannot be called
-import dcp_hooks, dcp_hooks.installed
+import dcp_hooks; dcp_hooks.installed
 print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 """
 

@@ -391,7 +391,7 @@ def test_plugins_that_are_broken(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[dcp-of-test]\nbad = no_such_module_anywhere\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(installed, "_registry", PluginRegistry("dcp-of-test"))
+    monkeypatch.setattr(installed, "__dict__", vars(PluginRegistry("dcp-of-test")))
     installed.register(Wrong(), name="wrong")
     code, out, _ = dcp(capsys, "plugins", "--json")
     assert code == 1
@@ -412,7 +412,7 @@ def test_plugins_that_are_broken(
 
 
 def test_no_plugins(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_registry", PluginRegistry("dcp-of-no-one"))
+    monkeypatch.setattr(installed, "__dict__", vars(PluginRegistry("dcp-of-no-one")))
     code, out, _ = dcp(capsys, "plugins")
     assert (code, out.split("\n")[0].startswith("no installed package")) == (0, True)
 

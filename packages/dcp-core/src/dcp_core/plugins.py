@@ -10,7 +10,6 @@ from typing import Any
 
 from dcp_core.errors import DuplicatePluginError, PluginLoadError, PluginNotFoundError
 from dcp_hooks import ANY_SCHEME, ErrorTypes, PluginInfo, StorageBackendSpec, installed, resolve
-from dcp_hooks.installed import divert_events, emit, list, names  # noqa: A004 - reads as `plugins.list()`
 from dcp_manifest.schemes import file_path, scheme_of
 
 __all__ = [
@@ -30,6 +29,8 @@ __all__ = [
     "unregister",
 ]
 
+divert_events, emit, names = installed.divert_events, installed.emit, installed.names
+list = installed.list  # noqa: A001 - reads as `plugins.list()`
 _ERRORS = ErrorTypes(PluginNotFoundError, DuplicatePluginError, PluginLoadError)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StoreSpec,
         hookimpl,
     )
-    from dcp_hooks.registry import PluginInfo, PluginRegistry, resolve
+    from dcp_hooks.registry import PluginInfo, PluginRegistry, installed, resolve
     from dcp_hooks.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES, package_for
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "StoreSpec",
     "hookimpl",
     "import_lazily",
+    "installed",
     "package_for",
     "resolve",
 ]
@@ -53,7 +54,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_hooks.hookspecs": (
             *("ANY_SCHEME", "CheckpointEvent", "HookSpecs", "StorageBackendSpec", "StoreSpec", "hookimpl"),
         ),
-        "dcp_hooks.registry": ("PluginInfo", "PluginRegistry", "resolve"),
+        "dcp_hooks.registry": ("PluginInfo", "PluginRegistry", "installed", "resolve"),
         "dcp_hooks.schemes": ("OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "package_for"),
     },
 )

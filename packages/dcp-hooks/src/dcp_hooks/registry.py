@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from dcp_hooks.hookspecs import ENTRY_POINT_GROUP, PROJECT_NAME, CheckpointEvent
 from dcp_hooks.logs import logger
 from dcp_hooks.tables import TABLES
 
-__all__ = ["PluginInfo", "PluginRegistry", "resolve"]
+__all__ = ["PluginInfo", "PluginRegistry", "installed", "resolve"]
 
 _REGISTERS = "dcp_register_"
 
@@ -72,6 +72,7 @@ class PluginRegistry:
         self._plugins: list[PluginInfo] = []
         self._offers: dict[str, dict[str, list[tuple[Any, PluginInfo]]]] = {table: {} for table in TABLES}
         self._discovered = False
+        self._diverted: Callable[[CheckpointEvent], object] | None = None
 
     def register(self, plugin: object, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> None:
         """Register a plug-in by hand, as if an entry point named it. Raises PluginLoadError if it is not valid."""
@@ -94,7 +95,7 @@ class PluginRegistry:
                 for offered in names.values():
                     offered[:] = [pair for pair in offered if pair[1] is not info]
 
-    def infos(self) -> tuple[PluginInfo, ...]:
+    def list(self) -> tuple[PluginInfo, ...]:
         """Return every plug-in, broken ones included, in the order of discovery."""
         self.discover()
         return tuple(self._plugins)
@@ -155,9 +156,19 @@ class PluginRegistry:
 
     def emit(self, event: CheckpointEvent) -> None:
         """Notify every observer. An observer's error is logged, and stops neither the others nor the caller."""
+        if self._diverted is not None:
+            self._diverted(event)
+            return
         self.discover()
         for implementation in self._manager.hook.dcp_on_event.get_hookimpls():
             _notify(implementation, event)
+
+    def divert_events(self, to: Callable[[CheckpointEvent], object] | None) -> None:
+        """Redirect events to one function instead of this process's observers; None ends that.
+
+        For a process that saves on behalf of another one, which notifies its own observers.
+        """
+        self._diverted = to
 
     def discover(self) -> None:
         """Read the entry points, once."""
@@ -248,3 +259,7 @@ def resolve(path: str, info: PluginInfo, *, errors: ErrorTypes = ERROR_TYPES) ->
 
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+installed = PluginRegistry()
+"""The plug-ins of this process. It reads the entry points when it is first asked for something."""

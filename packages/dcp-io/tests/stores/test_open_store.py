@@ -56,7 +56,7 @@ def refuse(uri: str, storage_options: object) -> None:
 @pytest.fixture
 def add(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`add(name, scheme, function)` registers a plug-in; those that are installed are not there."""
-    monkeypatch.setattr(installed, "_registry", PluginRegistry("dcp-nothing-installed"))
+    monkeypatch.setattr(installed, "__dict__", vars(PluginRegistry("dcp-nothing-installed")))
     monkeypatch.setitem(sys.modules, "openers_of_test", sys.modules[__name__])
 
     def add(name: str, *schemes: str, opener: str, fallback: bool = False) -> None:
@@ -107,7 +107,7 @@ def test_a_plugin_that_is_broken_is_named_where_it_may_be_needed(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[dcp-of-test]\nbad = no_such_module_anywhere\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(installed, "_registry", PluginRegistry("dcp-of-test"))
+    monkeypatch.setattr(installed, "__dict__", vars(PluginRegistry("dcp-of-test")))
     with pytest.raises(StoreNotFoundError, match=r"pip install dcp-fsspec; .*bad 1\.2.*no_such_module_anywhere"):
         open_store("toy://x")
     add("any", ANY_SCHEME, opener="made_by_fallback")
