@@ -17,7 +17,9 @@ from dcp_core.records.metadata import (
     TensorStorageMetadata,
 )
 from dcp_core.tables import records_of_index as index_records
-from dcp_core.tables.metadata_columns import dtype_name, dtype_of, index_from_metadata, metadata_from_index
+from dcp_core.tables.column_builder import dtype_name
+from dcp_core.tables.metadata_columns import index_from_metadata, metadata_from_index
+from dcp_core.tables.records_of_index import dtype_of
 from dcp_manifest.index.columns import ManifestInfo
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.literal_keys import LiteralKey

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from dcp_core.errors import PlanError
-from dcp_core.planning.global_plan import assign_items
+from dcp_core.planning.global_plan import plan_columns
 from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan
 from dcp_core.records.metadata import MetadataIndex
 from dcp_core.records.plan import SavePlan, WriteItem
@@ -53,7 +53,9 @@ def dedup_save_plans(
 
     Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (contract; stock weighs a shard by its global tensor).
     """
-    planned = assign_items(all_plans, {}, to_lowest_rank=save_to_lowest_rank, pinned_to_lowest=[*pinned_to_lowest])
+    planned = plan_columns(
+        all_plans, {}, complete=None, to_lowest_rank=save_to_lowest_rank, pinned_to_lowest=[*pinned_to_lowest]
+    )
     if planned is None:
         raise explain_contradiction(all_plans, {}, complete=False)
     return planned[0]

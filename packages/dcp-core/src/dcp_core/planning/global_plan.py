@@ -6,7 +6,7 @@ Errors in them (ranks that contradict each other, holes, overlaps) are only dete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from dcp_manifest.index.box_columns import starts
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.coverage import is_proper
 
-__all__ = ["assign_items", "plan_columns"]
+__all__ = ["plan_columns"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -33,7 +33,7 @@ def plan_columns(
     all_plans: Sequence[SavePlan],
     aliases: Mapping[str, str],
     *,
-    complete: bool,
+    complete: bool | None,
     to_lowest_rank: bool,
     pinned_to_lowest: Collection[str],
 ) -> tuple[list[SavePlan], Metadata] | None:
@@ -42,7 +42,7 @@ def plan_columns(
     Args:
         all_plans: Plans of all ranks, in order.
         aliases: Tied tensors that are not written: alias → the name that is.
-        complete: Whether chunks must make up whole tensors.
+        complete: Whether chunks must make up whole tensors; None if not even their bounds and overlaps are checked.
         to_lowest_rank: Give each item to the lowest rank that has it instead of balancing.
         pinned_to_lowest: FQNs that always go to the lowest rank that has them.
 
@@ -52,24 +52,6 @@ def plan_columns(
     Raises:
         PlanError: The records of one rank's plan contradict each other, or are incomplete.
     """
-    return assign_items(
-        all_plans,
-        aliases,
-        to_lowest_rank=to_lowest_rank,
-        pinned_to_lowest=pinned_to_lowest,
-        is_sound=lambda merged: is_proper(merged, complete=complete),
-    )
-
-
-def assign_items(
-    all_plans: Sequence[SavePlan],
-    aliases: Mapping[str, str],
-    *,
-    to_lowest_rank: bool,
-    pinned_to_lowest: Collection[str],
-    is_sound: Callable[[CheckpointIndex], bool] | None = None,
-) -> tuple[list[SavePlan], Metadata] | None:
-    """Plan as `plan_columns` does, with any check that the merged tensors are sound; by default with none."""
     whole_plans = [columns_of(plan.items) for plan in all_plans]
     kept_rows = [_rows_without(one, aliases) for one in whole_plans]
     known = [one if kept is None else one.take_tensors(kept) for one, kept in zip(whole_plans, kept_rows, strict=True)]
@@ -78,7 +60,7 @@ def assign_items(
     if merged is None:
         return None
     table = ChunkTable(known, names, merged)
-    if not table.consistent or (is_sound is not None and not is_sound(merged)):
+    if not table.consistent or (complete is not None and not is_proper(merged, complete=complete)):
         return None
     things = _candidates(
         known,

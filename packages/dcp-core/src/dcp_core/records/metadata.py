@@ -21,7 +21,7 @@ import torch
 
 from dcp_core.records.lazy import LazyDict
 from dcp_core.records.stock_pickling import dumps_as
-from dcp_manifest.index.items import StoredItem
+from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.literal_keys import LiteralKey
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "TensorProperties",
     "TensorStorageMetadata",
     "note_checkpoint_id",
+    "stored_item",
 ]
 
 
@@ -164,6 +165,31 @@ class StorageInfo:
     length: int
     transform_descriptors: Sequence[str] | None = None
     stored: StoredItem | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, stored: StoredItem) -> StorageInfo:
+        """Return the location of an item of a manifest."""
+        return cls(stored.file, stored.offset, stored.length, list(stored.chain) or None, stored)
+
+
+def stored_item(info: Any, *, is_object: bool) -> StoredItem:
+    """Return the item of a manifest for a location, which another writer may have made: stock, or a ported one.
+
+    Args:
+        info: A `StorageInfo`, or a record with its fields.
+        is_object: Whether the item is an object, not a chunk of a tensor.
+    """
+    if isinstance(info, StorageInfo) and info.stored is not None:
+        return info.stored
+    return StoredItem(
+        file=str(info.relative_path),
+        offset=int(info.offset),
+        length=int(info.length),
+        lead=0,
+        stored_bytes=int(info.length),
+        framing=Framing.OBJECT if is_object else Framing.TORCH_ZIP,
+        chain=tuple(getattr(info, "transform_descriptors", None) or ()),
+    )
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 
 from dcp_core.encoding.transforms import ExtensionRegistry
 from dcp_core.errors import CorruptCheckpointError, DcpError
-from dcp_core.records.metadata import Metadata, MetadataIndex, StorageInfo, TensorStorageMetadata, note_checkpoint_id
+from dcp_core.records.metadata import Metadata, MetadataIndex, TensorStorageMetadata, note_checkpoint_id, stored_item
 from dcp_core.records.plan import LoadItemType, LoadPlan, ReadItem
 from dcp_core.records.protocols import CheckpointId, LoadPlanner, StorageReader
 from dcp_core.storage.byte_storage import ByteStorage
@@ -25,7 +25,7 @@ from dcp_core.storage.whole_reads import split_whole_reads
 from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tensors.device_copy import DeviceCopies
 from dcp_io.requests import ReadRequest
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.items import StoredItem
 
 __all__ = ["ByteStorageReader"]
 
@@ -177,7 +177,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
                 "the checkpoint is incomplete, load an earlier one",
                 key=index.fqn,
             )
-        return _stored_item(info, item)
+        return stored_item(info, is_object=item.type is LoadItemType.BYTE_IO)
 
     def _chunk(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
         """Return dtype and sizes of the stored chunk that an item reads from."""
@@ -202,22 +202,6 @@ def _note_changes(error: Exception, keys: Collection[str]) -> None:
     error.add_note(
         f"values that may have changed already: {', '.join(map(repr, names[:_SHOWN_KEYS]))}{more}; "
         "verify='before' checks everything first"
-    )
-
-
-def _stored_item(info: Any, item: ReadItem) -> StoredItem:
-    """Return the location of an item, also from records of other writers (stock's, or a ported one's)."""
-    if isinstance(info, StorageInfo) and info.stored is not None:
-        return info.stored
-    framing = Framing.OBJECT if item.type is LoadItemType.BYTE_IO else Framing.TORCH_ZIP
-    return StoredItem(
-        file=str(info.relative_path),
-        offset=int(info.offset),
-        length=int(info.length),
-        lead=0,
-        stored_bytes=int(info.length),
-        framing=framing,
-        chain=tuple(getattr(info, "transform_descriptors", None) or ()),
     )
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from dcp_core.errors import PlanError
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.plan import TensorWriteData, WriteItem, WriteItemType
+from dcp_core.tables.column_builder import ColumnBuilder
 from dcp_core.tables.plan_columns import PlanColumns
 from dcp_core.tables.planned_rows import PlannedRows
-from dcp_core.tables.value_table import Table
 
 __all__ = ["columns_of"]
 
@@ -44,7 +44,7 @@ def _of_records(items: Iterable[WriteItem]) -> PlanColumns:
             raise PlanError(f"the plan's tensor item {fqn!r} has no tensor_data; a planner must fill it in")
         else:
             tensors.setdefault(fqn, []).append((item, data))
-    table = Table()
+    table = ColumnBuilder()
     hints: list[int | None] = []
     for fqn, boxes in tensors.items():
         if fqn in objects:

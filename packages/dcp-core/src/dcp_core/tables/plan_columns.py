@@ -246,14 +246,7 @@ class WrittenColumns:
 
 def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
     """Return the write result for an item and its location."""
-    info = StorageInfo(
-        relative_path=stored.file,
-        offset=stored.offset,
-        length=stored.length,
-        transform_descriptors=list(stored.chain) or None,
-        stored=stored,
-    )
-    return WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=info)
+    return WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=StorageInfo.of(stored))
 
 
 def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:

@@ -6,7 +6,7 @@ These are the sources of the lazy dicts of a `Metadata` that was read; the way b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from dcp_core.records.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, RaggedStarts, TensorFlags
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, TensorFlags
 
 __all__ = ["StateRecords", "StorageRecords", "dtype_of", "properties_of", "records_of"]
 
@@ -241,34 +241,17 @@ class StorageRecords:
                 yield MetadataIndex(name), self._object(row)
 
     @cached_property
-    def _chunk_ragged(self) -> RaggedStarts | None:
-        return _ragged_starts(self._index, self._index.chunk_items)
+    def _chunk(self) -> Callable[[int], StorageInfo]:
+        return _locations(self._index, self._index.chunk_items)
 
     @cached_property
-    def _object_ragged(self) -> RaggedStarts | None:
-        return _ragged_starts(self._index, self._index.object_items)
-
-    def _chunk(self, row: int) -> StorageInfo:
-        if self._index.chunk_items is None:
-            raise KeyError(row)
-        return _storage_info(self._index, self._index.chunk_items, row, self._chunk_ragged)
-
-    def _object(self, row: int) -> StorageInfo:
-        if self._index.object_items is None:
-            raise KeyError(row)
-        return _storage_info(self._index, self._index.object_items, row, self._object_ragged)
+    def _object(self) -> Callable[[int], StorageInfo]:
+        return _locations(self._index, self._index.object_items)
 
 
-def _ragged_starts(index: CheckpointIndex, columns: ItemColumns | None) -> RaggedStarts | None:
-    return None if columns is None else index.ragged_starts(columns)
-
-
-def _storage_info(index: CheckpointIndex, columns: ItemColumns, row: int, ragged: RaggedStarts | None) -> StorageInfo:
-    item = index.stored_item(columns, row, ragged)
-    return StorageInfo(
-        relative_path=item.file,
-        offset=item.offset,
-        length=item.length,
-        transform_descriptors=list(item.chain) or None,
-        stored=item,
-    )
+def _locations(index: CheckpointIndex, columns: ItemColumns | None) -> Callable[[int], StorageInfo]:
+    """Return a function from the row of an item to its location. Raises KeyError if nothing is stored."""
+    if columns is None:
+        raise KeyError("nothing is stored")
+    ragged = index.ragged_starts(columns)
+    return lambda row: StorageInfo.of(index.stored_item(columns, row, ragged))

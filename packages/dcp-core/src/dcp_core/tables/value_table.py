@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-import numpy as np
 import torch
 
-from dcp_core.records.metadata import ChunkStorageMetadata, TensorProperties
 from dcp_core.records.plan import WriteItem
 from dcp_core.shards.shards import LocalTensor, local_tensor, write_items
 from dcp_core.shards.tensor_checks import check_memory
-from dcp_core.tables.metadata_columns import dtype_name, flag_bits
-from dcp_core.tables.plan_columns import PlanColumns
+from dcp_core.tables.column_builder import ColumnBuilder
 from dcp_core.tensors.dtensors import is_dtensor
 from dcp_core.tensors.quantized import is_quantized_dtype
-from dcp_manifest.index.columns import CheckpointIndex
 
-__all__ = ["Held", "LocalValues", "Table", "find_ties", "is_plain", "local_values"]
+__all__ = ["Held", "LocalValues", "find_ties", "is_plain", "local_values"]
 
 Held = torch.Tensor | LocalTensor
 """A rank's local part of a tensor: plain tensors stand for themselves."""
@@ -52,7 +48,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
         UnsupportedValueError: A value cannot be saved; names it and what to do.
     """
     values = LocalValues([])
-    table = Table()
+    table = ColumnBuilder()
     own: dict[str, list[WriteItem]] = {}
     for fqn, value in state_dict.items():
         if is_plain(value):
@@ -66,7 +62,8 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
         elif (held := local_tensor(fqn, value)) is not None:
             values.held[fqn] = held
             values.usual = values.usual and not is_quantized_dtype(held.dtype)
-            table.add(fqn, held.properties, held.size, held.chunks, whole=held.whole)
+            if held.chunks:
+                table.add(fqn, held.properties, held.size, held.chunks, whole=held.whole)
         else:
             values.objects.append(fqn)
     columns = table.columns(values.objects)
@@ -78,70 +75,6 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
             given.setdefault(item.index.fqn, []).append(item)
         values.items = [item for fqn in state_dict for item in own.get(fqn) or given.get(fqn, [])]
     return values
-
-
-class Table:
-    """Builder of a value table: collects the rows of tensors and objects, and makes its columns."""
-
-    def __init__(self) -> None:
-        self._dtypes: dict[torch.dtype, int] = {}
-        self._names: list[str] = []
-        self._kinds: list[tuple[int, int, int, int, int]] = []  # dtype, flags, dimensions, chunks, whole
-        self._shapes: list[int] = []
-        self._offsets: list[int] = []
-        self._sizes: list[int] = []
-
-    def add_plain(self, fqn: str, tensor: torch.Tensor) -> None:
-        """Add an ordinary tensor: one chunk, all of it."""
-        shape = tensor.shape
-        dims = len(shape)
-        self._names.append(fqn)
-        flags = tensor.requires_grad | tensor.is_pinned() << 1
-        self._kinds.append((self._dtypes.setdefault(tensor.dtype, len(self._dtypes)), flags, dims, 1, 1))
-        if dims:
-            self._shapes.extend(shape)
-            self._sizes.extend(shape)
-            self._offsets.extend((0,) * dims)
-
-    def add(
-        self,
-        fqn: str,
-        properties: TensorProperties,
-        size: Sequence[int],
-        chunks: Sequence[ChunkStorageMetadata],
-        *,
-        whole: bool,
-    ) -> None:
-        """Add any tensor; one without chunks is left out."""
-        if not chunks:
-            return
-        self._names.append(fqn)
-        dtype = self._dtypes.setdefault(properties.dtype, len(self._dtypes))
-        self._kinds.append((dtype, flag_bits(properties), len(size), len(chunks), whole))
-        self._shapes.extend(size)
-        for chunk in chunks:
-            self._offsets.extend(chunk.offsets)
-            self._sizes.extend(chunk.sizes)
-
-    def columns(self, objects: list[str], object_bytes: Sequence[int] | None = None) -> PlanColumns:
-        """Return the columns of all added tensors, and the objects, with their sizes if they are known."""
-        kinds = np.array(self._kinds, np.int64).reshape(-1, 5)
-        index = CheckpointIndex(
-            dtypes=tuple(map(dtype_name, self._dtypes)),
-            tensor_names=self._names,
-            tensor_dtype=kinds[:, 0].astype(np.uint8),
-            tensor_flags=kinds[:, 1].astype(np.uint8),
-            tensor_ndim=kinds[:, 2].astype(np.uint8),
-            tensor_owner=np.zeros(len(kinds), np.uint32),
-            tensor_shape=np.array(self._shapes, np.int64),
-            tensor_chunks=kinds[:, 3].copy(),
-            chunk_offsets=np.array(self._offsets, np.int64),
-            chunk_sizes=np.array(self._sizes, np.int64),
-            object_names=objects,
-            object_owner=np.zeros(len(objects), np.uint32),
-        )
-        sizes = np.full(len(objects), -1, np.int64) if object_bytes is None else np.array(object_bytes, np.int64)
-        return PlanColumns(index, kinds[:, 4].astype(np.uint8), sizes)
 
 
 def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
