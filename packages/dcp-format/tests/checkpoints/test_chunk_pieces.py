@@ -9,9 +9,9 @@ import pytest
 
 from dcp_core import CorruptCheckpointError
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
-from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_io import LocalStore, crc32
-from dcp_manifest import Framing, StoredItem
+from dcp_manifest import Framing, StoredChunk, StoredItem
 
 
 def halves(folder: Path, whole: np.ndarray, *, flipped: int | None) -> list[StoredChunk]:

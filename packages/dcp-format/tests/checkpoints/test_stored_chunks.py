@@ -11,9 +11,9 @@ import pytest
 
 from dcp_format.checkpoints import stored_chunks
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
-from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_io import LocalStore, ReadRequest
-from dcp_manifest import Framing, StoredItem
+from dcp_manifest import Framing, StoredChunk, StoredItem
 
 RANKS, TENSORS, CHUNK_BYTES = 6, 320, 16 << 10
 

@@ -8,27 +8,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dcp_io import range_of_values
-from dcp_manifest import ITEM_BYTES, CheckpointIndex, StoredItem
+from dcp_manifest import ITEM_BYTES, CheckpointIndex, StoredChunk, stored_tensors
 
-__all__ = ["Chunk", "RankLoad", "Segment", "chunks_of", "plan_reads", "plan_writes", "row_range"]
-
-_SMALL_BYTES = 64 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A stored box of a tensor."""
-
-    name: str
-    item_bytes: int
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    item: StoredItem
+__all__ = ["RankLoad", "Segment", "plan_reads", "plan_writes", "row_range"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +48,6 @@ def row_range(rows: int, rank: int, world_size: int) -> tuple[int, int]:
     return min(rows, rank * step), min(rows, (rank + 1) * step)
 
 
-def chunks_of(index: CheckpointIndex) -> Iterator[Chunk]:
-    """Yield all stored chunks with elements."""
-    items = index.chunk_items
-    if items is None:
-        return
-    ragged = index.ragged_starts(items)
-    chunk_starts, box_starts, shape_starts = index.chunk_starts(), index.box_starts(), index.shape_starts()
-    for row, name in enumerate(index.tensor_names):
-        ndim = int(index.tensor_ndim[row])
-        shape = tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist())
-        size = ITEM_BYTES.get(index.dtypes[index.tensor_dtype[row]], 1)
-        for number, at in enumerate(range(int(chunk_starts[row]), int(chunk_starts[row + 1]))):
-            box = slice(int(box_starts[row]) + number * ndim, int(box_starts[row]) + (number + 1) * ndim)
-            offsets, sizes = index.chunk_offsets[box].tolist(), index.chunk_sizes[box].tolist()
-            if math.prod(sizes):
-                item = index.stored_item(items, at, ragged)
-                yield Chunk(name, size, shape, tuple(offsets), tuple(sizes), item)
-
-
 def plan_reads(
     index: CheckpointIndex, world_size: int, *, want_segments: bool = True
 ) -> tuple[list[RankLoad], list[Segment]]:
@@ -95,12 +61,13 @@ def plan_reads(
     ranks = [RankLoad(rank) for rank in range(world_size)]
     every = RankLoad(-1)
     segments = []
-    for chunk in chunks_of(index):
-        if not chunk.sizes and not want_segments:
-            _segment(chunk, every, world_size)
+    filled = ((tensor.shape, chunk) for tensor in stored_tensors(index) for chunk in tensor.chunks if all(chunk.sizes))
+    for shape, chunk in filled:
+        if not shape and not want_segments:
+            _segment(chunk, shape, every, world_size)
             continue
-        for load in ranks[slice(*_readers(chunk, world_size))]:
-            segment = _segment(chunk, load, world_size)
+        for load in ranks[slice(*_readers(chunk, shape, world_size))]:
+            segment = _segment(chunk, shape, load, world_size)
             if segment is not None and want_segments:
                 segments.append(segment)
     for load in ranks:
@@ -111,24 +78,24 @@ def plan_reads(
     return ranks, segments
 
 
-def _readers(chunk: Chunk, world_size: int) -> tuple[int, int]:
+def _readers(chunk: StoredChunk, shape: tuple[int, ...], world_size: int) -> tuple[int, int]:
     """Return the ranks [first, last) whose rows overlap a chunk; all for a scalar."""
-    if not chunk.sizes:
+    if not shape:
         return 0, world_size
-    step = max(1, -(-chunk.shape[0] // world_size))
+    step = max(1, -(-shape[0] // world_size))
     return chunk.offsets[0] // step, min(world_size, -(-(chunk.offsets[0] + chunk.sizes[0]) // step))
 
 
-def _segment(chunk: Chunk, load: RankLoad, world_size: int) -> Segment | None:
+def _segment(chunk: StoredChunk, shape: tuple[int, ...], load: RankLoad, world_size: int) -> Segment | None:
     item = chunk.item
-    if chunk.sizes:
-        low, high = row_range(chunk.shape[0], load.rank, world_size)
+    if shape:
+        low, high = row_range(shape[0], load.rank, world_size)
         first, last = max(low, chunk.offsets[0]), min(high, chunk.offsets[0] + chunk.sizes[0])
     else:
         first, last = 0, 1
     if first >= last:
         return None
-    row_bytes = math.prod(chunk.sizes[1:]) * chunk.item_bytes
+    row_bytes = math.prod(chunk.sizes[1:]) * ITEM_BYTES.get(chunk.dtype, 1)
     base = chunk.offsets[0] if chunk.offsets else 0
     start, stop = (first - base) * row_bytes, (last - base) * row_bytes
     load.needed_bytes += stop - start

@@ -39,6 +39,7 @@ from dcp_manifest.index.items import Framing, ItemKind, StoredItem, block_bytes,
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.index.stored_tensors import StoredChunk, StoredTensor, stored_objects, stored_tensors
 from dcp_manifest.logs import library_logger
 from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
 from dcp_manifest.printable import printable
@@ -71,8 +72,10 @@ __all__ = [
     "ManifestInfo",
     "PathElement",
     "Problem",
+    "StoredChunk",
     "StoredItem",
     "StoredItems",
+    "StoredTensor",
     "TensorFlags",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
@@ -104,6 +107,8 @@ __all__ = [
     "scheme_of",
     "step_of",
     "stock_head",
+    "stored_objects",
+    "stored_tensors",
     "stub_head",
     "verify",
 ]

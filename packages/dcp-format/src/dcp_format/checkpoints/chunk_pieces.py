@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_core.errors import CorruptCheckpointError
-from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_io import crc32
-from dcp_manifest import ITEM_BYTES, block_bytes, border_count
+from dcp_manifest import ITEM_BYTES, StoredChunk, block_bytes, border_count
 
 __all__ = ["ChunkPieces"]
 

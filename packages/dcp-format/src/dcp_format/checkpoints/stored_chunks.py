@@ -5,11 +5,9 @@ Small chunks are read many at a time; what must be decoded whole is kept while i
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,9 +17,9 @@ from dcp_core.errors import CorruptCheckpointError
 from dcp_core.toolkit import ItemDecoder, PartialItem, contiguous, tensor_bytes
 from dcp_core.transforms import ExtensionRegistry
 from dcp_io import ReadRequest, RecentlyUsed, Store, read_items
-from dcp_manifest import ITEM_BYTES, StoredItem
+from dcp_manifest import StoredChunk, StoredItem
 
-__all__ = ["ChunkReader", "StoredChunk"]
+__all__ = ["ChunkReader"]
 
 R = TypeVar("R")
 
@@ -33,22 +31,6 @@ _KEPT_DECODED = 2
 _DECODED_BYTES = 64 << 20
 # As many as a checkpoint's writer has: each of its threads has one that reads for it.
 _READ_AHEAD_THREADS = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredChunk:
-    """A stored box of a tensor, with its file and byte range."""
-
-    name: str
-    dtype: str
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    item: StoredItem
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the decoded values."""
-        return math.prod(self.sizes) * ITEM_BYTES[self.dtype]
 
 
 class ChunkReader:

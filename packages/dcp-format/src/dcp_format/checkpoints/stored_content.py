@@ -13,10 +13,17 @@ from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
 from dcp_core.toolkit import ItemDecoder
 from dcp_core.transforms import ExtensionRegistry
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
-from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_format.content.content import Content, TensorEntry
 from dcp_io import ReadRequest, Store, read_items
-from dcp_manifest import CheckpointIndex, StoredItem, TensorFlags, coverage_problems
+from dcp_manifest import (
+    CheckpointIndex,
+    StoredChunk,
+    StoredItem,
+    coverage_problems,
+    stored_objects,
+    stored_tensors,
+)
 
 __all__ = ["stored_content"]
 
@@ -45,7 +52,7 @@ def stored_content(store: Store, index: CheckpointIndex) -> Content:
     return Content(
         url=store.url,
         tensors=tensors,
-        objects={name: functools.partial(_object, store, name, item) for name, item in _objects(index)},
+        objects={name: functools.partial(_object, store, name, item) for name, item in stored_objects(index)},
         aliases=dict(zip(index.alias_names, targets, strict=True)),
         paths=index.paths,
     )
@@ -66,36 +73,11 @@ def _chunks_of(entry: TensorEntry) -> tuple[StoredChunk, ...]:
 
 
 def _entries(index: CheckpointIndex, reader: ChunkReader) -> Iterator[TensorEntry]:
-    items = index.chunk_items
-    if items is None:
-        if index.tensor_names:
-            raise CorruptCheckpointError("the index does not say where values are stored", key=index.tensor_names[0])
-        return
-    ragged = index.ragged_starts(items)
-    chunk_starts, box_starts, shape_starts = index.chunk_starts(), index.box_starts(), index.shape_starts()
-    for row, name in enumerate(index.tensor_names):
-        ndim = int(index.tensor_ndim[row])
-        dtype = index.dtypes[index.tensor_dtype[row]]
-        shape = tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist())
-        first, last = int(chunk_starts[row]), int(chunk_starts[row + 1])
-        boxes = slice(int(box_starts[row]), int(box_starts[row + 1]))
-        offsets = index.chunk_offsets[boxes].reshape(last - first, ndim).tolist()
-        sizes = index.chunk_sizes[boxes].reshape(last - first, ndim).tolist()
-        chunks = tuple(
-            StoredChunk(name, dtype, tuple(offset), tuple(size), index.stored_item(items, at, ragged))
-            for at, offset, size in zip(range(first, last), offsets, sizes, strict=True)
-        )
-        flags = TensorFlags.from_bits(int(index.tensor_flags[row]))
-        yield TensorEntry(name, dtype, shape, ChunkPieces(reader, dtype, shape, chunks), flags.requires_grad)
-
-
-def _objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
-    items = index.object_items
-    if items is None:
-        return
-    ragged = index.ragged_starts(items)
-    for row, name in enumerate(index.object_names):
-        yield name, index.stored_item(items, row, ragged)
+    if index.chunk_items is None and index.tensor_names:
+        raise CorruptCheckpointError("the index does not say where values are stored", key=index.tensor_names[0])
+    for each in stored_tensors(index):
+        data = ChunkPieces(reader, each.dtype, each.shape, each.chunks)
+        yield TensorEntry(each.name, each.dtype, each.shape, data, each.flags.requires_grad)
 
 
 def _object(store: Store, name: str, item: StoredItem) -> bytes:

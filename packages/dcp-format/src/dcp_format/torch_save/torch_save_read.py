@@ -35,11 +35,11 @@ from dcp_core.toolkit import (
     read_archive,
 )
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
-from dcp_format.checkpoints.stored_chunks import ChunkReader, StoredChunk
+from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_format.content.content import Content, TensorEntry
 from dcp_format.torch_save.archive_records import ArchiveRecords
 from dcp_io import LocalStore, PiecewiseData, is_zip
-from dcp_manifest import ForbiddenGlobalError, Framing, StoredItem, file_path, open_descriptor
+from dcp_manifest import ForbiddenGlobalError, Framing, StoredChunk, StoredItem, file_path, open_descriptor
 
 __all__ = ["is_torch_save", "map_torch_save", "open_torch_save"]
 

@@ -6,19 +6,20 @@ import contextlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dcp_io.checkpoints.verify_file import FileReport, IndexedItem, verify_file
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Store
-from dcp_io.workers import StopSignal, run_together
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 from dcp_manifest.file.index_problems import Examined, Problem, examine
 from dcp_manifest.folders.find_checkpoints import choose_index, is_index_name, needed_bytes
 from dcp_manifest.folders.index_choice import rank_index_name
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.coverage import coverage_problems
+from dcp_manifest.index.stored_tensors import stored_objects, stored_tensors
 
 __all__ = ["Problem", "VerifyReport", "verify_checkpoint"]
 
@@ -102,27 +103,20 @@ def _verify_files(
     on_read: Callable[[int], None] | None,
 ) -> list[FileReport]:
     """Return the report of each file, in the order of their names."""
-    names = iter(sorted(files))
-    found: dict[str, FileReport] = {}
-    lock, telling = threading.Lock(), threading.Lock()
+    telling = threading.Lock()
 
     def tell(count: int) -> None:
         if on_read is not None:
             with telling:
                 on_read(count)
 
-    def work(stop: StopSignal) -> None:
-        while True:
-            stop.check()
-            with lock:
-                name = next(names, None)
-            if name is None:
-                return
-            found[name] = verify_file(store, name, files[name], exact=exact, on_read=tell)
+    def verify(name: str) -> FileReport:
+        return verify_file(store, name, files[name], exact=exact, on_read=tell)
 
-    if files:
-        run_together([work] * min(threads, len(files)))
-    return [found[name] for name in sorted(found)]
+    if min(threads, len(files)) < 2:  # in the caller's thread, which an interrupt ends at once
+        return [*map(verify, sorted(files))]
+    with ThreadPoolExecutor(threads, thread_name_prefix="dcp-io") as pool:
+        return [*pool.map(verify, sorted(files))]
 
 
 def _examine_indexes(store: Store) -> tuple[dict[str, float], dict[str, Examined]]:
@@ -156,28 +150,9 @@ def _rank_indexes(examined: Mapping[str, Examined], save_id: str) -> list[Checkp
 def _items_by_file(indexes: list[CheckpointIndex]) -> dict[str, list[IndexedItem]]:
     files: dict[str, list[IndexedItem]] = defaultdict(list)
     for index in indexes:
-        for one in (*_chunks(index), *_objects(index)):
-            files[one.item.file].append(one)
+        for tensor in stored_tensors(index):
+            for chunk in tensor.chunks:
+                files[chunk.item.file].append(IndexedItem(tensor.name, chunk.item, tensor.dtype, chunk.sizes))
+        for name, item in stored_objects(index):
+            files[item.file].append(IndexedItem(name, item))
     return files
-
-
-def _chunks(index: CheckpointIndex) -> Iterator[IndexedItem]:
-    if index.chunk_items is None:
-        return
-    ragged = index.ragged_starts(index.chunk_items)
-    chunk_starts, box_starts = index.chunk_starts().tolist(), index.box_starts().tolist()
-    for tensor, name in enumerate(index.tensor_names):
-        ndim = int(index.tensor_ndim[tensor])
-        dtype = index.dtypes[index.tensor_dtype[tensor]]
-        for number, row in enumerate(range(chunk_starts[tensor], chunk_starts[tensor + 1])):
-            box = box_starts[tensor] + number * ndim
-            sizes = tuple(index.chunk_sizes[box : box + ndim].tolist())
-            yield IndexedItem(name, index.stored_item(index.chunk_items, row, ragged), dtype, sizes)
-
-
-def _objects(index: CheckpointIndex) -> Iterator[IndexedItem]:
-    if index.object_items is None:
-        return
-    ragged = index.ragged_starts(index.object_items)
-    for row, name in enumerate(index.object_names):
-        yield IndexedItem(name, index.stored_item(index.object_items, row, ragged))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_manifest.container.blob import BLOCK_BYTES, BLOCK_CRCS, WholeBlob, first_blocks, index_crc32
-from dcp_manifest.container.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
+from dcp_manifest.container.footer import FLAG_STUB_HEAD, Footer
 from dcp_manifest.errors import DcpError
-from dcp_manifest.file.manifest import Buffer, read_index
+from dcp_manifest.file.manifest import Buffer, IndexFile
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.stock.stub import is_stub
 
@@ -60,17 +60,20 @@ def verify(data: Buffer, *, file: str) -> list[Problem]:
 
 def examine(data: Buffer, *, file: str) -> Examined:
     """Decode an index once, and find all problems of its bytes; arguments as for `verify`."""
-    view = memoryview(data)
-    footer: Footer | None = None
+    found: IndexFile | None = None
     index: CheckpointIndex | DcpError
     try:
-        footer = read_footer(view[-FOOTER_BYTES:], size=len(view), file=file)
-        index = read_index(view, file=file)
+        found = IndexFile(data, file=file)
+        index = found.read()
     except DcpError as error:
         index = error
     problems = [_problem(index, file)] if isinstance(index, DcpError) else []
-    if footer is not None:
-        problems = [*_head_problems(view, footer, file), *problems, *_manifest_problems(view, footer, file)]
+    if found is not None and found.footer is not None:
+        problems = [
+            *_head_problems(found.view, found.footer, file),
+            *problems,
+            *_manifest_problems(found, found.footer),
+        ]
     return Examined(index, tuple(problems))
 
 
@@ -88,17 +91,16 @@ def _head_problems(view: memoryview, footer: Footer, file: str) -> Iterator[Prob
         yield Problem("the footer is wrong about whether the head is a stub", file, offset=0)
 
 
-def _manifest_problems(view: memoryview, footer: Footer, file: str) -> Iterator[Problem]:
-    manifest = view[footer.manifest_offset : footer.manifest_offset + footer.manifest_bytes]
+def _manifest_problems(found: IndexFile, footer: Footer) -> Iterator[Problem]:
     try:
-        blob = WholeBlob(manifest, file=file)
+        blob = found.blob
     except DcpError as error:
-        yield _problem(error, file)
+        yield _problem(error, found.file)
         return
     if index_crc32(blob.data, blob.header) != footer.index_crc32:
-        yield Problem("the manifest's header or its block CRCs are damaged", file, offset=footer.manifest_offset)
+        yield Problem("the manifest's header or its block CRCs are damaged", found.file, offset=footer.manifest_offset)
         return
-    yield from _block_problems(blob, footer, file)
+    yield from _block_problems(blob, footer, found.file)
 
 
 def _block_problems(blob: WholeBlob, footer: Footer, file: str) -> Iterator[Problem]:

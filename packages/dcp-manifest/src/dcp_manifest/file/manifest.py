@@ -6,6 +6,7 @@ The head is for stock (see `stock_write`); reading begins at the footer and neve
 from __future__ import annotations
 
 import zlib
+from functools import cached_property
 
 from dcp_manifest.container.blob import WholeBlob, index_crc32
 from dcp_manifest.container.footer import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, read_footer
@@ -19,7 +20,7 @@ from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import MARKER_MODULE, stock_head, unreadable_reason
 from dcp_manifest.stock.stub import is_stub, stub_head
 
-__all__ = ["Buffer", "decode", "encode", "read_index"]
+__all__ = ["Buffer", "IndexFile", "decode", "encode", "read_index"]
 
 _ALIGNMENT = 8
 Buffer = bytes | bytearray | memoryview
@@ -69,11 +70,10 @@ def decode(data: Buffer, *, file: str) -> CheckpointIndex:
         UnsupportedFormatError: A newer major version wrote it.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
-    view = memoryview(data)
-    footer = read_footer(view[-FOOTER_BYTES:], size=len(view), file=file)
-    if footer is None:
+    found = IndexFile(data, file=file)
+    if found.footer is None:
         raise CorruptCheckpointError("there is no manifest at the end of the file", file=file)
-    return _decode(view, footer, file)
+    return found.read()
 
 
 def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
@@ -89,36 +89,61 @@ def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
         UnsafeCheckpointError: The pickle asks for something that does not belong in an index, or a data file's
             name leads out of the checkpoint's folder.
     """
-    view = memoryview(data)
-    footer = read_footer(view[-FOOTER_BYTES:], size=len(view), file=file)
-    if footer is not None:
-        return _decode(view, footer, file)
-    if is_stub(view):
-        raise CorruptCheckpointError("the file has lost its manifest; restore it from a copy", file=file)
-    index, end, modules = read_stock(view, file=file)
-    if MARKER_MODULE in modules or end != len(view):
-        raise CorruptCheckpointError(
-            "the index is followed by bytes that are no valid manifest, or has lost the manifest that it once had; it "
-            "is not read without: restore the file from a copy",
-            file=file,
-            offset=end,
-        )
-    return index
+    return IndexFile(data, file=file).read()
 
 
-def _decode(view: memoryview, footer: Footer, file: str) -> CheckpointIndex:
-    manifest = view[footer.manifest_offset : footer.manifest_offset + footer.manifest_bytes]
-    if zlib.crc32(manifest) != footer.manifest_crc32:
-        raise CorruptCheckpointError(
-            "the manifest is damaged; restore the file from a copy", file=file, offset=footer.manifest_offset
-        )
-    try:
-        index = ManifestReader(WholeBlob(manifest, file=file)).whole()
-        check_index(index)
-    except (ValueError, TypeError, IndexError) as error:
-        if isinstance(error, CorruptCheckpointError):
-            raise
-        raise CorruptCheckpointError(f"the manifest contradicts itself: {error}", file=file) from error
-    for path in index.files:
-        check_relative_path(path, file=file)
-    return index
+class IndexFile:
+    """The bytes of an index file, whose footer and manifest header are parsed once.
+
+    Args:
+        data: The whole file, ours or stock's.
+        file: Its name, for messages.
+
+    Raises:
+        CorruptCheckpointError: The footer is damaged.
+        UnsupportedFormatError: A newer major version wrote it.
+    """
+
+    def __init__(self, data: Buffer, *, file: str) -> None:
+        self.file = file
+        self.view = memoryview(data)
+        self.footer = footer = read_footer(self.view[-FOOTER_BYTES:], size=len(self.view), file=file)
+        self._manifest = self.view[footer.manifest_offset : -FOOTER_BYTES] if footer else memoryview(b"")
+
+    @cached_property
+    def blob(self) -> WholeBlob:
+        """The manifest, of which no more than its header has been checked."""
+        return WholeBlob(self._manifest, file=self.file)
+
+    def read(self) -> CheckpointIndex:
+        """Return the index: of the manifest where there is one, else of the pickle; raises as `read_index` does."""
+        return self._read_pickle() if self.footer is None else self._read_manifest(self.footer)
+
+    def _read_manifest(self, footer: Footer) -> CheckpointIndex:
+        if zlib.crc32(self._manifest) != footer.manifest_crc32:
+            raise CorruptCheckpointError(
+                "the manifest is damaged; restore the file from a copy", file=self.file, offset=footer.manifest_offset
+            )
+        try:
+            index = ManifestReader(self.blob).whole()
+            check_index(index)
+        except (ValueError, TypeError, IndexError) as error:
+            if isinstance(error, CorruptCheckpointError):
+                raise
+            raise CorruptCheckpointError(f"the manifest contradicts itself: {error}", file=self.file) from error
+        for path in index.files:
+            check_relative_path(path, file=self.file)
+        return index
+
+    def _read_pickle(self) -> CheckpointIndex:
+        if is_stub(self.view):
+            raise CorruptCheckpointError("the file has lost its manifest; restore it from a copy", file=self.file)
+        index, end, modules = read_stock(self.view, file=self.file)
+        if MARKER_MODULE in modules or end != len(self.view):
+            raise CorruptCheckpointError(
+                "the index is followed by bytes that are no valid manifest, or has lost the manifest that it once had; "
+                "it is not read without: restore the file from a copy",
+                file=self.file,
+                offset=end,
+            )
+        return index

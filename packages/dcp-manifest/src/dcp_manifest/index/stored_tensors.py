@@ -1,0 +1,75 @@
+"""Tensors and objects of an index as records, with the place of each chunk: for work value by value.
+
+Plans and checks of whole indexes stay with the columns, which are far faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dcp_manifest.index.columns import CheckpointIndex, TensorFlags
+from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.items import StoredItem
+from dcp_manifest.index.stored_items import StoredItems
+
+__all__ = ["StoredChunk", "StoredTensor", "stored_objects", "stored_tensors"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredChunk:
+    """A box of a tensor and the place of its data; compared by identity, so that it can be a key."""
+
+    name: str
+    """Name of the tensor."""
+    dtype: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    item: StoredItem
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values, which are those that are stored if they were not transformed."""
+        return math.prod(self.sizes) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A tensor of an index, with its chunks in the order of the index."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    flags: TensorFlags
+    chunks: tuple[StoredChunk, ...]
+
+
+def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
+    """Yield each tensor of an index in its order, without aliases; none if the index has no places."""
+    if index.chunk_items is None:
+        return
+    items = StoredItems(index.chunk_items, index.files, index.chains)
+    chunk_starts, box_starts = index.chunk_starts().tolist(), index.box_starts().tolist()
+    shape_starts = index.shape_starts().tolist()
+    for row, name in enumerate(index.tensor_names):
+        dtype = index.dtypes[index.tensor_dtype[row]]
+        first, last = chunk_starts[row], chunk_starts[row + 1]
+        numbers = slice(box_starts[row], box_starts[row + 1])
+        boxes = (last - first, int(index.tensor_ndim[row]))
+        offsets, sizes = (part[numbers].reshape(boxes).tolist() for part in (index.chunk_offsets, index.chunk_sizes))
+        chunks = zip(offsets, sizes, range(first, last), strict=True)
+        yield StoredTensor(
+            name,
+            dtype,
+            tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist()),
+            TensorFlags.from_bits(int(index.tensor_flags[row])),
+            tuple(StoredChunk(name, dtype, tuple(offset), tuple(size), items[at]) for offset, size, at in chunks),
+        )
+
+
+def stored_objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
+    """Yield the name and the place of each object of an index; none if the index has no places."""
+    if index.object_items is not None:
+        items = StoredItems(index.object_items, index.files, index.chains)
+        yield from zip(index.object_names, items, strict=True)
