@@ -11,8 +11,9 @@ from dcp_hooks import import_lazily
 
 if TYPE_CHECKING:
     from dcp_format.content.content import Content, TensorEntry
+    from dcp_format.content.write_options import WriteOptions
     from dcp_format.conversion import convert, open_content
-    from dcp_format.converters import Converter, WriteOptions, converter_for, detect
+    from dcp_format.converters import Converter, converter_for, detect
     from dcp_format.hugging_face.consolidate import (
         consolidate_safetensors_files,
         consolidate_safetensors_files_on_every_rank,
@@ -49,7 +50,8 @@ __getattr__, __dir__ = import_lazily(
     {
         "dcp_format.content.content": ("Content", "TensorEntry"),
         "dcp_format.conversion": ("convert", "open_content"),
-        "dcp_format.converters": ("Converter", "WriteOptions", "converter_for", "detect"),
+        "dcp_format.content.write_options": ("WriteOptions",),
+        "dcp_format.converters": ("Converter", "converter_for", "detect"),
         "dcp_format.hugging_face.consolidate": (
             "consolidate_safetensors_files",
             "consolidate_safetensors_files_on_every_rank",

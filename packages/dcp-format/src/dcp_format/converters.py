@@ -6,13 +6,13 @@ A package adds one with the hook `dcp_register_converters`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from dcp_core import plugins
 from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_format.content.content import Content
+from dcp_format.content.write_options import WriteOptions
 from dcp_format.fetched_files import Fetched
 from dcp_manifest import file_path, library_logger, printable, scheme_of
 
@@ -21,38 +21,6 @@ __all__ = [
 ]  # fmt: skip
 
 _logger = library_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """Options for writing; each format uses those that apply to it.
-
-    Args:
-        max_inflight_bytes: Memory for pieces of tensors.
-        overwrite: Whether what is at the destination may be replaced.
-        shard_bytes: Size that one file may have, where a format has several.
-        objects: `refuse`, `beside` or `skip`, where a format holds tensors only.
-        layout: Of a checkpoint's data files.
-        compression: Of a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of `FileSystemWriter`.
-        tick: Progress callback: called with the number of bytes just converted.
-
-    Example:
-        ```python
-        import torch
-        from dcp_format import WriteOptions, convert
-
-        torch.save({"weight": torch.ones(1000)}, "model.pt")
-        convert("model.pt", "step-0", options=WriteOptions(layout="raw", compression="auto"))
-        ```
-    """
-
-    max_inflight_bytes: int = 16 << 20
-    overwrite: bool = False
-    shard_bytes: int = 5_000_000_000
-    objects: str = "refuse"
-    layout: str = "torch"
-    compression: Any = None
-    tick: Any = field(default=lambda _: None)
 
 
 class Converter(Protocol):

@@ -8,7 +8,6 @@ from pathlib import Path
 from dcp_format.checkpoints.checkpoint import is_checkpoint, open_checkpoint, write_checkpoint
 from dcp_format.checkpoints.stored_content import stored_content
 from dcp_format.content.content import Content
-from dcp_format.converters import WriteOptions
 from dcp_format.safetensors.file_sets import SUFFIX
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
 from dcp_format.safetensors.safetensors_write import write_safetensors
@@ -30,55 +29,21 @@ class CheckpointConverter:
     takes_uris = True
     """A store publishes its index in one step, wherever it is."""
 
-    def detect(self, path: Place) -> bool:
-        """Whether there is an index."""
-        return is_checkpoint(path)
+    detect, read, write = staticmethod(is_checkpoint), staticmethod(open_checkpoint), staticmethod(write_checkpoint)
 
     def suits(self, path: Place) -> bool:
         """Whether the name has no suffix of another format."""
         return Path(path).suffix not in (*_TORCH_SUFFIXES, SUFFIX) and not str(path).endswith((".hf", ".hf/"))
 
-    def read(self, path: Place) -> Content:
-        """Read the newest checkpoint in the folder."""
-        return open_checkpoint(path)
-
-    def write(self, content: Content, path: Place, options: WriteOptions) -> None:
-        """Write a checkpoint, published atomically."""
-        write_checkpoint(
-            content,
-            path,
-            max_inflight_bytes=options.max_inflight_bytes,
-            overwrite=options.overwrite,
-            layout="raw" if options.layout == "raw" else "torch",
-            compression=options.compression,
-            tick=options.tick,
-        )
-
 
 class TorchSaveConverter:
     """Converter of `torch.save` files."""
 
-    def detect(self, path: Place) -> bool:
-        """Whether the path is a file that begins like a zip archive."""
-        return is_torch_save(path)
+    detect, read, write = staticmethod(is_torch_save), staticmethod(open_torch_save), staticmethod(write_torch_save)
 
     def suits(self, path: Place) -> bool:
         """Whether the suffix is `.pt`, `.pth`, `.bin` or `.ckpt`."""
         return Path(path).suffix in _TORCH_SUFFIXES
-
-    def read(self, path: Place) -> Content:
-        """Read the state dict in the file."""
-        return open_torch_save(path)
-
-    def write(self, content: Content, path: Place, options: WriteOptions) -> None:
-        """Write one file, published atomically."""
-        write_torch_save(
-            content,
-            path,
-            max_inflight_bytes=options.max_inflight_bytes,
-            overwrite=options.overwrite,
-            tick=options.tick,
-        )
 
 
 class SafetensorsConverter:
@@ -101,17 +66,7 @@ class SafetensorsConverter:
         folder = open_safetensors(path)
         return stored_content(folder.store, folder.index)
 
-    def write(self, content: Content, path: Place, options: WriteOptions) -> None:
-        """Write a file, or a folder of shards with an index."""
-        write_safetensors(
-            content,
-            path,
-            shard_bytes=options.shard_bytes,
-            max_inflight_bytes=options.max_inflight_bytes,
-            overwrite=options.overwrite,
-            objects=options.objects,
-            tick=options.tick,
-        )
+    write = staticmethod(write_safetensors)
 
 
 def _begins_as_one(path: Path) -> bool:

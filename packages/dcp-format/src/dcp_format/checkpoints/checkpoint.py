@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
 
-from dcp_core.toolkit import CompressedRequest, Compression, CompressionPolicy
+from dcp_core.toolkit import CompressedRequest, CompressionPolicy
 from dcp_format.checkpoints.stored_content import stored_content
-from dcp_format.content.content import Content, TensorEntry
-from dcp_io import Layout, LocalStore, Payload, PiecewiseData, StoreBackend, Writable, WriteRequest, open_store
+from dcp_format.content.content import Content, TensorEntry, ticking
+from dcp_format.content.write_options import WriteOptions
+from dcp_io import LocalStore, Payload, StoreBackend, Writable, WriteRequest, open_store
 from dcp_manifest import (
     METADATA_NAME,
     CheckpointIndex,
@@ -31,7 +32,6 @@ from dcp_manifest import (
 __all__ = ["is_checkpoint", "open_checkpoint", "write_checkpoint"]
 
 _THREADS = 2
-Tick = Callable[[int], None]
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -48,35 +48,24 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Content:
     return stored_content(store, StoreBackend(store).read_index())
 
 
-def write_checkpoint(
-    content: Content,
-    path: str | os.PathLike[str],
-    *,
-    max_inflight_bytes: int,
-    overwrite: bool = True,
-    layout: Layout = "torch",
-    compression: Compression = None,
-    tick: Tick = lambda _: None,
-) -> None:
+def write_checkpoint(content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
     """Write content as a checkpoint; the folder keeps its old checkpoint until the new one is published.
 
     Args:
         content: What to write.
         path: The folder, or a URI that an installed storage opens.
-        max_inflight_bytes: Memory for pieces of tensors, all threads together.
-        overwrite: Whether a checkpoint that is there may be replaced.
-        layout: `torch` (readable by stock) or `raw`.
-        compression: What items go through, as for `FileSystemWriter`.
-        tick: Progress callback: called with the number of bytes just read from the source.
+        options: Memory is for all threads together; progress is of bytes read from the source.
     """
-    backend = StoreBackend(open_store(path), layout=layout, threads=_THREADS, max_inflight_bytes=max_inflight_bytes)
+    content = ticking(content, options.tick)
+    store, memory = open_store(path), options.max_inflight_bytes
+    backend = StoreBackend(store, layout=options.layout, threads=_THREADS, max_inflight_bytes=memory)
     tensors = [*content.tensors.values()]
-    requests: list[Writable] = [_tensor_request(entry, tick) for entry in tensors]
+    requests: list[Writable] = [_tensor_request(entry) for entry in tensors]
     requests += [_object_request(name, read) for name, read in content.objects.items()]
-    policy = CompressionPolicy(compression)
+    policy = CompressionPolicy(options.compression)
     if not policy.changes_nothing:
         requests = [CompressedRequest(request, policy) for request in requests]
-    save_id = backend.begin_save(overwrite=overwrite)
+    save_id = backend.begin_save(overwrite=options.overwrite)
     try:
         stored = backend.write(requests, prefix="__0_", save_id=save_id)
         info = ManifestInfo(
@@ -94,30 +83,13 @@ def write_checkpoint(
     backend.finish_save(index.files)
 
 
-def _tensor_request(entry: TensorEntry, tick: Tick) -> WriteRequest:
-    def resolve() -> Payload:
-        return Payload(_Ticking(entry.data, tick), Framing.RAW, entry.dtype, entry.shape)
-
-    return WriteRequest(entry.name, entry.data.nbytes, resolve)
+def _tensor_request(entry: TensorEntry) -> WriteRequest:
+    payload = Payload(entry.data, Framing.RAW, entry.dtype, entry.shape)
+    return WriteRequest(entry.name, entry.data.nbytes, lambda: payload)
 
 
 def _object_request(name: str, read: Callable[[], bytes]) -> WriteRequest:
     return WriteRequest(name, 0, lambda: Payload(read(), Framing.OBJECT))
-
-
-class _Ticking:
-    """Tensor data that reports progress to a callback."""
-
-    def __init__(self, data: PiecewiseData, tick: Tick) -> None:
-        self._data = data
-        self._tick = tick
-        self.nbytes = data.nbytes
-
-    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the pieces as they come."""
-        for piece in self._data.pieces(max_bytes):
-            yield piece
-            self._tick(len(piece))
 
 
 def _index(

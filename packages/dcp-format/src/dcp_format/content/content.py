@@ -5,14 +5,14 @@ Nothing here reads or writes a format. A converter gives a `Content` and takes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from dcp_core.errors import UnsupportedValueError
 from dcp_io import PiecewiseData
 from dcp_manifest import PathElement
 
-__all__ = ["Content", "TensorEntry", "refuse_objects"]
+__all__ = ["Content", "TensorEntry", "refuse_objects", "ticking"]
 
 Path = tuple[PathElement, ...]
 _SHOWN = 8
@@ -56,6 +56,24 @@ class Content:
     def nbytes(self) -> int:
         """Bytes of all tensors; tied ones count once."""
         return sum(entry.data.nbytes for entry in self.tensors.values())
+
+
+def ticking(content: Content, tick: Callable[[int], None]) -> Content:
+    """Return the same content, whose tensors pass the bytes of each piece to a callback when it has been used."""
+    tensors = {name: replace(entry, data=_Ticking(entry.data, tick)) for name, entry in content.tensors.items()}
+    return replace(content, tensors=tensors)
+
+
+class _Ticking:
+    def __init__(self, data: PiecewiseData, tick: Callable[[int], None]) -> None:
+        self._data = data
+        self._tick = tick
+        self.nbytes = data.nbytes
+
+    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
+        for piece in self._data.pieces(max_bytes):
+            yield piece
+            self._tick(len(piece))
 
 
 def refuse_objects(names: Iterable[str], where: str) -> None:

@@ -7,11 +7,11 @@ Source: torch 2.13 `torch.distributed.checkpoint._consolidate_hf_safetensors` (n
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -29,6 +29,7 @@ from dcp_manifest import file_path
 __all__ = ["consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"]
 
 _INFLIGHT_BYTES = 16 << 20
+T = TypeVar("T")
 
 
 def consolidate_safetensors_files(
@@ -73,38 +74,31 @@ def consolidate_safetensors_files_on_every_rank(
         consolidate_safetensors_files(input_dir, output_dir, fqn_to_index_mapping, num_threads)
         return
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    plan, error, written = None, None, dict[str, str]()
+    plan = _together(lambda: _Plan.of(input_dir, output_dir, fqn_to_index_mapping), process_group)
+    mine = [number for number in plan.numbers if (number - 1) % world_size == rank]
+    written: dict[str, str] = {}
     try:
-        plan = _Plan.of(input_dir, output_dir, fqn_to_index_mapping)
-        written = plan.write([number for number in plan.numbers if (number - 1) % world_size == rank], num_threads)
-    except Exception as caught:  # noqa: BLE001 - raised on every rank
-        error = caught
-    try:
-        _raise_together(error, process_group)
+        _together(lambda: written.update(plan.write(mine, num_threads)), process_group)
     except BaseException:
-        if plan is not None:
-            plan.discard(written)
+        plan.discard(written)
         raise
-    try:
-        if plan is not None:
-            plan.give_names(written)
-    except Exception as caught:  # noqa: BLE001 - raised on every rank
-        error = caught
-    _raise_together(error, process_group)
-    try:
-        if rank == 0 and plan is not None:
-            plan.write_index()
-    except Exception as caught:  # noqa: BLE001 - raised on every rank
-        error = caught
-    _raise_together(error, process_group)
+    _together(lambda: plan.give_names(written), process_group)
+    _together(lambda: plan.write_index() if rank == 0 else None, process_group)
 
 
-def _raise_together(error: Exception | None, group: Any) -> None:
+def _together(step: Callable[[], T], group: Any) -> T:
+    """Run a step of this rank, and raise on every rank if it failed on any."""
+    error: Exception | None = None
+    try:
+        result = step()
+    except Exception as caught:  # noqa: BLE001 - raised on every rank
+        error = caught
     told: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(told, None if error is None else f"{type(error).__name__}: {error}", group=group)
     failures = {rank: (error if rank == dist.get_rank(group) else None, text) for rank, text in enumerate(told) if text}
     if failures:
         raise CheckpointException("consolidating safetensors files", failures) from error
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,31 +155,17 @@ class _Plan:
         sweep(store, self.entries.keys().__contains__)
         names = [*self.entries]
         temporary = {names[number - 1]: temporary_name(names[number - 1]) for number in numbers}
-        queue = iter(temporary.items())
-        errors: list[BaseException] = []
-        lock = threading.Lock()
 
-        def work() -> None:
-            while not errors:
-                with lock:
-                    name, place = next(queue, ("", ""))
-                if not name:
-                    return
-                try:
-                    self._write_file(WriteBack(store.create(place)), name, _INFLIGHT_BYTES // threads)
-                except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
-                    errors.append(error)
+        def write(pair: tuple[str, str]) -> None:
+            name, place = pair
+            self._write_file(WriteBack(store.create(place)), name, _INFLIGHT_BYTES // threads)
 
-        workers = [
-            threading.Thread(target=work, name=f"dcp-consolidate-{n}") for n in range(min(threads, len(numbers)))
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        if errors:
+        try:
+            with ThreadPoolExecutor(threads, thread_name_prefix="dcp-consolidate") as pool:
+                list(pool.map(write, temporary.items()))
+        except BaseException:
             self.discard(temporary)
-            raise errors[0]
+            raise
         return temporary
 
     def _write_file(self, sink: Sink, name: str, max_inflight_bytes: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from dcp_core import SavePlanner, WriteItem, WriteResult
 from dcp_core.errors import DcpError, UnsupportedValueError
 from dcp_core.toolkit import tensor_payload
-from dcp_format.content.new_file import WriteBack
+from dcp_format.content.new_file import WriteBack, aborting
 from dcp_format.safetensors.file_sets import SUFFIX
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING
@@ -104,7 +104,7 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
     header = build_header([(item.index.fqn, _name(_dtype(item)), _sizes(item)) for item in items], _metadata(job))
     results = []
     sink = WriteBack(store.create(job.temporary))
-    try:
+    with aborting(sink):
         sink.write([header])
         for item in items:
             payload = _payload(item, planner.resolve_data(item))
@@ -114,9 +114,6 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
                 sink.write([piece])
             results.append(WriteResult(item.index, sink.tell() - before, (job.name, job.temporary)))
         sink.close(sync=True)
-    except BaseException:
-        sink.abort()
-        raise
     return results
 
 

@@ -10,16 +10,17 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dcp_core.toolkit import load_object
-from dcp_format.content.content import Content, TensorEntry, refuse_objects
+from dcp_format.content.content import Content, TensorEntry, refuse_objects, ticking
 from dcp_format.content.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
 from dcp_format.content.temporary_files import sweep, temporary_name
+from dcp_format.content.write_options import WriteOptions
 from dcp_format.safetensors.file_sets import SUFFIX, Stamp, fresh_name, is_writers_file, is_writers_name
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files
@@ -40,19 +41,9 @@ _log = library_logger(__name__)
 
 OBJECTS_NAME = "objects.pt"
 """In a folder: values that are no tensors, as one `torch.save` file. Those of a single file have its name before."""
-Tick = Callable[[int], None]
 
 
-def write_safetensors(
-    content: Content,
-    path: str | os.PathLike[str],
-    *,
-    shard_bytes: int,
-    max_inflight_bytes: int,
-    overwrite: bool = True,
-    objects: str = "refuse",
-    tick: Tick = lambda _: None,
-) -> None:
+def write_safetensors(content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
     """Write one file if `path` ends in `.safetensors`, else a folder that Hugging Face libraries open.
 
     A tensor with several names is written under each of them, and the file says that they are one. Objects that are put
@@ -61,36 +52,34 @@ def write_safetensors(
     Args:
         content: What to write.
         path: File or folder.
-        shard_bytes: Size that a file of a folder may have, unless one tensor alone is larger.
-        max_inflight_bytes: Memory for pieces of tensors.
-        overwrite: Whether files that are there may be replaced.
-        objects: The policy for values that are not tensors: `refuse`, `skip`, or `beside`: as `NAME.objects.pt` beside
-            `NAME.safetensors`, or `objects.pt` in a folder.
-        tick: Progress callback: called with the number of bytes just written.
+        options: A file of a folder is larger than `shard_bytes` only if one tensor alone is. Objects that are put beside
+            are in `NAME.objects.pt` beside `NAME.safetensors`, or in `objects.pt` in a folder. Progress is of bytes
+            that have been written.
 
     Raises:
         UnsupportedValueError: There are objects and they are refused, or a dtype that the format cannot hold.
         UnsafeCheckpointError: An object that shall be put beside names what is not allowed.
-        CheckpointExistsError: Something is there and `overwrite` is False.
+        CheckpointExistsError: Something is there and `options.overwrite` is False.
         InvalidPlaceError: `path` is a URI, or names no file or folder.
     """
+    objects = options.objects
     if objects not in ("refuse", "beside", "skip"):
         raise ValueError(f"objects={objects!r} is not known; choose 'refuse', 'beside' or 'skip'")
     place = Path(file_path(path))
     if objects == "refuse":
         refuse_objects(content.objects, "safetensors")
-    entries = _entries(content)
+    entries = _entries(ticking(content, options.tick))
     metadata = {"format": "pt"}
     if content.aliases:
         metadata[ALIASES] = json.dumps(content.aliases)
-    with _beside(content if objects == "beside" else None, place, overwrite=overwrite):
+    with _beside(content if objects == "beside" else None, place, overwrite=options.overwrite):
         if place.suffix == SUFFIX:
-            with new_file(place, overwrite=overwrite) as sink:
-                write_tensor_file(sink, entries, metadata, max_inflight_bytes=max_inflight_bytes, tick=tick)
+            with new_file(place, overwrite=options.overwrite) as sink:
+                write_tensor_file(sink, entries, metadata, max_inflight_bytes=options.max_inflight_bytes)
         else:
-            groups = split_by_size(entries, shard_bytes)
+            groups = split_by_size(entries, options.shard_bytes)
             files = dict(zip(shard_names(len(groups)), groups, strict=True))
-            _write_folder(place, files, metadata, max_inflight_bytes, tick, overwrite=overwrite)
+            _write_folder(place, files, metadata, options.max_inflight_bytes, overwrite=options.overwrite)
 
 
 @contextlib.contextmanager
@@ -147,12 +136,7 @@ def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
 
 
 def write_tensor_file(
-    sink: Sink,
-    entries: Sequence[TensorEntry],
-    metadata: Mapping[str, str],
-    *,
-    max_inflight_bytes: int,
-    tick: Tick = lambda _: None,
+    sink: Sink, entries: Sequence[TensorEntry], metadata: Mapping[str, str], *, max_inflight_bytes: int
 ) -> None:
     """Write one file: header, then each tensor's bytes; larger dtypes first, so that all are aligned."""
     ordered = sorted(entries, key=lambda entry: -ITEM_BYTES[entry.dtype])
@@ -160,7 +144,6 @@ def write_tensor_file(
     for entry in ordered:
         for piece in entry.data.pieces(max_inflight_bytes):
             sink.write([piece])
-            tick(len(piece))
 
 
 def _write_folder(
@@ -168,7 +151,6 @@ def _write_folder(
     files: Mapping[str, Sequence[TensorEntry]],
     metadata: Mapping[str, str],
     max_inflight_bytes: int,
-    tick: Tick,
     *,
     overwrite: bool,
 ) -> None:
@@ -193,7 +175,7 @@ def _write_folder(
         for name, entries in files.items():
             sink = WriteBack(store.create(temporary[name]))
             with aborting(sink):
-                write_tensor_file(sink, entries, stamped, max_inflight_bytes=max_inflight_bytes, tick=tick)
+                write_tensor_file(sink, entries, stamped, max_inflight_bytes=max_inflight_bytes)
                 sink.close(sync=True)
         for name in files:
             give_name(folder / temporary[name], folder / name, overwrite=overwrite)

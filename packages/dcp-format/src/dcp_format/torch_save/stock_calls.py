@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dcp_format.checkpoints.checkpoint import open_checkpoint, write_checkpoint
+from dcp_format.content.write_options import WriteOptions
 from dcp_format.torch_save.torch_save_read import open_torch_save
 from dcp_format.torch_save.torch_save_write import write_torch_save
 
@@ -41,7 +42,8 @@ def dcp_to_torch_save(
     Ranks: one; not collective.
     """
     content = open_checkpoint(dcp_checkpoint_dir)
-    write_torch_save(content, torch_save_path, max_inflight_bytes=max_inflight_bytes, allow_globals=allow_globals)
+    options = WriteOptions(max_inflight_bytes, overwrite=True)
+    write_torch_save(content, torch_save_path, options, allow_globals=allow_globals)
 
 
 def torch_save_to_dcp(
@@ -67,6 +69,6 @@ def torch_save_to_dcp(
     """
     content = open_torch_save(torch_save_path, allow_globals=allow_globals)
     try:
-        write_checkpoint(content, dcp_checkpoint_dir, max_inflight_bytes=max_inflight_bytes)
+        write_checkpoint(content, dcp_checkpoint_dir, WriteOptions(max_inflight_bytes, overwrite=True))
     finally:
         content.close()

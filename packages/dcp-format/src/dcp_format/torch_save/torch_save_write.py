@@ -11,22 +11,22 @@ import math
 import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dcp_core.toolkit import load_object, reduce_exactly, restore_empty_mappings, tensor_bytes, unflatten_state_dict
-from dcp_format.content.content import Content, TensorEntry
+from dcp_format.content.content import Content, TensorEntry, ticking
 from dcp_format.content.new_file import new_file
+from dcp_format.content.write_options import WriteOptions
 from dcp_io import Sink, ZipFileWriter
 from dcp_manifest import ITEM_BYTES, TYPED_STORAGES
 
 __all__ = ["write_torch_save"]
 
 _PICKLE_PROTOCOL = 2
-Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +49,23 @@ class _Storage:
 def write_torch_save(
     content: Content,
     path: str | os.PathLike[str],
+    options: WriteOptions,
     *,
-    max_inflight_bytes: int,
-    overwrite: bool = True,
     allow_globals: Sequence[Any] = (),
-    tick: Tick = lambda _: None,
 ) -> None:
     """Write the file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
 
     Args:
         content: What to write; objects are taken into memory.
         path: The file.
-        max_inflight_bytes: Memory for pieces of tensors.
-        overwrite: Whether a file that is there may be replaced.
+        options: Progress is of bytes that have been written.
         allow_globals: What objects may use beside the default allow-list.
-        tick: Progress callback: called with the number of bytes just written.
 
     Raises:
-        CheckpointExistsError: The file exists and `overwrite` is False.
+        CheckpointExistsError: The file exists and `options.overwrite` is False.
         CorruptCheckpointError: What is read is damaged. The old file, if any, is as it was.
     """
+    content = ticking(content, options.tick)
     values: dict[str, Any] = {}
     for number, (name, entry) in enumerate(content.tensors.items()):
         values[name] = _Tensor(str(number), entry)
@@ -82,8 +79,8 @@ def write_torch_save(
     pickled = io.BytesIO()
     pickler = _Pickler(pickled, first_record=len(content.tensors))
     pickler.dump(nested)
-    with new_file(path, overwrite=overwrite) as sink:
-        _write(sink, pickled.getvalue(), content, pickler.storages, max_inflight_bytes, tick)
+    with new_file(path, overwrite=options.overwrite) as sink:
+        _write(sink, pickled.getvalue(), content, pickler.storages, options.max_inflight_bytes)
 
 
 def _ordered(values: dict[str, Any], paths: dict[str, Any]) -> Iterator[str]:
@@ -98,7 +95,6 @@ def _write(
     content: Content,
     storages: dict[str, torch.UntypedStorage],
     max_inflight_bytes: int,
-    tick: Tick,
 ) -> None:
     archive = ZipFileWriter(sink)
     small = {"data.pkl": pickled, ".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
@@ -106,8 +102,7 @@ def _write(
         archive.add(name, len(data), [data])
     crcs = []
     for number, entry in enumerate(content.tensors.values()):
-        pieces = _ticking(entry.data.pieces(max_inflight_bytes), tick)
-        crcs.append(archive.add(f"data/{number}", entry.data.nbytes, pieces))
+        crcs.append(archive.add(f"data/{number}", entry.data.nbytes, entry.data.pieces(max_inflight_bytes)))
     for record, storage in storages.items():
         view = tensor_bytes(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
         crcs.append(archive.add(f"data/{record}", len(view), [view]))
@@ -120,12 +115,6 @@ def _write(
 def _number_of(pickled: bytes, crcs: Sequence[int]) -> int:
     """Return a digest of the contents as a number of at most 40 digits."""
     return int(hashlib.sha256(pickled + repr(crcs).encode()).hexdigest(), 16) % 10**40
-
-
-def _ticking(pieces: Iterator[memoryview], tick: Tick) -> Iterator[memoryview]:
-    for piece in pieces:
-        yield piece
-        tick(len(piece))
 
 
 class _Pickler(pickle.Pickler):
