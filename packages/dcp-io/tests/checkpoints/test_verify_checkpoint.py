@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_io import LocalStore, StoreBackend, crc32, verify_checkpoint
-from dcp_manifest.file import manifest
+from dcp_manifest.container import blob
 from dcp_manifest.file.manifest import encode
 from dcp_manifest.folders.index_choice import is_index_name
 from dcp_manifest.index.columns import ManifestInfo
@@ -174,10 +174,10 @@ def test_each_index_is_read_and_decoded_once(store, helpers, monkeypatch, rank_l
     helpers.save_all(store, [{"a": bytes(1000)}, {"b": bytes(500)}], rank_local_id=rank_local_id)
     names = [entry.name for entry in store.list() if is_index_name(entry.name)]
     read, decoded, totals, seen = [], [], [], []
-    real_read, real_decode = LocalStore.read, manifest._decode
+    real_read, real_parse = LocalStore.read, blob.parse_header
     monkeypatch.setattr(LocalStore, "read", lambda self, name: (read.append(name), real_read(self, name))[1])
     monkeypatch.setattr(
-        manifest, "_decode", lambda view, footer, file: (decoded.append(file), real_decode(view, footer, file))[1]
+        blob, "parse_header", lambda text, **facts: (decoded.append(facts["file"]), real_parse(text, **facts))[1]
     )
     report = verify_checkpoint(store, on_read=seen.append, on_total=totals.append)
     assert report.ok

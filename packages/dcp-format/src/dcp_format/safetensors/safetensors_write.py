@@ -52,9 +52,9 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
     Args:
         content: What to write.
         path: File or folder.
-        options: A file of a folder is larger than `shard_bytes` only if one tensor alone is. Objects that are put beside
-            are in `NAME.objects.pt` beside `NAME.safetensors`, or in `objects.pt` in a folder. Progress is of bytes
-            that have been written.
+        options: A file of a folder is larger than `shard_bytes` only if one tensor alone is. Objects that are put
+            beside are in `NAME.objects.pt` beside `NAME.safetensors`, or in `objects.pt` in a folder. Progress is of
+            bytes that have been written.
 
     Raises:
         UnsupportedValueError: There are objects and they are refused, or a dtype that the format cannot hold.
