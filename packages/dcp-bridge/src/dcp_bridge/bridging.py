@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from torch.distributed.checkpoint import metadata, planner, storage
@@ -54,13 +54,9 @@ def from_stock(value: Any, **options: Any) -> Any:
         storage.StorageReader: StockReader,
         planner.SavePlanner: StockSavePlanner,
         planner.LoadPlanner: StockLoadPlanner,
+        metadata.Metadata: as_metadata,
     }
-    for kind, adapter in adapters.items():
-        if isinstance(value, kind):
-            return adapter(value, **options)
-    if isinstance(value, metadata.Metadata):
-        return as_metadata(value)
-    raise TypeError(f"{_kind(value)} is no storage, planner or Metadata of torch.distributed.checkpoint")
+    return _adapted(value, adapters, options, "torch.distributed.checkpoint")
 
 
 @overload
@@ -93,14 +89,14 @@ def to_stock(value: Any, **options: Any) -> Any:
         StorageReader: ReaderForStock,
         SavePlanner: SavePlannerForStock,
         LoadPlanner: LoadPlannerForStock,
+        Metadata: stock_metadata,
     }
-    for kind, adapter in adapters.items():
-        if isinstance(value, kind):
-            return adapter(value, **options)
-    if isinstance(value, Metadata):
-        return stock_metadata(value)
-    raise TypeError(f"{_kind(value)} is no storage, planner or Metadata of dcp_core")
+    return _adapted(value, adapters, options, "dcp_core")
 
 
-def _kind(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def _adapted(value: object, adapters: Mapping[type, Callable[..., Any]], options: Mapping[str, Any], side: str) -> Any:
+    adapter = next((adapter for kind, adapter in adapters.items() if isinstance(value, kind)), None)
+    if adapter is None:
+        kind = type(value)
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no storage, planner or Metadata of {side}")
+    return adapter(value, **options)

@@ -5,15 +5,15 @@ Source: torch 2.6 and 2.13 `torch.distributed.checkpoint.{metadata,planner,stora
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata, planner, storage
 
 from dcp_bridge.converted import converted
+from dcp_bridge.record_like import record_like
 from dcp_core import (
     ChunkStorageMetadata,
     LoadPlan,
@@ -41,8 +41,6 @@ __all__ = [
 ]
 
 
-T = TypeVar("T")
-
 _SIZES_OF_OBJECTS = hasattr(planner, "BytesIOWriteData")  # older versions plan without them
 
 
@@ -58,31 +56,20 @@ class ExtendedSavePlan(planner.SavePlan):
 
 def stock_save_plan(plan: SavePlan) -> planner.SavePlan:
     """Convert our save plan to stock's; items are converted on first access."""
-    return ExtendedSavePlan(
-        items=converted(plan.items, stock_write_item),
-        storage_data=plan.storage_data,
-        planner_data=plan.planner_data,
-        usable=plan.usable,
-        aliases=plan.aliases,
-        digests=plan.digests,
-        splittable=plan.splittable,
-    )
+    return record_like(ExtendedSavePlan, plan, items=converted(plan.items, stock_write_item))
 
 
 def stock_load_plan(plan: LoadPlan) -> planner.LoadPlan:
     """Convert our load plan to stock's; items are converted on first access."""
-    return planner.LoadPlan(
-        items=converted(plan.items, stock_read_item),
-        storage_data=plan.storage_data,
-        planner_data=plan.planner_data,
-    )
+    return record_like(planner.LoadPlan, plan, items=converted(plan.items, stock_read_item))
 
 
 def stock_write_item(item: WriteItem) -> planner.WriteItem:
     """Convert our write item to stock's."""
     tensor, data = item.tensor_data, item.bytes_io_data
-    return _record(
+    return record_like(
         planner.WriteItem,
+        item,
         index=stock_index(item.index),
         type=planner.WriteItemType[item.type.name],
         bytes_io_data=None if data is None or not _SIZES_OF_OBJECTS else planner.BytesIOWriteData(nbytes=data.nbytes),
@@ -96,19 +83,18 @@ def stock_write_item(item: WriteItem) -> planner.WriteItem:
 
 def stock_read_item(item: ReadItem) -> planner.ReadItem:
     """Convert our read item to stock's."""
-    return planner.ReadItem(
+    return record_like(
+        planner.ReadItem,
+        item,
         type=planner.LoadItemType[item.type.name],
         dest_index=stock_index(item.dest_index),
-        dest_offsets=item.dest_offsets,
         storage_index=stock_index(item.storage_index),
-        storage_offsets=item.storage_offsets,
-        lengths=item.lengths,
     )
 
 
 def stock_result(result: WriteResult) -> storage.WriteResult:
     """Convert our write result to stock's."""
-    return storage.WriteResult(stock_index(result.index), result.size_in_bytes, result.storage_data)
+    return record_like(storage.WriteResult, result, index=stock_index(result.index))
 
 
 def stock_index(index: MetadataIndex) -> metadata.MetadataIndex:
@@ -121,27 +107,18 @@ def stock_metadata(own: Metadata) -> metadata.Metadata:
     stored = own.storage_data
     if isinstance(stored, Mapping):
         stored = {_index_or_same(key): _info_or_same(value) for key, value in stored.items()}
-    return _record(
+    return record_like(
         metadata.Metadata,
+        own,
         state_dict_metadata={name: _entry(record) for name, record in own.state_dict_metadata.items()},
-        planner_data=own.planner_data,
         storage_data=stored,
         storage_meta=stock_storage_meta(own.storage_meta),
-        version=own.version,
     )
 
 
 def stock_storage_meta(meta: StorageMeta | None) -> metadata.StorageMeta | None:
     """Convert our storage metadata to stock's."""
-    if meta is None:
-        return None
-    return _record(
-        metadata.StorageMeta,
-        checkpoint_id=meta.checkpoint_id,
-        save_id=meta.save_id,
-        load_id=meta.load_id,
-        modules=list(meta.modules),
-    )
+    return None if meta is None else record_like(metadata.StorageMeta, meta, modules=list(meta.modules))
 
 
 def _entry(record: Any) -> metadata.TensorStorageMetadata | metadata.BytesStorageMetadata:
@@ -157,13 +134,7 @@ def _chunk(chunk: ChunkStorageMetadata) -> metadata.ChunkStorageMetadata:
 
 
 def _properties(properties: TensorProperties) -> metadata.TensorProperties:
-    return metadata.TensorProperties(
-        dtype=properties.dtype,
-        layout=properties.layout,
-        requires_grad=properties.requires_grad,
-        memory_format=properties.memory_format,
-        pin_memory=properties.pin_memory,
-    )
+    return record_like(metadata.TensorProperties, properties)
 
 
 def _index_or_same(key: Any) -> Any:
@@ -173,21 +144,4 @@ def _index_or_same(key: Any) -> Any:
 def _info_or_same(value: Any) -> Any:
     if not isinstance(value, StorageInfo):
         return value
-    return _record(
-        filesystem._StorageInfo,  # noqa: SLF001 - what every reader of stock's files expects here
-        relative_path=value.relative_path,
-        offset=value.offset,
-        length=value.length,
-        transform_descriptors=value.transform_descriptors,
-    )
-
-
-def _record(kind: Callable[..., T], **values: Any) -> T:
-    """Make a record from the values that this version of stock has fields for; older ones have fewer."""
-    known = _field_names(kind)
-    return kind(**{name: value for name, value in values.items() if name in known})
-
-
-@cache
-def _field_names(kind: Any) -> frozenset[str]:
-    return frozenset(field.name for field in fields(kind))
+    return record_like(filesystem._StorageInfo, value)  # noqa: SLF001 - what every reader of stock's files expects here
