@@ -25,6 +25,7 @@ from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_sa
 from dcp_state.optimizer.saved import GROUPS, PARAMS, STATE, SavedOptimizer
 from dcp_state.options import StateDictOptions
 from dcp_state.report import StateReport
+from dcp_state.sharding.gather_whole import named_tensors
 
 __all__ = ["AppState", "app_state"]
 
@@ -167,7 +168,7 @@ class AppState:
 
     def _optimizer_state(self, names: Sequence[ModelNames]) -> dict[str, Any]:
         named = optimizer_state(list(zip(self._parts, names, strict=True)), self._optimizers, self._options)
-        for tensor in _tensors(named[STATE]):
+        for _, tensor in named_tensors(named[STATE]):
             self._given[tensor] = True
         hyperparameters: dict[str, Any] = {}
         groups = []
@@ -190,7 +191,7 @@ class AppState:
         empty = [number for number, group in enumerate(mine) if not group[PARAMS]]
         of_empty: list[Mapping[str, Any]] = [dict(groups[number]) if number < len(groups) else {} for number in empty]
         saved = SavedOptimizer(state.get(STATE, {}), hyperparameters, of_empty)
-        adopt = all(tensor in self._given for tensor in _tensors(saved.state))
+        adopt = all(tensor in self._given for _, tensor in named_tensors(saved.state))
         joined = optimizer_names(list(zip(self._parts, names, strict=True)))
         self.report.merge(restore_saved(self._optimizers, joined, saved, self._options, adopt=adopt))
 
@@ -229,14 +230,3 @@ def _telling(packed: Any) -> Hashable:
         return value_bytes(packed)
     except Exception:  # noqa: BLE001 - what cannot be pickled is equal to itself alone
         return id(packed)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)

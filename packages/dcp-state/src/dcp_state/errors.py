@@ -7,7 +7,7 @@ from typing import Any
 
 from dcp_core.errors import DcpError
 
-__all__ = ["StateMismatchError", "UnknownParameterError", "UnsupportedOptimizerError", "nameless_state"]
+__all__ = ["StateMismatchError", "UnknownParameterError", "UnsupportedOptimizerError", "class_name", "nameless_state"]
 
 _SHOWN_PROBLEMS = 50
 
@@ -42,8 +42,12 @@ class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):
 
 def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedOptimizerError:
     """Return the error for an optimizer whose state has keys that are not parameters."""
-    kind = type(optimizer)
     return UnsupportedOptimizerError(
-        f"{kind.__module__}.{kind.__qualname__} has state that belongs to no parameter "
+        f"{class_name(optimizer)} has state that belongs to no parameter "
         f"({', '.join(map(repr, keys[:5]))}) and so has no name; save `optimizer.state_dict()` as it is"
     )
+
+
+def class_name(value: object) -> str:
+    """Return the full name of a value's class, for messages."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -6,7 +6,7 @@ some of them (`module.` of DDP, `_orig_mod.` of `torch.compile`). Which wrappers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,28 +46,12 @@ class ModelNames:
 
     def fqn(self, key: str) -> str:
         """Return the FQN for a key of `state_dict()`, also for one that a hook added."""
-        prefix, local = _split(key)
-        while prefix not in self.fqn_prefixes:
-            prefix, above = _split(prefix[:-1])
-            local = f"{above}.{local}"
-        return self.fqn_prefixes[prefix] + local
+        return _translated(key, self.fqn_prefixes)
 
     def raw_key(self, fqn: str) -> str:
         """Return the key of `state_dict()` for an FQN, also for an unknown one."""
         known = self.raw_keys.get(fqn)
-        if known is not None:
-            return known
-        prefix, local = _split(fqn)
-        while prefix not in self.raw_prefixes:
-            prefix, above = _split(prefix[:-1])
-            local = f"{above}.{local}"
-        return self.raw_prefixes[prefix] + local
-
-    def names_of(self, fqn: str) -> Iterator[str]:
-        """Return all names of a tied parameter, `fqn` first; only `fqn` if it is not tied."""
-        yield fqn
-        if self.aliases:
-            yield from (alias for alias, first in self.aliases.items() if first == fqn)
+        return _translated(fqn, self.raw_prefixes) if known is None else known
 
 
 def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters: Adapters | None = None) -> ModelNames:
@@ -185,6 +169,15 @@ class _Walk:
         first = self._first.setdefault(tensor, fqn)
         if first != fqn:
             names.aliases[fqn] = first
+
+
+def _translated(key: str, prefixes: Mapping[str, str]) -> str:
+    """Return a key with the longest of its prefixes that is known replaced."""
+    prefix, local = _split(key)
+    while prefix not in prefixes:
+        prefix, above = _split(prefix[:-1])
+        local = f"{above}.{local}"
+    return prefixes[prefix] + local
 
 
 def _split(key: str) -> tuple[str, str]:

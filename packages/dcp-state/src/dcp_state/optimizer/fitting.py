@@ -121,7 +121,7 @@ def fit(
     for number, group in enumerate(optimizer.param_groups):
         members = [names.fqns(parameter, number, position) for position, parameter in enumerate(group[PARAMS])]
         fqns = [fqn for each in members for fqn in each]
-        hyperparameters = _hyperparameters(fitted, number, fqns, names, saved, empty_groups, strict=options.strict)
+        hyperparameters = _hyperparameters(fitted, number, fqns, saved, empty_groups)
         start = len(fitted.parameters)
         fitted.groups.append(
             {
@@ -133,20 +133,18 @@ def fit(
         for each, parameter in zip(members, group[PARAMS], strict=True):
             fitted.parameters.append((number, parameter))
             for fqn in each:
-                _fit_parameter(fitted, fqn, names, saved, strict=options.strict, adopt=adopt)
+                _fit_parameter(fitted, fqn, saved, adopt=adopt)
     return fitted
 
 
-def _fit_parameter(
-    fitted: FittedState, fqn: str, names: OptimizerNames, saved: SavedOptimizer, *, strict: bool, adopt: bool
-) -> None:
+def _fit_parameter(fitted: FittedState, fqn: str, saved: SavedOptimizer, *, adopt: bool) -> None:
     """Fit the state of the parameter that was added last."""
     index = len(fitted.parameters) - 1
     number, parameter = fitted.parameters[index]
-    found = next((name for name in names.candidates(fqn) if saved.state.get(name)), None)
+    found = next((name for name in fitted.names.candidates(fqn) if saved.state.get(name)), None)
     if found is not None:
-        fitted.taken.update(names.candidates(fqn))
-        key, owned = (index, False) if names.owner is None else (fqn, True)
+        fitted.taken.update(fitted.names.candidates(fqn))
+        key, owned = (index, False) if fitted.names.owner is None else (fqn, True)
         try:
             fitted.state[key] = (
                 dict(saved.state[found])
@@ -162,7 +160,7 @@ def _fit_parameter(
             del fitted.state[key]  # the optimizer makes it by itself
         fitted.report.restored.append(f"{STATE}.{fqn}")
     elif parameter.requires_grad and (begins_with := fitted.initial.like(number, parameter)) != {}:
-        if strict and begins_with is not None:
+        if fitted.options.strict and begins_with is not None:
             fitted.problems.append(
                 f"{fqn!r} is trainable, but has no saved state{suggest(fqn, saved.state)}; use strict=False to let it "
                 "begin anew"
@@ -202,11 +200,8 @@ def _hyperparameters(
     fitted: FittedState,
     number: int,
     fqns: list[str],
-    names: OptimizerNames,
     saved: SavedOptimizer,
     empty_groups: Iterator[Mapping[str, Any]],
-    *,
-    strict: bool,
 ) -> Mapping[str, Any]:
     """Return the saved hyperparameters for a group; an empty mapping if there are none."""
     if not fqns:
@@ -218,10 +213,11 @@ def _hyperparameters(
     chosen_by = ""
     for fqn in fqns:
         found = next(
-            (saved.hyperparameters[name] for name in names.candidates(fqn) if name in saved.hyperparameters), None
+            (saved.hyperparameters[name] for name in fitted.names.candidates(fqn) if name in saved.hyperparameters),
+            None,
         )
         if found is None:
-            if strict and saved.hyperparameters:
+            if fitted.options.strict and saved.hyperparameters:
                 fitted.problems.append(f"{fqn!r} is in no saved group{suggest(fqn, saved.hyperparameters)}")
             fitted.report.initialised[f"{GROUPS}.{fqn}"] = "no saved hyperparameters"
         elif chosen is None:

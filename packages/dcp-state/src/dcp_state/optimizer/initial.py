@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dcp_state.adapters import OptimizerAdapter
-from dcp_state.errors import UnsupportedOptimizerError, nameless_state
+from dcp_state.errors import UnsupportedOptimizerError, class_name, nameless_state
 from dcp_state.optimizer.copying import copy_value, same_value
 from dcp_state.optimizer.stand_in import Recorded, make_stand_in, step_stand_in
 
@@ -185,10 +185,9 @@ class InitialStates:
         return Recorded() if recorded is None else recorded
 
     def _refusal(self, error: Exception | None, missing: list[str]) -> UnsupportedOptimizerError:
-        kind = type(self._optimizer)
         lacks = f"; it could not be given {', '.join(missing)}" if missing else ""
         return UnsupportedOptimizerError(
-            f"{kind.__module__}.{kind.__qualname__} has no state for some parameter, and the state that it would begin "
+            f"{class_name(self._optimizer)} has no state for some parameter, and the state that it would begin "
             f"with cannot be found out on a copy ({type(error).__name__}: {error}){lacks}: take a step before, or "
             "register an OptimizerAdapter with `initial_state` (hook dcp_register_state_adapters); nothing was changed"
         )

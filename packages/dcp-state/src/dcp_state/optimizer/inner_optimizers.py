@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dcp_state.adapters import installed_adapters
-from dcp_state.errors import UnsupportedOptimizerError
+from dcp_state.errors import UnsupportedOptimizerError, class_name
 
 __all__ = ["Optimizers", "as_optimizers", "holds_its_own_state"]
 
@@ -49,8 +49,8 @@ def holds_its_own_state(optimizer: torch.optim.Optimizer) -> bool:
 def _unwrap(optimizer: Any, outer: Sequence[Any]) -> Iterator[torch.optim.Optimizer]:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UnsupportedOptimizerError(
-            f"{_name(optimizer)} is no torch.optim.Optimizer; pass the optimizer that it wraps, or save what its own "
-            "state_dict() gives as a value of its own"
+            f"{class_name(optimizer)} is no torch.optim.Optimizer; pass the optimizer that it wraps, or save what its "
+            "own state_dict() gives as a value of its own"
         )
     inner = _inner(optimizer)
     if inner is None:
@@ -58,7 +58,7 @@ def _unwrap(optimizer: Any, outer: Sequence[Any]) -> Iterator[torch.optim.Optimi
         return
     for each in inner:
         if any(each is seen for seen in (*outer, optimizer)):
-            raise UnsupportedOptimizerError(f"{_name(optimizer)} holds an optimizer that holds it in turn")
+            raise UnsupportedOptimizerError(f"{class_name(optimizer)} holds an optimizer that holds it in turn")
         yield from _unwrap(each, (*outer, optimizer))
 
 
@@ -76,10 +76,10 @@ def _inner(optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] 
         return held
     if _is_container(optimizer, attributes, held):
         return held
-    names = ", ".join(sorted({_name(each) for each in held}))
+    names = ", ".join(sorted({class_name(each) for each in held}))
     raise UnsupportedOptimizerError(
-        f"{_name(optimizer)} holds other optimizers ({names}), and how its state belongs to theirs is not known: pass "
-        "the inner ones if they hold all state, or register an OptimizerAdapter with `inner` "
+        f"{class_name(optimizer)} holds other optimizers ({names}), and how its state belongs to theirs is not known: "
+        "pass the inner ones if they hold all state, or register an OptimizerAdapter with `inner` "
         "(hook dcp_register_state_adapters); nothing was changed"
     )
 
@@ -143,8 +143,3 @@ def _attributes(optimizer: Any) -> dict[str, Any]:
 
 def _static(kind: type, name: str) -> Any:
     return inspect.getattr_static(kind, name, None)
-
-
-def _name(optimizer: Any) -> str:
-    kind = type(optimizer)
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -14,7 +14,7 @@ from torch import nn
 
 from dcp_core.toolkit import collector_paused
 from dcp_state.adapters import OptimizerAdapter, installed_adapters
-from dcp_state.errors import StateMismatchError, nameless_state
+from dcp_state.errors import StateMismatchError, class_name, nameless_state
 from dcp_state.model import submodule_prefixes, take_submodules
 from dcp_state.names import ModelNames, name_model
 from dcp_state.optimizer.fitting import FittedState, fit
@@ -125,10 +125,7 @@ def optimizer_state(
 
 def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: StateDictOptions) -> dict[str, Any]:
     """Return `optimizer.state_dict()`, complete and with names instead of indices."""
-    adapter = installed_adapters().of_optimizer(optimizer)
-    if adapter is not None:
-        adapter.check(optimizer)
-    packed = _complete(optimizer, InitialStates(optimizer, adapter), whole=names.owner is None)
+    packed = _complete(optimizer, InitialStates(optimizer, _adapter_of(optimizer)), whole=names.owner is None)
     if names.owner is not None:
         owner, root, own = names.owner
         named = owner.name_optimizer_state(root, optimizer, packed, options)
@@ -162,7 +159,6 @@ def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole
 
 def _check_nameable(optimizer: torch.optim.Optimizer, packed: Mapping[str, Any]) -> None:
     """Refuse state that belongs to no parameter, and warn of entries besides state and groups."""
-    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     indices = {index for group in packed[GROUPS] for index in group[PARAMS]}
     nameless = [key for key in packed[STATE] if key not in indices]
     if nameless:
@@ -170,8 +166,8 @@ def _check_nameable(optimizer: torch.optim.Optimizer, packed: Mapping[str, Any])
     others = [key for key in packed if key not in (STATE, GROUPS)]
     if others:
         warnings.warn(
-            f"{kind}.state_dict() has entries besides state and param_groups ({', '.join(map(repr, others[:5]))}), "
-            "which have no place in a state dict by names: save them as values of their own",
+            f"{class_name(optimizer)}.state_dict() has entries besides state and param_groups "
+            f"({', '.join(map(repr, others[:5]))}), which have no place in a state dict by names: save them as values of their own",
             UserWarning,
             stacklevel=2,
         )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from dcp_state.errors import UnsupportedOptimizerError
+from dcp_state.errors import UnsupportedOptimizerError, class_name
 from dcp_state.optimizer.copying import copy_value
 from dcp_state.optimizer.inner_optimizers import holds_its_own_state
 from dcp_state.optimizer.isolated_copy import IsolatedCopies, NotPlainDataError
@@ -124,9 +124,7 @@ def make_stand_in(
     """
     kind = type(optimizer)
     if not holds_its_own_state(optimizer):
-        raise UnsupportedOptimizerError(
-            f"{kind.__module__}.{kind.__qualname__} shows groups and state that are not its own"
-        )
+        raise UnsupportedOptimizerError(f"{class_name(optimizer)} shows groups and state that are not its own")
     stand_in: torch.optim.Optimizer = object.__new__(kind)
     known: list[tuple[Any, Any]] = [(optimizer, stand_in)]
     known += [(each, parameter) for every in optimizer.param_groups for each in every["params"]]

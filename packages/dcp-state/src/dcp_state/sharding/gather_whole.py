@@ -19,7 +19,7 @@ from dcp_core.toolkit import LocalBox, box_view, local_boxes, local_tensor, shar
 from dcp_state.options import StateDictOptions
 from dcp_state.sharding.together import PIECE_BYTES, Errors, all_ranks
 
-__all__ = ["convert_tensors", "map_tensors"]
+__all__ = ["convert_tensors", "map_tensors", "named_tensors"]
 
 
 def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> di
     """
     if not options.full_state_dict:
         return dict(map_tensors(state_dict, _to_cpu)) if options.cpu_offload else state_dict
-    found = list(_tensors(state_dict, ""))
+    found = list(named_tensors(state_dict))
     sharded = [(name, value) for name, value in found if isinstance(value, DTensor)]
     to_first = options.cpu_offload and dist.is_initialized()
     keeps = not to_first or dist.get_rank() == 0
@@ -73,15 +73,16 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
-def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in nested containers, with their places joined by dots."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _tensors(each, f"{name}.{key}" if name else str(key))
+            yield from named_tensors(each, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
-            yield from _tensors(each, f"{name}.{index}")
+            yield from named_tensors(each, f"{name}.{index}")
 
 
 def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:

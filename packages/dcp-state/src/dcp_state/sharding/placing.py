@@ -67,15 +67,13 @@ def _shard(fqn: str, whole: torch.Tensor, like: DTensor) -> DTensor:
     held = local_tensor(fqn, like, allow_meta=True)
     shards = held.shards if held is not None else ()
     local_shape = like.to_local().shape
-    if len(shards) == 1 and tuple(shards[0].sizes) == tuple(local_shape):
-        local = box_of(fqn, whole, shards[0])
-    else:
-        local = torch.empty(local_shape, dtype=whole.dtype, device=whole.device)
-        stand_in = DTensor.from_local(
-            local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
-        if shards:
-            fill_shards(fqn, whole, stand_in)
-    return DTensor.from_local(
+    is_one = len(shards) == 1 and tuple(shards[0].sizes) == tuple(local_shape)
+    local = (
+        box_of(fqn, whole, shards[0]) if is_one else torch.empty(local_shape, dtype=whole.dtype, device=whole.device)
+    )
+    made = DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+    if shards and not is_one:
+        fill_shards(fqn, whole, made)
+    return made
