@@ -6,6 +6,7 @@ safetensors files of a folder with their index.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -65,14 +66,10 @@ class Fetched:
         if "/" in name or name in (".", ".."):
             raise UnsafeCheckpointError(f"{store.url} lists {name!r}, which is no name of a file")
         place = Path(self._folder.name, name)
-        source = store.open(name)
-        try:
+        with contextlib.closing(store.open(name)) as source, place.open("xb") as file:
             size = source.size()
-            with place.open("xb") as file:
-                if size:  # a full disk is noticed at once
-                    os.posix_fallocate(file.fileno(), 0, size)
-                for at in range(0, size, _PIECE_BYTES):
-                    file.write(source.fetch(at, min(_PIECE_BYTES, size - at)))
-        finally:
-            source.close()
+            if size:  # a full disk is noticed at once
+                os.posix_fallocate(file.fileno(), 0, size)
+            for at in range(0, size, _PIECE_BYTES):
+                file.write(source.fetch(at, min(_PIECE_BYTES, size - at)))
         return place

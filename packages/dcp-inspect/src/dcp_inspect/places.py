@@ -17,28 +17,23 @@ from dcp_manifest import CheckpointNotFoundError, InvalidPlaceError, file_path
 __all__ = ["LOCAL_FILE", "PLACE", "existing_folder", "is_uri", "open_folder"]
 
 
-class _Place(click.Path):
-    """Parameter type of a path (without `file://`) or a URI."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert an argument to the text of the path or URI."""
-        if scheme_of(value) != "file":
-            return value
-        try:
-            return super().convert(file_path(value), param, ctx)
-        except InvalidPlaceError as error:
-            self.fail(str(error), param, ctx)
-
-
 class _LocalFile(click.Path):
     """Parameter type of a path on this machine."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert an argument to a path."""
+        """Convert an argument to a path, without `file://`."""
         try:
             return super().convert(file_path(value), param, ctx)
         except InvalidPlaceError as error:
             self.fail(str(error), param, ctx)
+
+
+class _Place(_LocalFile):
+    """Parameter type of a path or a URI."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert an argument to the text of the path or URI."""
+        return value if is_uri(value) else super().convert(value, param, ctx)
 
 
 PLACE = _Place()

@@ -13,8 +13,7 @@ from dcp_hooks import import_lazily
 if TYPE_CHECKING:
     from dcp_io.archives.archive_checks import ZipRecord, is_zip, record_crc32, verify_zip, zip_records
     from dcp_io.archives.archive_writer import ZipFileWriter
-    from dcp_io.archives.crc import RunningCrc, combine, crc32, running_crcs
-    from dcp_io.archives.tensor_archive import Frame, tensor_frame
+    from dcp_io.archives.crc import RunningCrc, crc32
     from dcp_io.checkpoints.list_checkpoints import FoundCheckpoint, check_files, find_checkpoints, running_saves
     from dcp_io.checkpoints.newest_checkpoint import check_checkpoint, latest_valid
     from dcp_io.checkpoints.reader_leases import (
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
         StoreNotFoundError,
     )
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
-    from dcp_io.reading.byte_ranges import merge_ranges, range_of_values, split_range
+    from dcp_io.reading.byte_ranges import range_of_values
     from dcp_io.reading.read_engine import read_items
     from dcp_io.recently_used import RecentlyUsed
     from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
     from dcp_io.saves.current_checkpoint import Current, read_current
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
     from dcp_io.saves.own_files import is_own_file, temporary_of
-    from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession, new_save_id
+    from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession
     from dcp_io.stores.local_store import LocalStore
     from dcp_io.stores.open_store import file_at, open_store, scheme_of
     from dcp_io.stores.retries import Attempts, TruncatedError
@@ -65,7 +64,6 @@ __all__ = [
     "Current",
     "Entry",
     "FoundCheckpoint",
-    "Frame",
     "Layout",
     "LocalStore",
     "Payload",
@@ -104,7 +102,6 @@ __all__ = [
     "check_verify",
     "checkpoint_files",
     "clear_dead_saves",
-    "combine",
     "crc32",
     "file_at",
     "find_checkpoints",
@@ -114,20 +111,15 @@ __all__ = [
     "is_zip",
     "latest_valid",
     "live_readers",
-    "merge_ranges",
-    "new_save_id",
     "open_store",
     "range_of_values",
     "read_current",
     "read_items",
     "record_crc32",
     "remove_checkpoint",
-    "running_crcs",
     "running_saves",
     "scheme_of",
-    "split_range",
     "temporary_of",
-    "tensor_frame",
     "this_process",
     "verify_checkpoint",
     "verify_zip",
@@ -140,8 +132,7 @@ __getattr__, __dir__ = import_lazily(
     {
         "dcp_io.archives.archive_checks": ("ZipRecord", "is_zip", "record_crc32", "verify_zip", "zip_records"),
         "dcp_io.archives.archive_writer": ("ZipFileWriter",),
-        "dcp_io.archives.crc": ("RunningCrc", "combine", "crc32", "running_crcs"),
-        "dcp_io.archives.tensor_archive": ("Frame", "tensor_frame"),
+        "dcp_io.archives.crc": ("RunningCrc", "crc32"),
         "dcp_io.checkpoints.list_checkpoints": ("FoundCheckpoint", "check_files", "find_checkpoints", "running_saves"),
         "dcp_io.checkpoints.newest_checkpoint": ("check_checkpoint", "latest_valid"),
         "dcp_io.checkpoints.reader_leases": (
@@ -164,14 +155,14 @@ __getattr__, __dir__ = import_lazily(
             "StoreNotFoundError",
         ),
         "dcp_io.layout_choices": ("Layout", "Verify", "check_layout", "check_verify"),
-        "dcp_io.reading.byte_ranges": ("merge_ranges", "range_of_values", "split_range"),
+        "dcp_io.reading.byte_ranges": ("range_of_values",),
         "dcp_io.reading.read_engine": ("read_items",),
         "dcp_io.recently_used": ("RecentlyUsed",),
         "dcp_io.requests": ("Payload", "PiecewiseData", "ReadRequest", "ReadStats", "Writable", "WriteRequest"),
         "dcp_io.saves.current_checkpoint": ("Current", "read_current"),
         "dcp_io.saves.marker_owner": ("ProcessIdentity", "is_gone", "this_process"),
         "dcp_io.saves.own_files": ("is_own_file", "temporary_of"),
-        "dcp_io.saves.save_session": ("STALE_AFTER_SECONDS", "SaveSession", "new_save_id"),
+        "dcp_io.saves.save_session": ("STALE_AFTER_SECONDS", "SaveSession"),
         "dcp_io.stores.local_store": ("LocalStore",),
         "dcp_io.stores.open_store": ("file_at", "open_store", "scheme_of"),
         "dcp_io.stores.retries": ("Attempts", "TruncatedError"),

@@ -98,11 +98,8 @@ def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:
     """Read the headers of files. Raises like `read_header`, and CheckpointNotFoundError for a missing file."""
     found = {}
     for name in names:
-        source = store.open(name)
-        try:
+        with contextlib.closing(store.open(name)) as source:
             found[name] = read_header(source, file=name)
-        finally:
-            source.close()
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -56,15 +55,14 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
     s3://bucket/run/step-100; only checkpoints are written to a URI.
     """
     package = formats()
-    options = package.WriteOptions(
-        overwrite=given["overwrite"],
-        shard_bytes=parse_size(given["shard_size"]),
-        objects=given["objects"],
-        layout=given["layout"],
-        compression=given["compression"],
-    )
-    written = _Written()
-    with written:
+    facts: dict[str, Any] = {}
+    with progress("converting", 0) as bar:
+
+        def start(content: Any) -> None:
+            bar.expect(content.nbytes)
+            tensors, objects = len(content.tensors) + len(content.aliases), len(content.objects)
+            facts.update(tensors=tensors, objects=objects, bytes=content.nbytes)
+
         name = package.convert(
             source,
             destination,
@@ -74,15 +72,21 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
             rename=dict(map(_pair, given["rename"])),
             rename_regex=given["rename_regex"],
             dtype=_dtype(given["dtype"]),
-            options=written.watching(options),
-            started=written.start,
+            options=package.WriteOptions(
+                overwrite=given["overwrite"],
+                shard_bytes=parse_size(given["shard_size"]),
+                objects=given["objects"],
+                layout=given["layout"],
+                compression=given["compression"],
+                tick=bar,
+            ),
+            started=start,
         )
     if as_json:
-        facts = {"format": name, "tensors": written.tensors, "objects": written.objects, "bytes": written.bytes}
-        print_json({"source": source, "destination": destination, **facts})
+        print_json({"source": source, "destination": destination, "format": name, **facts})
     else:
-        tensors = f"{written.tensors} tensor{'s' if written.tensors != 1 else ''}"
-        print_line(f"{destination}: {tensors}, {count_bytes(written.bytes)}, {name}")
+        tensors = f"{facts['tensors']} tensor{'s' if facts['tensors'] != 1 else ''}"
+        print_line(f"{destination}: {tensors}, {count_bytes(facts['bytes'])}, {name}")
     return 0
 
 
@@ -101,33 +105,3 @@ def _dtype(name: str | None) -> Any:
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise click.BadParameter(f"--dtype {name!r} is no floating-point dtype of torch, such as float32 or bfloat16")
     return found
-
-
-class _Written:
-    """The content being written, with a progress bar."""
-
-    def __init__(self) -> None:
-        self.tensors = self.objects = self.bytes = 0
-        self._bar: Any = None
-        self._tick: Any = None
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*error)
-
-    def watching(self, options: Any) -> Any:
-        """Return the options with a progress callback."""
-        return replace(options, tick=self._done)
-
-    def _done(self, count: int) -> None:
-        self._tick(count)
-
-    def start(self, content: Any) -> None:
-        """Note the content that will be written."""
-        self.tensors = len(content.tensors) + len(content.aliases)
-        self.objects, self.bytes = len(content.objects), content.nbytes
-        self._bar = progress("converting", content.nbytes)
-        self._tick = self._bar.__enter__()

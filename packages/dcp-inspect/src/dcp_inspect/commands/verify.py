@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -67,9 +68,7 @@ def _as_json(path: str, report: VerifyReport) -> dict[str, object]:
         "items": report.items,
         "bytes": report.bytes,
         "unverified": sorted(report.unverified_keys),
-        "problems": [
-            {"message": one.message, "file": one.file, "key": one.key, "offset": one.offset} for one in report.problems
-        ],
+        "problems": [asdict(one) for one in report.problems],
     }
 
 

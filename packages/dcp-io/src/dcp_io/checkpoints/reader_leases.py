@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["READING_PREFIX", "REMOVING", "ReadingSign", "announce_removal", "is_dead_sign", "live_readers"]
 
 READING_PREFIX = ".dcp-reading-"
-_MAX_RENEWAL_SECONDS = 60.0
-_MIN_RENEWAL_SECONDS = 0.1
 _MAX_BYTES = 1 << 16
 
 
@@ -66,8 +64,7 @@ class ReadingSign:
     def __init__(self, store: Store, *, stale_after_seconds: float) -> None:
         self.name = f"{READING_PREFIX}{secrets.token_hex(6)}"
         self._store = store
-        interval = min(_MAX_RENEWAL_SECONDS, max(_MIN_RENEWAL_SECONDS, stale_after_seconds / 10))
-        self._renewal = Renewal(store, self.name, interval)
+        self._renewal = Renewal(store, self.name, stale_after_seconds)
 
     def __enter__(self) -> Self:
         self._store.publish(self.name, json.dumps(this_process().to_dict()).encode(), sync=False)

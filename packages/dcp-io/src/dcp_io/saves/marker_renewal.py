@@ -10,17 +10,19 @@ from dcp_manifest.errors import CheckpointNotFoundError
 
 __all__ = ["Renewal"]
 
+_MIN_SECONDS, _MAX_SECONDS = 0.1, 60.0
+
 
 class Renewal:
-    """Touches a marker every `interval_seconds` from `start` to `stop`, in a daemon thread.
+    """Touches a marker often enough that it does not become stale, from `start` to `stop`, in a daemon thread.
 
     A storage that fails is asked again at the next turn; a marker that is gone sets `lost` and ends the thread.
     """
 
-    def __init__(self, store: Store, name: str, interval_seconds: float) -> None:
+    def __init__(self, store: Store, name: str, stale_after_seconds: float) -> None:
         self._store = store
         self._name = name
-        self._interval_seconds = interval_seconds
+        self._interval_seconds = min(_MAX_SECONDS, max(_MIN_SECONDS, stale_after_seconds / 10))
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.lost = False

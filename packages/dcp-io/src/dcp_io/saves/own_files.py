@@ -7,6 +7,7 @@ notes as JSON.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -88,12 +89,9 @@ def is_own_file(store: Store, name: str, size: int) -> bool:
         return False
     head = memoryview(bytearray(min(size, _HEAD_BYTES)))
     try:
-        source = store.open(name)
-        try:
+        with contextlib.closing(store.open(name)) as source:
             if head:
                 source.read_into(0, [head])
-        finally:
-            source.close()
     except DcpError as error:
         if isinstance(error, OSError):
             raise

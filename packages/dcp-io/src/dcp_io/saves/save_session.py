@@ -33,8 +33,6 @@ _log = library_logger(__name__)
 STALE_AFTER_SECONDS = 3600.0
 _SETTLE_SECONDS = 10.0
 _SETTLE_STEP_SECONDS = 0.05
-_MAX_RENEWAL_SECONDS = 60.0
-_MIN_RENEWAL_SECONDS = 0.1
 
 # Markers of saves that run in this process, by store and name: its own marker says nothing about a dead thread.
 _running: set[tuple[str, str]] = set()
@@ -91,8 +89,7 @@ class SaveSession:
         self._stale_after_seconds = stale_after_seconds
         self._sync = sync
         self._marker = Marker(check_save_id(save_id), rank, this_process(), "starting", time.time_ns())
-        interval = min(_MAX_RENEWAL_SECONDS, max(_MIN_RENEWAL_SECONDS, stale_after_seconds / 10))
-        self._renewal = Renewal(store, self._marker.name, interval)
+        self._renewal = Renewal(store, self._marker.name, stale_after_seconds)
         self._leave: Callable[[], object] = self._renewal.cancel
         self._marker_is_ours = False
         self._publishing = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import closing
 from typing import ClassVar
 
 from dcp_manifest.errors import UnsafeCheckpointError
@@ -182,11 +183,8 @@ class Store(ABC):
         """
         if type(self).open is Store.open:
             raise NotImplementedError(f"{type(self).__name__} overrides neither read_into nor open: it cannot be read")
-        source = self.open(name)
-        try:
+        with closing(self.open(name)) as source:
             source.read_into(offset, [buffer])
-        finally:
-            source.close()
 
     def open(self, name: str) -> Source:
         """Open the object for many reads; missing ones may raise here or at the first read."""

@@ -131,11 +131,8 @@ class StreamStore(Store):
 
     def size(self, name: str) -> int:
         """Return the size of the file in bytes."""
-        source = self.open(name)
-        try:
+        with contextlib.closing(self.open(name)) as source:
             return source.size()
-        finally:
-            source.close()
 
     def exists(self, name: str) -> bool:
         """Whether such a file exists."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from dcp_manifest.index.box_columns import starts
 from dcp_manifest.index.items import EncodedBlocks, Framing, ItemKind, StoredItem, border_counts
 
 __all__ = [
@@ -85,8 +86,7 @@ class BlockColumns:
 
     def starts(self) -> I64:
         """Return the start of each item's blocks (length rows + 1)."""
-        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts, dtype=np.int64)])
-        return starts
+        return starts(self.counts)
 
 
 @dataclass(slots=True)
@@ -211,21 +211,18 @@ class CheckpointIndex:
     @staticmethod
     def ragged_starts(columns: ItemColumns) -> RaggedStarts:
         """Return the start of each row's running CRCs, and of its blocks (lengths rows + 1; empty without blocks)."""
-        running = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns.running_counts())])
-        return running.tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
+        return starts(
+            columns.running_counts()
+        ).tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
 
     def chunk_starts(self) -> I64:
         """Return the first chunk row of each tensor (length T + 1)."""
-        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.tensor_chunks)])
-        return starts
+        return starts(self.tensor_chunks)
 
     def box_starts(self) -> I64:
         """Return the start of each tensor's numbers in `chunk_offsets` and `chunk_sizes` (length T + 1)."""
-        numbers = self.tensor_chunks * self.tensor_ndim.astype(np.int64)
-        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(numbers)])
-        return starts
+        return starts(self.tensor_chunks * self.tensor_ndim.astype(np.int64))
 
     def shape_starts(self) -> I64:
         """Return the start of each tensor's numbers in `tensor_shape` (length T + 1)."""
-        starts: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.tensor_ndim.astype(np.int64))])
-        return starts
+        return starts(self.tensor_ndim)

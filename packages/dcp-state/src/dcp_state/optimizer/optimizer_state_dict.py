@@ -167,7 +167,8 @@ def _check_nameable(optimizer: torch.optim.Optimizer, packed: Mapping[str, Any])
     if others:
         warnings.warn(
             f"{class_name(optimizer)}.state_dict() has entries besides state and param_groups "
-            f"({', '.join(map(repr, others[:5]))}), which have no place in a state dict by names: save them as values of their own",
+            f"({', '.join(map(repr, others[:5]))}), which have no place in a state dict by names: save them as values "
+            "of their own",
             UserWarning,
             stacklevel=2,
         )
