@@ -10,7 +10,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-__all__ = ["BY_NUMBER", "CREATE_BITS", "MARK_FOLDER", "READS", "SPACE", "WRITES", "Kind", "Memory", "places_of"]
+__all__ = ["BY_NUMBER", "CREATE_BITS", "MARK_FOLDER", "READS", "WRITES", "Kind", "Memory", "places_of"]
 
 MARK_FOLDER = "/.dcp-crash-mark/"
 """Creating a file in this folder, which does not exist, is a message to the tracer."""
@@ -31,39 +31,41 @@ class Kind:
     """Which arguments are paths: (the one with the folder they start from, the one with the path)."""
     flags: int | None = None
     """Which argument says whether a file may be created or truncated; only then the call changes anything."""
+    space: bool = False
+    """Whether it may find no space left on the disk."""
 
 
 WRITES = (
-    Kind("write", 1, fds=(0,)),
-    Kind("open", 2, paths=((None, 0),), flags=1),
+    Kind("write", 1, fds=(0,), space=True),
+    Kind("open", 2, paths=((None, 0),), flags=1, space=True),
     Kind("close", 3, fds=(0,)),
-    Kind("pwrite64", 18, fds=(0,)),
-    Kind("writev", 20, fds=(0,)),
-    Kind("sendfile", 40, fds=(0,)),
+    Kind("pwrite64", 18, fds=(0,), space=True),
+    Kind("writev", 20, fds=(0,), space=True),
+    Kind("sendfile", 40, fds=(0,), space=True),
     Kind("fsync", 74, fds=(0,)),
     Kind("fdatasync", 75, fds=(0,)),
     Kind("truncate", 76, paths=((None, 0),)),
     Kind("ftruncate", 77, fds=(0,)),
     Kind("rename", 82, paths=((None, 0), (None, 1))),
-    Kind("mkdir", 83, paths=((None, 0),)),
+    Kind("mkdir", 83, paths=((None, 0),), space=True),
     Kind("rmdir", 84, paths=((None, 0),)),
-    Kind("creat", 85, paths=((None, 0),)),
-    Kind("link", 86, paths=((None, 0), (None, 1))),
+    Kind("creat", 85, paths=((None, 0),), space=True),
+    Kind("link", 86, paths=((None, 0), (None, 1)), space=True),
     Kind("unlink", 87, paths=((None, 0),)),
-    Kind("symlink", 88, paths=((None, 1),)),
-    Kind("openat", 257, paths=((0, 1),), flags=2),
-    Kind("mkdirat", 258, paths=((0, 1),)),
+    Kind("symlink", 88, paths=((None, 1),), space=True),
+    Kind("openat", 257, paths=((0, 1),), flags=2, space=True),
+    Kind("mkdirat", 258, paths=((0, 1),), space=True),
     Kind("unlinkat", 263, paths=((0, 1),)),
     Kind("renameat", 264, paths=((0, 1), (2, 3))),
-    Kind("linkat", 265, paths=((0, 1), (2, 3))),
-    Kind("symlinkat", 266, paths=((1, 2),)),
+    Kind("linkat", 265, paths=((0, 1), (2, 3)), space=True),
+    Kind("symlinkat", 266, paths=((1, 2),), space=True),
     Kind("sync_file_range", 277, fds=(0,)),
     Kind("utimensat", 280, paths=((0, 1),)),
-    Kind("fallocate", 285, fds=(0,)),
-    Kind("pwritev", 296, fds=(0,)),
+    Kind("fallocate", 285, fds=(0,), space=True),
+    Kind("pwritev", 296, fds=(0,), space=True),
     Kind("renameat2", 316, paths=((0, 1), (2, 3))),
-    Kind("copy_file_range", 326, fds=(2,)),
-    Kind("pwritev2", 328, fds=(0,)),
+    Kind("copy_file_range", 326, fds=(2,), space=True),
+    Kind("pwritev2", 328, fds=(0,), space=True),
 )
 READS = (
     Kind("read", 0, fds=(0,)),
@@ -80,29 +82,6 @@ READS = (
     Kind("statx", 332, paths=((0, 1),)),
 )
 BY_NUMBER = {"writes": {kind.number: kind for kind in WRITES}, "reads": {kind.number: kind for kind in READS}}
-
-SPACE = frozenset(
-    [
-        "write",
-        "open",
-        "pwrite64",
-        "writev",
-        "sendfile",
-        "mkdir",
-        "creat",
-        "link",
-        "symlink",
-        "openat",
-        "mkdirat",
-        "linkat",
-        "symlinkat",
-        "fallocate",
-        "pwritev",
-        "copy_file_range",
-        "pwritev2",
-    ]
-)
-"""Calls that a full disk refuses."""
 
 
 class Memory:

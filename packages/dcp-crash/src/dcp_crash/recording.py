@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dcp_crash.calls import Memory
 
-__all__ = ["Change", "Recorder"]
+__all__ = ["Call", "Change", "Recorder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,19 @@ class Change:
     begun: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A system call that has begun, as it was then."""
+
+    name: str
+    arguments: tuple[int, ...]
+    places: list[str]
+    existed: bool
+    """Whether there was something at the first place."""
+    begun: int
+    """The number that the next change had."""
+
+
 @dataclass
 class Recorder:
     """Records changes, marks and barriers."""
@@ -45,25 +58,15 @@ class Recorder:
         """Record a mark of a process."""
         self.changes.append(Change("mark", text, offset=rank))
 
-    def done(
-        self,
-        name: str,
-        arguments: tuple[int, ...],
-        places: list[str],
-        result: int,
-        memory: Memory,
-        *,
-        existed: bool,
-        begun: int,
-    ) -> None:
+    def done(self, call: Call, result: int, memory: Memory) -> None:
         """Record a system call that has succeeded."""
-        path = places[0]
+        name, arguments, path = call.name, call.arguments, call.places[0]
         if name in {"fsync", "fdatasync"}:
-            self.changes.append(Change("sync", path, begun=begun))
+            self.changes.append(Change("sync", path, begun=call.begun))
         elif name in _NAMES:
-            self.changes.append(Change(_named(name, arguments), path, target=places[-1]))
+            self.changes.append(Change(_named(name, arguments), path, target=call.places[-1]))
         elif name in {"open", "openat", "creat"}:
-            self._opened(path, existed=existed, truncated=name == "creat" or _truncates(name, arguments))
+            self._opened(path, existed=call.existed, truncated=name == "creat" or _truncates(name, arguments))
         elif name in {"ftruncate", "truncate"}:
             self.changes.append(Change("truncate", path, offset=arguments[1]))
         elif name == "fallocate":

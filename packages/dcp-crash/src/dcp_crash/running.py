@@ -11,6 +11,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,47 +109,36 @@ def run_traced(
     """
     if not kernel.is_supported():
         raise OSError("system calls cannot be traced here: it takes Linux on x86-64, and nothing that forbids ptrace")
-    job = _Job(action, prepare, reads)
+    job = _Job(action, os.fspath(folder), world, prepare, fault, record, reads, started, held)
     watch = _Watch(timeout_seconds, grace_seconds)
     # In a thread of its own: the kernel reports these processes to it, and no other children of this process.
-    found: list[Run | BaseException] = []
-
-    def follow() -> None:
-        try:
-            found.append(_follow(job, folder, world, watch, started, fault, record=record, held=held))
-        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
-            found.append(error)
-
-    thread = threading.Thread(target=follow, name="dcp-crash-tracer")
-    thread.start()
-    thread.join()
-    watch.cancel()
-    if isinstance(found[0], BaseException):
-        raise found[0]
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="dcp-crash-tracer") as pool:
+            run = pool.submit(_follow, job, watch).result()
+    finally:
+        watch.cancel()
     if watch.expired:
         raise TimeoutError(f"the traced processes did not end within {timeout_seconds:g} s, and were killed")
-    return found[0]
+    return run
 
 
 @dataclass(frozen=True)
 class _Job:
+    """The arguments of `run_traced` that say what is run, and what is done to it."""
+
     action: Callable[[int], Any]
+    folder: str
+    world: int
     prepare: Callable[[int], object]
+    fault: Fault | None
+    record: bool
     reads: bool
+    started: Callable[[list[int]], object]
+    held: Callable[[int], object]
 
 
-def _follow(
-    job: _Job,
-    folder: str | os.PathLike[str],
-    world: int,
-    watch: _Watch,
-    started: Callable[[list[int]], object],
-    fault: Fault | None,
-    *,
-    record: bool,
-    held: Callable[[int], object],
-) -> Run:
-    reports = [os.memfd_create(f"dcp-crash-rank-{rank}") for rank in range(world)]
+def _follow(job: _Job, watch: _Watch) -> Run:
+    reports = [os.memfd_create(f"dcp-crash-rank-{rank}") for rank in range(job.world)]
     gate_reader, gate_writer = os.pipe()
     pids = [_fork(job, rank, report, gate_reader, gate_writer) for rank, report in enumerate(reports)]
     os.close(gate_reader)
@@ -164,14 +154,12 @@ def _follow(
         raise OSError(error.errno, text) from error
     finally:
         os.close(gate_writer)
-    recorder = Recorder() if record else None
+    recorder = Recorder() if job.record else None
     ranks = {pid: rank for rank, pid in enumerate(pids)}
-    tracer = Tracer(
-        os.fspath(folder), ranks, fault, reads=job.reads, recorder=recorder, held=held, on_end=watch.rank_ended
-    )
+    tracer = Tracer(job.folder, ranks, job.fault, job.reads, recorder, job.held, watch.rank_ended)
     watch.processes = tracer.ranks
     watch.begin()
-    started(pids)
+    job.started(pids)
     statuses = tracer.follow()
     ends = []
     for rank, (pid, report) in enumerate(zip(pids, reports, strict=True)):

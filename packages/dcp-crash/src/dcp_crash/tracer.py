@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dcp_crash import kernel
-from dcp_crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER, SPACE, Kind, Memory, places_of
+from dcp_crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER, Kind, Memory, places_of
 from dcp_crash.faults import WRITING, Fault
-from dcp_crash.recording import Recorder
+from dcp_crash.recording import Call, Recorder
 from dcp_crash.shortening import shorten
 
 __all__ = ["Tracer"]
@@ -29,11 +29,7 @@ _SYSCALL_STOP = signal.SIGTRAP | 0x80
 class _Running:
     """A system call in progress, and the action at its exit."""
 
-    kind: Kind
-    arguments: tuple[int, ...]
-    places: list[str]
-    existed: bool
-    begun: int
+    call: Call
     kill: bool = False
     fail: int = 0
     undo: Callable[[], None] | None = None
@@ -113,8 +109,8 @@ class Tracer:
                 self.recorder.mark(inside[0].removeprefix(MARK_FOLDER), self._rank_of(tid))
             kernel.resume(tid)
             return
-        existed = os.path.lexists(inside[0])
-        running = _Running(kind, arguments, inside, existed, self.recorder.now if self.recorder else 0)
+        begun = self.recorder.now if self.recorder else 0
+        running = _Running(Call(kind.name, arguments, inside, os.path.lexists(inside[0]), begun))
         self._running[tid] = running
         self._strike(tid, kind, values, running)
 
@@ -151,7 +147,7 @@ class Tracer:
         elif fault.kind == "torn":
             os.kill(self._process_of(tid), signal.SIGKILL)
             return
-        elif fault.kind == "eio" or (fault.kind == "enospc" and kind.name in SPACE):
+        elif fault.kind == "eio" or (fault.kind == "enospc" and kind.space):
             running.fail = errno.EIO if fault.kind == "eio" else errno.ENOSPC
             if kind.name != "close":  # whatever it says, a descriptor is closed
                 values.skip(-running.fail)
@@ -175,15 +171,7 @@ class Tracer:
             return
         values = kernel.registers(tid)
         if self.recorder is not None and values.result >= 0:
-            self.recorder.done(
-                running.kind.name,
-                running.arguments,
-                running.places,
-                values.result,
-                Memory(tid),
-                existed=running.existed,
-                begun=running.begun,
-            )
+            self.recorder.done(running.call, values.result, Memory(tid))
         if running.undo is not None:
             running.undo()
         if running.kill:
