@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dcp_all import FileSystemWriter, run_command, save
+from dcp_io.testing.damage import flip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -188,9 +189,7 @@ def test_checkpoints_of_stock(capsys: Any, tmp_path: Path) -> None:
 
 def test_damaged_values(capsys: Any, places: dict[str, Path]) -> None:
     (data,) = places["a"].glob("*.distcp")
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    flip(data)
     assert dcp(capsys, "verify", places["a"])[0] == 1
     codes = {dcp(capsys, *each)[0] for each in (("diff", places["a"], places["a.pt"]),)}
     assert codes <= {0, 1, 4}

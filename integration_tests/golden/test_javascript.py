@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dcp_io.testing.damage import flip
 from integration_tests.golden.test_golden import HERE, OURS, name, shown
 
 NODE = shutil.which("node")
@@ -49,9 +50,7 @@ def test_a_reader_in_javascript_finds_everything(expected: Path) -> None:
 @pytest.mark.parametrize("at", [-1, -30, -100])
 def test_it_notices_damage(at: int, tmp_path: Path) -> None:
     folder = shutil.copytree(HERE / "format-1.0" / "raw", tmp_path / "raw")
-    index = bytearray((folder / ".metadata").read_bytes())
-    index[at] ^= 1
-    (folder / ".metadata").write_bytes(index)
+    flip(folder / ".metadata", at)
     ran = read(folder, ".metadata")
     assert ran.returncode != 0
     assert "Error: " in ran.stderr

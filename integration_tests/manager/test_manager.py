@@ -12,6 +12,7 @@ import torch
 from dcp_core import CheckpointNotFoundError, LoadMismatchError, save
 from dcp_fs import FileSystemReader
 from dcp_io import LocalStore
+from dcp_io.testing.damage import flip
 from dcp_manager import (
     CheckpointManager,
     EverySteps,
@@ -25,9 +26,7 @@ from integration_tests.manager.checkpoints import Failing, names, restored, stat
 
 def damage(root: Path, step: int) -> None:
     (data,) = (root / f"step-{step}").glob("*.distcp")
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    flip(data)
 
 
 def test_saves_when_due_and_resumes_from_the_newest(tmp_path: Path) -> None:

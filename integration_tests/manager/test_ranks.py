@@ -19,6 +19,7 @@ from dcp_core import CheckpointException, CheckpointNotFoundError
 from dcp_core.testing.sharding import distribute
 from dcp_fs import FileSystemReader
 from dcp_io import StoreBackend
+from dcp_io.testing.damage import flip
 from dcp_manager import (
     CheckpointManager,
     EverySteps,
@@ -61,9 +62,7 @@ def test_ranks_resume_on_any_world_size(ranks: Any, tmp_path: Path) -> None:
 
 def damage_any(folder: Path) -> None:
     data = max(folder.glob("*.distcp"))
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    flip(data)
 
 
 class Unmounted(FileSystemReader):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dcp_io import LocalStore
+from dcp_io.testing.damage import data_files
 from dcp_manifest.container.footer import FOOTER_BYTES
 from dcp_manifest.file.manifest import read_index
 
@@ -19,11 +20,6 @@ METADATA = ".metadata"
 def files(folder: Path) -> list[Path]:
     """All files of a checkpoint, in the order of their names."""
     return sorted(path for path in folder.iterdir() if path.is_file())
-
-
-def data_files(folder: Path) -> list[Path]:
-    """The data files, in the order of their names."""
-    return [path for path in files(folder) if path.name.endswith(".distcp")]
 
 
 @contextlib.contextmanager

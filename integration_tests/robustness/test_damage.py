@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import dcp_all as dcp
 from dcp_core.errors import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError
 from dcp_io import LocalStore, verify_checkpoint
+from dcp_io.testing.damage import flip
 from integration_tests.oracle.kinds import same_bits
 from integration_tests.robustness import states
 from integration_tests.robustness.damage import METADATA, data_files, files, payload_bytes, swap
@@ -191,9 +192,7 @@ def test_index_of_a_rank_is_missing(fresh: Fresh) -> None:
 def test_nothing_changes_when_everything_is_checked_before(fresh: Fresh) -> None:
     folder = fresh("raw", NEW)
     file, position = max(payload_bytes(folder))
-    data = bytearray((folder / file).read_bytes())
-    data[position] ^= 1
-    (folder / file).write_bytes(data)
+    flip(folder / file, position)
     template = states.blank()
     reader = dcp.FileSystemReader(folder, verify="before")
     with pytest.raises(CorruptCheckpointError):
@@ -217,9 +216,7 @@ def test_every_rank_hears_of_it(ranks: Any, fresh: Fresh) -> None:
         (place, value) for place, value in sorted(payload_bytes(folder).items()) if value[0] == "model.weight"
     ][-1]
     assert file.startswith("__1_")
-    data = bytearray((folder / file).read_bytes())
-    data[position] ^= 1
-    (folder / file).write_bytes(data)
+    flip(folder / file, position)
     for text in ranks.run(2, load_on_rank, str(folder)):
         assert "CorruptCheckpointError" in text
         assert "rank 1" in text

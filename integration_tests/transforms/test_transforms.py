@@ -15,6 +15,7 @@ from torch.distributed.checkpoint import _extension as stock_extension
 import dcp_all as dcp
 from dcp_core.hookspecs import hookimpl
 from dcp_core.transforms import ExtensionRegistry, StreamTransformExtension
+from dcp_io.testing.damage import flip
 from dcp_manifest.errors import UnsupportedFormatError
 from dcp_transforms import ZStandard
 
@@ -241,9 +242,7 @@ def test_what_decodes_to_something_else_is_refused(tmp_path: Path, layout: str, 
 def test_flipped_bits_are_refused_before_they_are_decoded(tmp_path: Path, at: float) -> None:
     save(tmp_path, [ZStandard()], thread_count=1)
     (path,) = tmp_path.glob("*.distcp")
-    data = bytearray(path.read_bytes())
-    data[int(len(data) * at)] ^= 4
-    path.write_bytes(data)
+    flip(path, int(path.stat().st_size * at), 4)
     with pytest.raises(dcp.CorruptCheckpointError, match="differ from what was written"):
         holds(dcp, tmp_path)
 

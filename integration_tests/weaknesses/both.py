@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dcp_all as dcp
+from dcp_io.testing.damage import data_files, flip
 
 __all__ = [
     "data_files",
@@ -71,23 +72,11 @@ def our_load(template: dict[Any, Any], folder: Path | str, planner: Any = None, 
     return template
 
 
-def data_files(folder: Path) -> list[Path]:
-    """The files that hold values, sorted."""
-    return sorted(folder.glob("*.distcp"))
-
-
 def find_bytes(folder: Path, wanted: bytes) -> tuple[Path, int]:
     """Where the only data file that holds these bytes has them, for the first time."""
     found = [(path, at) for path in data_files(folder) if (at := path.read_bytes().find(wanted)) >= 0]
     assert len(found) == 1, f"{wanted[:20]!r} is in {found}"
     return found[0]
-
-
-def flip(path: Path, offset: int, mask: int = 1) -> None:
-    """Change one byte of a file."""
-    data = bytearray(path.read_bytes())
-    data[offset] ^= mask
-    path.write_bytes(data)
 
 
 def edit_stock_metadata(folder: Path, edit: Callable[[Any], None]) -> None:

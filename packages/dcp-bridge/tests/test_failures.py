@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException as StockExcepti
 import dcp_core
 from dcp_bridge import from_stock, to_stock
 from dcp_fs import FileSystemReader, FileSystemWriter
+from dcp_io.testing.damage import flip
 
 STATE = {"w": torch.ones(4), "v": torch.ones(5), "step": 1}
 
@@ -159,9 +160,7 @@ def test_a_flipped_bit_is_found_by_our_reader_in_stocks_load(tmp_path):
     weight = torch.full((64,), 3.25)
     dcp_core.save({"w": weight}, checkpoint_id=str(tmp_path), no_dist=True)
     (file,) = tmp_path.glob("*.distcp")
-    data = bytearray(file.read_bytes())
-    data[data.index(weight.numpy().tobytes()) + 10] ^= 1
-    file.write_bytes(data)
+    flip(file, file.read_bytes().index(weight.numpy().tobytes()) + 10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(StockException, match="differ from what was written"):

@@ -26,6 +26,7 @@ from dcp_format.content.changes import select_values
 from dcp_format.converters import converter_for
 from dcp_format.safetensors.safetensors_index import INDEX_NAME
 from dcp_io import CheckpointExistsError
+from dcp_io.testing.damage import flip
 
 
 def source(path: Path) -> dict[str, torch.Tensor]:
@@ -169,9 +170,7 @@ def test_compressed_checkpoints(tmp_path: Path, compression: str) -> None:
     convert(tmp_path / "less", tmp_path / "plain.safetensors")
     assert same(load_file(tmp_path / "plain.safetensors"), value)
     (data,) = (tmp_path / "less").glob("*.distcp")
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    flip(data)
     with pytest.raises(CorruptCheckpointError):
         convert(tmp_path / "less", tmp_path / "damaged.safetensors")
 

@@ -17,6 +17,7 @@ from dcp_core import (
     save,
 )
 from dcp_fs import FileSystemReader, FileSystemWriter, SerializationFormat
+from dcp_io.testing.damage import flip
 
 LAYOUTS = ["torch", "raw"]
 
@@ -122,9 +123,7 @@ def test_flipped_bits_are_refused_with_file_key_and_offset(tmp_path: Path, layou
 def test_checking_before_changes_nothing(tmp_path: Path) -> None:
     save(state(), storage_writer=FileSystemWriter(tmp_path, thread_count=1))
     (data,) = tmp_path.glob("*.distcp")
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    flip(data)
     template = blank()
     with pytest.raises(CorruptCheckpointError):
         load(template, storage_reader=FileSystemReader(tmp_path, verify="before"))

@@ -23,6 +23,7 @@ from dcp_hooks import PluginRegistry, StoreSpec, hookimpl, installed
 from dcp_inspect.cli import COMMANDS, run
 from dcp_inspect.layout import plan_reads, plan_writes
 from dcp_io import LocalStore, Payload, ProcessIdentity, StoreBackend, WriteRequest, this_process
+from dcp_io.testing.damage import flip
 from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, encode, index_of
 
 
@@ -73,12 +74,6 @@ def dcp(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 def data_file(path: Path) -> Path:
     (found,) = path.glob("*.distcp")
     return found
-
-
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
 
 
 def test_ls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -481,6 +476,7 @@ class Refuse:
         if name.split(".")[0] == "torch":
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 sys.meta_path.insert(0, Refuse())
+from dcp_io.testing.damage import flip
 from dcp_inspect.cli import run
 codes = [run(arguments.split()) for arguments in sys.argv[1:]]
 print(codes, any(name.split(".")[0] == "torch" for name in sys.modules))

@@ -9,6 +9,7 @@ import pytest
 
 from dcp_io import LocalStore, StoreBackend, read_items
 from dcp_io.requests import Payload, ReadRequest, WriteRequest
+from dcp_io.testing.damage import flip
 from dcp_io.writing import write_engine
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.file.manifest import encode
@@ -157,7 +158,7 @@ def helpers():
         merged=merged,
         read_back=read_back,
         target=Target,
-        flip=flip,
+        flip=lambda store, name, offset, bit=0: flip(os.path.join(store.path, name), offset, 1 << bit),
         names=lambda store: sorted(entry.name for entry in store.list()),
     )
 
@@ -181,16 +182,6 @@ def read_back(store: LocalStore, items: Mapping[str, StoredItem], **options: obj
     ]
     read_items(store, requests, **options)
     return values
-
-
-def flip(store: LocalStore, file: str, offset: int, bit: int = 0) -> None:
-    """Change one bit of a file."""
-    path = os.path.join(store.path, file)
-    with open(path, "r+b") as handle:
-        handle.seek(offset)
-        byte = handle.read(1)[0]
-        handle.seek(offset)
-        handle.write(bytes([byte ^ 1 << bit]))
 
 
 class PatchedOs:

@@ -22,6 +22,7 @@ from dcp_core import (
 )
 from dcp_core.testing.sharding import distribute
 from dcp_io import LocalStore, StorageError, StoreBackend, verify_checkpoint
+from dcp_io.testing.damage import flip
 from dcp_object import ObjectStoreReader, open_store
 from dcp_ranks.testing.ranks import RankPool
 
@@ -122,9 +123,7 @@ def test_a_part_takes_its_bytes(url: str, state: dict[str, Any]) -> None:
 def test_damage_is_found(url: str, place: Path) -> None:
     assert verify_checkpoint(open_store(url)).ok
     (file,) = place.glob("*.distcp")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
     assert not verify_checkpoint(open_store(url)).ok
     with pytest.raises(CorruptCheckpointError, match="'w'"):
         load({"w": torch.zeros(ROWS, 256)}, checkpoint_id=url)

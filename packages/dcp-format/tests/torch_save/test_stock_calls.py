@@ -31,6 +31,7 @@ from dcp_format import (
     torch_save_to_dcp,
 )
 from dcp_io import LocalStore, StoreBackend, verify_checkpoint, verify_zip, zip_records
+from dcp_io.testing.damage import flip
 from dcp_manifest import index_of
 
 DTYPES = [
@@ -209,9 +210,7 @@ def test_nothing_of_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("elements", [30_000, 3_000_000])
 def test_a_flipped_bit_is_found(tmp_path: Path, elements: int) -> None:
     torch.save({"w": torch.arange(elements)}, tmp_path / "a.pt")
-    data = bytearray((tmp_path / "a.pt").read_bytes())
-    data[len(data) // 2] ^= 4
-    (tmp_path / "a.pt").write_bytes(data)
+    flip(tmp_path / "a.pt", mask=4)
     with pytest.raises(CorruptCheckpointError, match="'w'"):
         torch_save_to_dcp(tmp_path / "a.pt", tmp_path / "c")
     assert not (tmp_path / "c" / ".metadata").exists()
@@ -251,9 +250,7 @@ def test_no_byte_of_a_value_is_taken_unchecked(tmp_path: Path, value: Callable[[
 def test_a_reader_that_broadcasts_checks_every_record(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     start, _ = file_with(path, {"t": torch.arange(12.0)})["data/0"]
-    data = bytearray(path.read_bytes())
-    data[start + 5] ^= 2
-    path.write_bytes(data)
+    flip(path, start + 5, 2)
     template = {"t": torch.zeros(12)}
     with pytest.raises(CheckpointException, match="does not match its CRC"):
         load(template, storage_reader=BroadcastingTorchSaveReader(path), planner=DynamicMetaLoadPlanner(), no_dist=True)
@@ -282,9 +279,7 @@ def test_a_damaged_checkpoint_leaves_the_old_file(tmp_path: Path) -> None:
     dcp_to_torch_save(tmp_path / "c", tmp_path / "a.pt")
     before = (tmp_path / "a.pt").read_bytes()
     (data,) = (tmp_path / "c").glob("*.distcp")
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    flip(data)
     with pytest.raises(CorruptCheckpointError, match="'w'"):
         dcp_to_torch_save(tmp_path / "c", tmp_path / "a.pt")
     assert (tmp_path / "a.pt").read_bytes() == before

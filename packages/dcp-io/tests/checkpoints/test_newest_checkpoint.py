@@ -8,6 +8,7 @@ import time
 import pytest
 
 from dcp_io import LocalStore, check_checkpoint, find_checkpoints, latest_valid
+from dcp_io.testing.damage import flip
 from dcp_manifest import LocalFolder, checkpoints_below
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
@@ -64,9 +65,7 @@ def test_what_cannot_be_loaded_is_passed_over(root, damage):
 
 def test_damaged_bytes_are_found_if_asked_for(root):
     path = data_file(root / "new")
-    data = bytearray(path.read_bytes())
-    data[50_000] ^= 1
-    path.write_bytes(data)
+    flip(path, 50_000)
     assert latest_valid(root).path == root / "new"
     assert latest_valid(root, deep=True).path == root / "deep" / "old"
     check_checkpoint(LocalStore(root / "new"))

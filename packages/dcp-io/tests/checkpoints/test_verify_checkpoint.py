@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_io import LocalStore, StoreBackend, crc32, verify_checkpoint
+from dcp_io.testing.damage import flip
 from dcp_manifest.container import blob
 from dcp_manifest.file.manifest import encode
 from dcp_manifest.folders.index_choice import is_index_name
@@ -30,11 +31,7 @@ def path(store, name):
 
 
 def damage(store, name, offset, bit=0):
-    with open(path(store, name), "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1 << bit]))
+    flip(path(store, name), offset, 1 << bit)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

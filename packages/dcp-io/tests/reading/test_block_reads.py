@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dcp_io import verify_checkpoint
 from dcp_io.reading.read_engine import read_items
 from dcp_io.requests import Payload, ReadRequest, WriteRequest
+from dcp_io.testing.damage import flip
 from dcp_io.writing import write_engine
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.errors import CorruptCheckpointError
@@ -140,7 +141,7 @@ def test_a_flipped_bit_is_found_before_it_is_decoded(store, written, verify):
     _, items = written
     item = items["t5"]
     place = item.offset + int(item.blocks.lengths[:7].sum()) + 11
-    flip(store, item.file, place)
+    flip(os.path.join(store.url, item.file), place, 16)
     memory = bytearray(SIZES[5])
     with pytest.raises(CorruptCheckpointError, match="differ from what was written") as error:
         read_items(store, [read_request("t5", item, SIZES[5], 0, SIZES[5], into=memoryview(memory))], verify=verify)
@@ -152,14 +153,6 @@ def test_a_flipped_bit_is_found_before_it_is_decoded(store, written, verify):
             read_items(store, [part], verify=verify)
     else:
         read_items(store, [part], verify=verify)
-
-
-def flip(store, name, place):
-    with open(os.path.join(store.url, name), "r+b") as file:
-        file.seek(place)
-        byte = file.read(1)[0]
-        file.seek(place)
-        file.write(bytes([byte ^ 16]))
 
 
 def test_a_block_that_becomes_something_else_is_refused(store, written):
@@ -200,6 +193,6 @@ def test_verifying_names_the_damaged_block(store, helpers, written):
     assert verify_checkpoint(store).ok
     item = items["t4"]
     place = item.offset + int(item.blocks.lengths[:3].sum())
-    flip(store, item.file, place + 9)
+    flip(os.path.join(store.url, item.file), place + 9, 16)
     (problem,) = verify_checkpoint(store).problems
     assert (problem.key, problem.file, problem.offset) == ("t4", item.file, place)

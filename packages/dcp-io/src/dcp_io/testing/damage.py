@@ -1,0 +1,24 @@
+"""Damage to files of checkpoints, for tests of what finds it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["data_files", "flip"]
+
+
+def data_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the data files of a checkpoint, sorted by name."""
+    return sorted(Path(folder).glob("*.distcp"))
+
+
+def flip(path: str | os.PathLike[str], offset: int | None = None, mask: int = 1) -> None:
+    """Flip the bits of `mask` in one byte of a file: in the middle by default, from the end if `offset` is negative."""
+    with open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        at = size // 2 if offset is None else offset % size
+        file.seek(at)
+        changed = bytes([file.read(1)[0] ^ mask])
+        file.seek(at)
+        file.write(changed)
