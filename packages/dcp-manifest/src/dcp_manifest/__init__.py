@@ -39,7 +39,14 @@ from dcp_manifest.index.items import Framing, ItemKind, StoredItem, block_bytes,
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_manifest.index.stored_tensors import StoredChunk, StoredTensor, stored_objects, stored_tensors
+from dcp_manifest.index.stored_tensors import (
+    StoredChunk,
+    StoredTensor,
+    TensorForm,
+    stored_objects,
+    stored_tensors,
+    tensor_columns,
+)
 from dcp_manifest.logs import library_logger
 from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
 from dcp_manifest.printable import printable
@@ -77,6 +84,7 @@ __all__ = [
     "StoredItems",
     "StoredTensor",
     "TensorFlags",
+    "TensorForm",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
     "block_bytes",
@@ -110,5 +118,6 @@ __all__ = [
     "stored_objects",
     "stored_tensors",
     "stub_head",
+    "tensor_columns",
     "verify",
 ]

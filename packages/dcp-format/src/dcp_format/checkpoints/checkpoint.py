@@ -25,8 +25,10 @@ from dcp_manifest import (
     ManifestInfo,
     StoredItems,
     TensorFlags,
+    TensorForm,
     encode,
     is_index_name,
+    tensor_columns,
 )
 
 __all__ = ["is_checkpoint", "open_checkpoint", "write_checkpoint"]
@@ -95,32 +97,23 @@ def _object_request(name: str, read: Callable[[], bytes]) -> WriteRequest:
 def _index(
     content: Content, tensors: Sequence[TensorEntry], stored: StoredItems, info: ManifestInfo
 ) -> CheckpointIndex:
-    rows = {entry.name: row for row, entry in enumerate(tensors)}
-    dtypes = tuple(dict.fromkeys(entry.dtype for entry in tensors))
     count = len(tensors)
-    shape = np.array([size for entry in tensors for size in entry.shape], np.int64)
-    chunks = stored.take(np.arange(count))
-    objects = stored.take(np.arange(count, len(stored)))
-    flags = [replace(TensorFlags(), requires_grad=entry.requires_grad).to_bits() for entry in tensors]
-    return CheckpointIndex(
-        dtypes=dtypes,
+    rows = {entry.name: row for row, entry in enumerate(tensors)}
+    return replace(
+        tensor_columns([_form(entry) for entry in tensors]),
         files=stored.files,
         chains=stored.chains,
-        tensor_names=[entry.name for entry in tensors],
-        tensor_dtype=np.array([dtypes.index(entry.dtype) for entry in tensors], np.uint8),
-        tensor_flags=np.array(flags, np.uint8),
-        tensor_ndim=np.array([len(entry.shape) for entry in tensors], np.uint8),
-        tensor_owner=np.zeros(count, np.uint32),
-        tensor_shape=shape,
-        tensor_chunks=np.ones(count, np.int64),
-        chunk_offsets=np.zeros_like(shape),
-        chunk_sizes=shape.copy(),
-        chunk_items=chunks.columns,
+        chunk_items=stored.take(np.arange(count)).columns,
         object_names=[*content.objects],
         object_owner=np.zeros(len(content.objects), np.uint32),
-        object_items=objects.columns,
+        object_items=stored.take(np.arange(count, len(stored))).columns,
         alias_names=[*content.aliases],
         alias_targets=np.array([rows[target] for target in content.aliases.values()], np.uint32),
         paths=content.paths,
         info=info,
     )
+
+
+def _form(entry: TensorEntry) -> TensorForm:
+    flags = TensorFlags(requires_grad=entry.requires_grad).to_bits()
+    return TensorForm(entry.name, entry.dtype, entry.shape, [((0,) * len(entry.shape), entry.shape)], flags)

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,16 @@ from dcp_format.safetensors.file_sets import SUFFIX, chosen_set, headers_of, is_
 from dcp_format.safetensors.hub_cache import local_store
 from dcp_format.safetensors.safetensors_header import Header, HeaderEntry
 from dcp_io import Store
-from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, check_index, file_path
+from dcp_manifest import (
+    CheckpointIndex,
+    Framing,
+    StoredItem,
+    StoredItems,
+    TensorForm,
+    check_index,
+    file_path,
+    tensor_columns,
+)
 
 __all__ = [
     "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING",
@@ -249,27 +258,20 @@ def _index(
     boxes: Mapping[str, list[Box]], shapes: Mapping[str, tuple[int, ...]], aliases: Mapping[str, str]
 ) -> CheckpointIndex:
     # An alias has its bytes a second time, for readers that know of no aliases: ours need them once.
-    names = [name for name in boxes if name not in aliases]
-    rows = {name: row for row, name in enumerate(names)}
-    parts = [part for name in names for part in boxes[name]]
-    dtypes = tuple(dict.fromkeys(entry.dtype for entry, _, _ in parts))
+    forms = [
+        TensorForm(name, parts[0][0].dtype, shapes[name], [(offsets, entry.shape) for entry, _, offsets in parts])
+        for name, parts in boxes.items()
+        if name not in aliases
+    ]
+    rows = {form.name: row for row, form in enumerate(forms)}
     stored = StoredItems.of(
         StoredItem(file, entry.start, entry.stop - entry.start, 0, entry.stop - entry.start, Framing.RAW)
-        for entry, file, _ in parts
+        for name in rows
+        for entry, file, _ in boxes[name]
     )
-    first = [boxes[name][0][0] for name in names]
-    return CheckpointIndex(
-        dtypes=dtypes,
+    return replace(
+        tensor_columns(forms),
         files=stored.files,
-        tensor_names=names,
-        tensor_dtype=np.array([dtypes.index(entry.dtype) for entry in first], np.uint8),
-        tensor_flags=np.zeros(len(names), np.uint8),
-        tensor_ndim=np.array([len(entry.shape) for entry in first], np.uint8),
-        tensor_owner=np.zeros(len(names), np.uint32),
-        tensor_shape=np.array([size for name in names for size in shapes[name]], np.int64),
-        tensor_chunks=np.array([len(boxes[name]) for name in names], np.int64),
-        chunk_offsets=np.array([at for _, _, offsets in parts for at in offsets], np.int64),
-        chunk_sizes=np.array([size for entry, _, _ in parts for size in entry.shape], np.int64),
         chunk_items=stored.columns,
         object_items=StoredItems.of([]).columns,
         alias_names=list(aliases),

@@ -1,4 +1,4 @@
-"""Tensors and objects of an index as records, with the place of each chunk: for work value by value.
+"""Records of the tensors and objects of an index, with the place of each chunk, and columns of such records.
 
 Plans and checks of whole indexes stay with the columns, which are far faster.
 """
@@ -6,15 +6,18 @@ Plans and checks of whole indexes stay with the columns, which are far faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from dcp_manifest.index.columns import CheckpointIndex, TensorFlags
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.items import StoredItem
 from dcp_manifest.index.stored_items import StoredItems
 
-__all__ = ["StoredChunk", "StoredTensor", "stored_objects", "stored_tensors"]
+__all__ = ["StoredChunk", "StoredTensor", "TensorForm", "stored_objects", "stored_tensors", "tensor_columns"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +48,17 @@ class StoredTensor:
     chunks: tuple[StoredChunk, ...]
 
 
+class TensorForm(NamedTuple):
+    """A tensor to be put into an index, with the boxes (offsets and sizes) in which it is stored."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    flags: int = 0
+    """Bits of its `TensorFlags`."""
+
+
 def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
     """Yield each tensor of an index in its order, without aliases; none if the index has no places."""
     if index.chunk_items is None:
@@ -66,6 +80,24 @@ def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
             TensorFlags.from_bits(int(index.tensor_flags[row])),
             tuple(StoredChunk(name, dtype, tuple(offset), tuple(size), items[at]) for offset, size, at in chunks),
         )
+
+
+def tensor_columns(tensors: Sequence[TensorForm]) -> CheckpointIndex:
+    """Return an index of tensors that belong to no single rank, without places: what it stores is to be filled in."""
+    dtypes = {name: number for number, name in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors))}
+    boxes = [box for tensor in tensors for box in tensor.boxes]
+    return CheckpointIndex(
+        dtypes=tuple(dtypes),
+        tensor_names=[tensor.name for tensor in tensors],
+        tensor_dtype=np.array([dtypes[tensor.dtype] for tensor in tensors], np.uint8),
+        tensor_flags=np.array([tensor.flags for tensor in tensors], np.uint8),
+        tensor_ndim=np.array([len(tensor.shape) for tensor in tensors], np.uint8),
+        tensor_owner=np.zeros(len(tensors), np.uint32),
+        tensor_shape=np.array([size for tensor in tensors for size in tensor.shape], np.int64),
+        tensor_chunks=np.array([len(tensor.boxes) for tensor in tensors], np.int64),
+        chunk_offsets=np.array([number for offsets, _ in boxes for number in offsets], np.int64),
+        chunk_sizes=np.array([number for _, sizes in boxes for number in sizes], np.int64),
+    )
 
 
 def stored_objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:

@@ -14,6 +14,7 @@ from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, PathElement
 from dcp_manifest.index.consistency import check_index
 from dcp_manifest.index.items import Framing
 from dcp_manifest.index.relative_paths import check_relative_path
+from dcp_manifest.index.stored_tensors import TensorForm, tensor_columns
 from dcp_manifest.pickles.pickle_table import BrokenPickleError, Record, UnsafePickleError, described
 from dcp_manifest.stock.stock_names import DtypeName, Layout, Size, read_stock_pickle
 
@@ -94,7 +95,6 @@ class _Reader:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.dtypes: dict[str, int] = {}
         self.files: dict[str, int] = {}
         self.chains: dict[tuple[str, ...], int] = {}
 
@@ -109,57 +109,32 @@ class _Reader:
                 objects.append(name)
             else:
                 tensors[name] = _state(value, "TensorStorageMetadata")
-        index = CheckpointIndex(tensor_names=list(tensors), object_names=objects)
-        index.object_owner = np.zeros(len(objects), np.uint32)
+        forms = self.forms(tensors)
+        index = tensor_columns(forms)
+        index.object_names, index.object_owner = objects, np.zeros(len(objects), np.uint32)
         index.paths = self.paths(metadata.get("planner_data"))
-        keys = self.put_tensors(index, tensors)
         if metadata.get("storage_data") is not None:
             places = _places(metadata["storage_data"])
-            index.chunk_items = self.items([_place(places, key) for key in keys], Framing.TORCH_ZIP)
+            chunks = [_place(places, (form.name, offsets)) for form in forms for offsets, _ in form.boxes]
+            index.chunk_items = self.items(chunks, Framing.TORCH_ZIP)
             index.object_items = self.items([_place(places, (name, None)) for name in objects], Framing.OBJECT)
-        index.dtypes, index.files, index.chains = tuple(self.dtypes), tuple(self.files), tuple(self.chains)
+        index.files, index.chains = tuple(self.files), tuple(self.chains)
         return index
 
-    def put_tensors(
-        self, index: CheckpointIndex, tensors: dict[str, dict[str, Any]]
-    ) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Put the tensors' columns into `index`; returns the keys under which their chunks are stored."""
+    def forms(self, tensors: dict[str, dict[str, Any]]) -> list[TensorForm]:
+        """Return the tensors with the boxes of their chunks."""
         if sum(len(state["chunks"]) for state in tensors.values()) > self.limit:
             raise ValueError("it has more chunks than bytes")
-        properties = [self.properties(state["properties"]) for state in tensors.values()]
-        shapes = [_numbers(state["size"]) for state in tensors.values()]
-        chunks = [
-            [(_numbers(box["offsets"]), _numbers(box["sizes"])) for box in map(_chunk, state["chunks"])]
-            for state in tensors.values()
-        ]
-        for shape, boxes in zip(shapes, chunks, strict=True):
-            if any(len(offsets) != len(shape) or len(sizes) != len(shape) for offsets, sizes in boxes):
+        forms = []
+        for name, state in tensors.items():
+            dtype, flags = _properties(state["properties"])
+            chunks = (_state(chunk, "ChunkStorageMetadata") for chunk in state["chunks"])
+            boxes = [(_numbers(chunk["offsets"]), _numbers(chunk["sizes"])) for chunk in chunks]
+            form = TensorForm(name, dtype, _numbers(state["size"]), boxes, flags)
+            if any(not len(offsets) == len(sizes) == len(form.shape) for offsets, sizes in boxes):
                 raise ValueError("a chunk has other dimensions than its tensor")
-        index.tensor_dtype = np.array([dtype for dtype, _ in properties], np.uint8)
-        index.tensor_flags = np.array([flags for _, flags in properties], np.uint8)
-        index.tensor_ndim = np.array([len(shape) for shape in shapes], np.uint8)
-        index.tensor_owner = np.zeros(len(shapes), np.uint32)
-        index.tensor_shape = np.array([number for shape in shapes for number in shape], np.int64)
-        index.tensor_chunks = np.array([len(boxes) for boxes in chunks], np.int64)
-        flat = [box for boxes in chunks for box in boxes]
-        index.chunk_offsets = np.array([number for offsets, _ in flat for number in offsets], np.int64)
-        index.chunk_sizes = np.array([number for _, sizes in flat for number in sizes], np.int64)
-        return [(name, offsets) for name, boxes in zip(tensors, chunks, strict=True) for offsets, _ in boxes]
-
-    def properties(self, value: object) -> tuple[int, int]:
-        """Return the row of the dtype, and flags. Newer versions append fields to the five that are known."""
-        if not isinstance(value, Record) or value.name != "TensorProperties" or type(value.state) is not tuple:
-            raise TypeError(f"{described(value)} is where a TensorProperties should be")
-        dtype, layout, requires_grad, memory_format, pin_memory = value.state[:5]
-        if not isinstance(dtype, DtypeName) or not isinstance(layout, Layout):
-            raise TypeError("a tensor without dtype or layout")
-        flags = TensorFlags(
-            requires_grad=bool(requires_grad),
-            pin_memory=bool(pin_memory),
-            memory_format=memory_format,
-            layout=layout.name,
-        )
-        return self.dtypes.setdefault(dtype.name, len(self.dtypes)), flags.to_bits()
+            forms.append(form)
+        return forms
 
     def items(self, places: list[Place], framing: Framing) -> ItemColumns:
         count = len(places)
@@ -193,8 +168,20 @@ class _Reader:
         return planner_data if names and parts else None
 
 
-def _chunk(value: object) -> dict[str, Any]:
-    return _state(value, "ChunkStorageMetadata")
+def _properties(value: object) -> tuple[str, int]:
+    """Return the row of the dtype, and flags. Newer versions append fields to the five that are known."""
+    if not isinstance(value, Record) or value.name != "TensorProperties" or type(value.state) is not tuple:
+        raise TypeError(f"{described(value)} is where a TensorProperties should be")
+    dtype, layout, requires_grad, memory_format, pin_memory = value.state[:5]
+    if not isinstance(dtype, DtypeName) or not isinstance(layout, Layout):
+        raise TypeError("a tensor without dtype or layout")
+    flags = TensorFlags(
+        requires_grad=bool(requires_grad),
+        pin_memory=bool(pin_memory),
+        memory_format=memory_format,
+        layout=layout.name,
+    )
+    return dtype.name, flags.to_bits()
 
 
 def _text(value: object) -> str:
