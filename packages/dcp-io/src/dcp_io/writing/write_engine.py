@@ -19,7 +19,7 @@ from dcp_io.stores.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_io.writing.data_file import DataFile, Place
 from dcp_manifest.folders.folder import DATA_SUFFIX
-from dcp_manifest.index.columns import BlockColumns, ItemColumns
+from dcp_manifest.index.columns import ItemColumns
 from dcp_manifest.index.items import EncodedBlocks
 from dcp_manifest.index.stored_items import StoredItems, block_columns
 
@@ -115,35 +115,25 @@ class _Written:
     """By the offsets of items in the file."""
 
 
-def _renumbered(
-    numbers: npt.NDArray[np.int64],
-    files: npt.NDArray[np.int64],
-    written: Sequence[_Written],
-    chains: dict[tuple[str, ...], int],
-) -> npt.NDArray[np.uint8]:
-    """Renumber the chains of items, by file, for one common table; adds those that are new to it."""
-    found = np.zeros(len(numbers), np.uint8)
-    for row, file in enumerate(written):
-        if len(file.chains) > 1:
-            table = np.array([chains.setdefault(links, len(chains)) for links in file.chains], np.uint8)
-            own = files == row
-            found[own] = table[numbers[own]]
-    return found
-
-
-def _blocks(written: Sequence[_Written]) -> BlockColumns | None:
-    """Return the encoded blocks of items, by file, in the order of their positions."""
-    if not any(file.blocks for file in written):
-        return None
+def _stored_items(file: _Written) -> StoredItems:
+    """Return the items of one file, in the order in which they were written."""
+    rows = np.array(file.places, np.int64).reshape(-1, len(get_args(Place)))
     # An empty item may share its offset with the one after it, but it has no bytes that could be encoded.
-    width = len(get_args(Place))
-    return block_columns(
-        [
-            file.blocks.get(offset) if length else None
-            for file in written
-            for offset, length in zip(file.places[::width], file.places[1::width], strict=True)
-        ]
+    blocks = [file.blocks.get(row[0]) if row[1] else None for row in rows.tolist()] if file.blocks else []
+    columns = ItemColumns(
+        file=np.zeros(len(rows), np.uint32),
+        offset=rows[:, 0].astype(np.uint64),
+        length=rows[:, 1].astype(np.uint64),
+        lead=rows[:, 2].astype(np.uint32),
+        stored_bytes=rows[:, 3].astype(np.uint64),
+        framing=rows[:, 4].astype(np.uint8),
+        chain=rows[:, 6].astype(np.uint8),
+        checked=np.ones(len(rows), np.uint8),
+        crc32=rows[:, 5].astype(np.uint32),
+        running_crcs=np.concatenate([_NO_BORDERS, *file.running_crcs]),
+        blocks=block_columns(blocks),
     )
+    return StoredItems(columns, [file.name], file.chains[1:])
 
 
 class _Batch:
@@ -167,27 +157,10 @@ class _Batch:
         self._written: list[_Written] = []
 
     def items(self) -> StoredItems:
-        """Return the locations of the items, in the order of the requests."""
-        # Each file's items lie together here, whichever thread was done first; `order` says where each request's is.
+        """Return the locations of all items, in the order of the requests."""
         written = sorted(self._written, key=lambda file: file.name)
-        rows = np.concatenate([np.array(file.places, np.int64) for file in written]).reshape(-1, len(get_args(Place)))
-        files = np.repeat(np.arange(len(written)), [len(file.positions) for file in written])
         order = np.argsort(np.concatenate([file.positions for file in written]), kind="stable")
-        chains: dict[tuple[str, ...], int] = {(): 0}
-        columns = ItemColumns(
-            file=files.astype(np.uint32),
-            offset=rows[:, 0].astype(np.uint64),
-            length=rows[:, 1].astype(np.uint64),
-            lead=rows[:, 2].astype(np.uint32),
-            stored_bytes=rows[:, 3].astype(np.uint64),
-            framing=rows[:, 4].astype(np.uint8),
-            chain=_renumbered(rows[:, 6], files, written, chains),
-            checked=np.ones(len(rows), np.uint8),
-            crc32=rows[:, 5].astype(np.uint32),
-            running_crcs=np.concatenate([_NO_BORDERS, *(part for file in written for part in file.running_crcs)]),
-            blocks=_blocks(written),
-        )
-        return StoredItems(columns, [file.name for file in written], tuple(chains)[1:]).take(order)
+        return StoredItems.joined([*map(_stored_items, written)]).take(order)
 
     def remove_files(self) -> None:
         """Delete every file that was made."""
