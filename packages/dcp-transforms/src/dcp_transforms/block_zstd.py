@@ -9,14 +9,13 @@ import zstandard
 
 from dcp_core.block_transforms import BlockTransformExtension
 from dcp_transforms.frames import FrameCompressor, decompress
+from dcp_transforms.versioned import Versioned
 from dcp_transforms.zstd import check_level
 
 __all__ = ["BlockZStandard"]
 
-_NAME, _VERSION = "block.zstd", "1"
 
-
-class BlockZStandard(BlockTransformExtension):
+class BlockZStandard(Versioned, BlockTransformExtension):
     """Compresses tensors with Zstandard block by block, so that a slice costs reading and decoding its blocks only.
 
     Args:
@@ -34,26 +33,12 @@ class BlockZStandard(BlockTransformExtension):
         ```
     """
 
+    name = "block.zstd"
+
     def __init__(self, level: int = 3) -> None:
         check_level(level)
         self.level = level
         self._frames = FrameCompressor.at_level(level)
-
-    @staticmethod
-    def registry_name() -> str:
-        """Return the registry name, `block.zstd`."""
-        return _NAME
-
-    @staticmethod
-    def from_descriptor(version: str) -> BlockZStandard:
-        """Return the transform that reads a descriptor's version. Raises ValueError for unknown versions."""
-        if version.partition(".")[0] != _VERSION:
-            raise ValueError(f"version {version!r}; version {_VERSION} is known")
-        return BlockZStandard()
-
-    def get_descriptor(self) -> str:
-        """Return the descriptor, `block.zstd/1`."""
-        return f"{_NAME}/{_VERSION}"
 
     def encode_block(self, block: memoryview, dtype: str) -> bytes:
         """Compress a block into one Zstandard frame."""

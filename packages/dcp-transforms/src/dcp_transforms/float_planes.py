@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from dcp_core.block_transforms import BlockTransformExtension
 from dcp_transforms.frames import FrameCompressor, decompress
+from dcp_transforms.versioned import Versioned
 
 __all__ = ["FloatPlanes"]
 
-_NAME, _VERSION = "block.planes", "1"
 _HEAD: Final = struct.Struct("<BI")
 _ROTATED, _INTEGERS, _SINGLE_BYTES = 4, 8, 16
 _WIDTHS = {1: (1,), 2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}
@@ -113,7 +113,7 @@ class _Layout:
             np.bitwise_or(part, doubled, out=part)
 
 
-class FloatPlanes(BlockTransformExtension):
+class FloatPlanes(Versioned, BlockTransformExtension):
     """Splits elements into planes of bytes and compresses those that shrink; saves a third of bf16, a sixth of fp32.
 
     Lossless for every dtype and bit pattern. A slice costs reading and decoding its blocks only.
@@ -130,26 +130,12 @@ class FloatPlanes(BlockTransformExtension):
         ```
     """
 
+    name = "block.planes"
+
     def __init__(self) -> None:
         self._frames = FrameCompressor.for_entropy()
         self._layout: _Layout | None = None
         self._tried: tuple[bool, ...] | None = None
-
-    @staticmethod
-    def registry_name() -> str:
-        """Return the registry name, `block.planes`."""
-        return _NAME
-
-    @staticmethod
-    def from_descriptor(version: str) -> FloatPlanes:
-        """Return the transform that reads a descriptor's version. Raises ValueError for unknown versions."""
-        if version.partition(".")[0] != _VERSION:
-            raise ValueError(f"version {version!r}; version {_VERSION} is known")
-        return FloatPlanes()
-
-    def get_descriptor(self) -> str:
-        """Return the descriptor, `block.planes/1`."""
-        return f"{_NAME}/{_VERSION}"
 
     def for_item(self, sample: memoryview, dtype: str) -> tuple[FloatPlanes, float]:
         """Return this transform tuned to a sample: the split of elements, and the groups of bytes worth compressing."""

@@ -11,14 +11,14 @@ from typing import IO, cast
 import zstandard
 
 from dcp_core.transforms import StreamTransformExtension
+from dcp_transforms.versioned import Versioned
 
 __all__ = ["ZStandard", "check_level"]
 
-_NAME, _VERSION = "stream.zstd", "1"
 _MIN_LEVEL, _MAX_LEVEL = -100, 22
 
 
-class ZStandard(StreamTransformExtension):
+class ZStandard(Versioned, StreamTransformExtension):
     """Compresses each item as one Zstandard stream: reading a slice of it costs reading and decoding all of it.
 
     Args:
@@ -39,6 +39,8 @@ class ZStandard(StreamTransformExtension):
         ```
     """
 
+    name = "stream.zstd"
+
     def __init__(self, level: int = 3, *, threads: int = 0, checksum: bool = True) -> None:
         check_level(level)
         if threads < 0:
@@ -51,22 +53,6 @@ class ZStandard(StreamTransformExtension):
     def is_available() -> bool:
         """Return True: this package depends on Zstandard."""
         return True
-
-    @staticmethod
-    def registry_name() -> str:
-        """Return the registry name, `stream.zstd`."""
-        return _NAME
-
-    @staticmethod
-    def from_descriptor(version: str) -> ZStandard:
-        """Return the transform that reads a descriptor's version. Raises ValueError for unknown versions."""
-        if version.partition(".")[0] != _VERSION:
-            raise ValueError(f"version {version!r}; version {_VERSION} is known")
-        return ZStandard()
-
-    def get_descriptor(self) -> str:
-        """Return the descriptor, `stream.zstd/1`."""
-        return f"{_NAME}/{_VERSION}"
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
         """Return a stream that compresses into `output`, and leaves it open."""
