@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dcp_inspect.listing import Listed
-from dcp_manifest import FoundCheckpoint
+from dcp_manifest import FoundCheckpoint, noted_step_of
 
 __all__ = ["Pruning", "choose"]
 
@@ -57,7 +57,6 @@ def choose(
     keep: int,
     *,
     force: bool,
-    noted_step: Callable[[FoundCheckpoint[Any]], int | None],
 ) -> Pruning:
     """Select the checkpoints to remove: those of each run below its newest valid steps.
 
@@ -78,37 +77,31 @@ def choose(
         else:
             runs[place.series].setdefault(place.folder, _Step(place.step)).members.append((found, listed))
     for steps in runs.values():
-        _choose_of_run(pruning, [*steps.values()], keep, force, noted_step)
+        _choose_of_run(pruning, [*steps.values()], keep, force=force)
     return pruning
 
 
-def _choose_of_run(
-    pruning: Pruning,
-    steps: list[_Step],
-    keep: int,
-    force: bool,
-    noted_step: Callable[[FoundCheckpoint[Any]], int | None],
-) -> None:
+def _choose_of_run(pruning: Pruning, steps: list[_Step], keep: int, *, force: bool) -> None:
     valid = [step for step in steps if all(one.valid for one in step.listed)]
     complete = [step for number, step in enumerate(valid) if all(step.parts >= older.parts for older in valid[number:])]
     kept, older = complete[:keep], complete[keep:]
     pruning.invalid.extend(one for step in steps if step not in complete for one in step.listed)
     pruning.kept.extend(one for step in kept for one in step.listed)
     for step in older:
-        reason = None if force else _doubt(step, kept, noted_step)
+        reason = None if force else _doubt(step, kept)
         if reason is None:
             pruning.removed.extend(step.listed)
         else:
             pruning.doubtful.extend((one, reason) for one in step.listed)
 
 
-def _doubt(step: _Step, kept: Sequence[_Step], noted_step: Callable[[FoundCheckpoint[Any]], int | None]) -> str | None:
+def _doubt(step: _Step, kept: Sequence[_Step]) -> str | None:
     """Return why a step may be newer than a kept one, although its number is lower; None without a reason."""
     for other in kept:
         if 0 < other.created_ns < step.created_ns:
             return f"it was saved after step {other.step}, which stays: training may have gone back"
     for found, _ in step.members:
-        noted = noted_step(found)
+        noted = noted_step_of(found)
         if noted is not None and any(noted > other.step for other in kept):
             return f"its folder says step {step.step} and the note in it step {noted}"
     return None

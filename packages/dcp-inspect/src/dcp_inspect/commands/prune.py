@@ -11,7 +11,7 @@ from dcp_inspect.places import PLACE, is_uri, open_folder
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
 from dcp_inspect.pruning import Pruning, choose
 from dcp_inspect.removal import Removal, plan_removal, remove
-from dcp_manifest import CheckpointNotFoundError, noted_step_of
+from dcp_manifest import CheckpointNotFoundError
 
 __all__ = ["command"]
 
@@ -36,7 +36,7 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, force: bool, as_json
     found = find(path)
     if not found and is_uri(path):  # an empty prefix and a misspelt one look the same
         raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below: check the address")
-    pruning = choose([(one, look_at(one)) for one in found], keep, force=force, noted_step=noted_step_of)
+    pruning = choose([(one, look_at(one)) for one in found], keep, force=force)
     removals = [plan_removal(one.path, open_folder(one.path)) for one in pruning.removed]
     size = sum(removal.bytes for removal in removals)
     if removals and not (yes or dry_run):

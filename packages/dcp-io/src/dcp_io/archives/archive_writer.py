@@ -30,9 +30,10 @@ _PACK_BYTES = 1 << 20
 class ZipFileWriter:
     """Appends stored records to a sink; `finish` writes the directory. Closing the sink is the caller's.
 
+    Every record lies in the folder `archive` of the archive, as in `torch.save` files.
+
     Args:
         sink: A new object; nothing has been written to it.
-        root: The folder in the archive that every record lies in.
 
     Example:
         ```python
@@ -48,9 +49,8 @@ class ZipFileWriter:
         ```
     """
 
-    def __init__(self, sink: Sink, *, root: str = "archive") -> None:
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._root = root
         self._position = 0
         self._directory = bytearray()
         self._count = 0
@@ -72,7 +72,7 @@ class ZipFileWriter:
             ValueError: The pieces have another length.
             OSError: The storage refused.
         """
-        full = f"{self._root}/{name}".encode()
+        full = f"archive/{name}".encode()
         start = self._position
         self._put(self._local(full, size))
         value = written = 0

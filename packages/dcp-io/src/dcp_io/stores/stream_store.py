@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dcp_io.errors import StorageError
+from dcp_io.stores.durable_folders import sync_folder
 from dcp_io.stores.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
 from dcp_io.stores.stream_files import StreamFileSystem, StreamSink, StreamSource, read_all
-from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 from dcp_manifest.folders.find_checkpoints import METADATA_NAME
 from dcp_manifest.folders.index_choice import RankIndexName
@@ -166,11 +166,7 @@ class StreamStore(Store):
         """Flush the folder where its path says that it is one of this machine's; do nothing elsewhere."""
         if isinstance(self._path, Path):
             with contextlib.suppress(OSError):
-                descriptor = open_descriptor(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync_folder(str(self._path))
 
     def _inside(self, name: str) -> Any:
         return self._fs.concat_path(self._path, check_name(name))

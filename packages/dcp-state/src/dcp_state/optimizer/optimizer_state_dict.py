@@ -179,10 +179,8 @@ def restore_optimizers(
     optimizers: Optimizers,
     state_dict: Mapping[str, Any],
     options: StateDictOptions,
-    *,
-    adopt: bool = False,
 ) -> StateReport:
-    """Run `set_optimizer_state_dict` for the parts of a model with known names; `adopt` uses tensors without a copy."""
+    """Run `set_optimizer_state_dict` for the parts of a model with known names."""
     optimizers = as_optimizers(optimizers)
     names = optimizer_names(parts)
     initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
@@ -190,14 +188,13 @@ def restore_optimizers(
         for one in initial:
             one.prepare()  # what it takes to find out is free again before the tensors come
         saved = _broadcast(optimizers, names, state_dict)
-        adopt = True
     else:
         if not state_dict:
             raise StateMismatchError(
                 "optimizer state", ["the state dict is empty; pass what get_optimizer_state_dict gave"]
             )
         saved = read_saved(_with_names(state_dict, optimizers, names), names.known)
-    return restore_saved(optimizers, names, saved, options, adopt=adopt, initial=initial)
+    return restore_saved(optimizers, names, saved, options, adopt=options.broadcast_from_rank0, initial=initial)
 
 
 def _adapter_of(optimizer: torch.optim.Optimizer) -> OptimizerAdapter | None:
