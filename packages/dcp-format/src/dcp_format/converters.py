@@ -5,6 +5,7 @@ A package adds one with the hook `dcp_register_converters`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Protocol
@@ -74,11 +75,8 @@ def detect(path: str | os.PathLike[str]) -> str:
     name = detect_at_uri(os.fspath(path))
     if name is not None:
         return name
-    copy = Fetched(os.fspath(path))
-    try:
+    with contextlib.closing(Fetched(os.fspath(path))) as copy:
         return _detect_file(copy.path)
-    finally:
-        copy.close()
 
 
 def detect_at_uri(uri: str) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dcp_core import SavePlanner, WriteItem, WriteResult
+from dcp_core import SavePlanner, TensorWriteData, WriteItem, WriteResult
 from dcp_core.errors import DcpError, UnsupportedValueError
 from dcp_core.toolkit import tensor_payload
 from dcp_format.content.new_file import WriteBack, aborting
@@ -100,8 +100,8 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
         UnsupportedValueError: The format cannot hold a tensor's dtype.
         OSError: The storage refused; nothing of the file is left.
     """
-    items = sorted(job.items, key=lambda item: -_dtype(item).itemsize)
-    header = build_header([(item.index.fqn, _name(_dtype(item)), _sizes(item)) for item in items], _metadata(job))
+    items = sorted(job.items, key=lambda item: -_data(item).properties.dtype.itemsize)
+    header = build_header([(item.index.fqn, *_form(item)) for item in items], _metadata(job))
     results = []
     sink = WriteBack(store.create(job.temporary))
     with aborting(sink):
@@ -121,8 +121,10 @@ def _metadata(job: OneFile) -> dict[str, str]:
     metadata = {"format": "pt", **job.stamp}
     if job.sharded:
         metadata["DCP_VERSION"] = "1.0"
-        metadata[SHARDING] = json.dumps({item.index.fqn: {"saved_offsets": _offsets(item)} for item in job.items})
-        metadata[SHAPES] = json.dumps({item.index.fqn: _global_size(item) for item in job.items})
+        metadata[SHARDING] = json.dumps(
+            {item.index.fqn: {"saved_offsets": [*_data(item).chunk.offsets]} for item in job.items}
+        )
+        metadata[SHAPES] = json.dumps({item.index.fqn: [*_data(item).size] for item in job.items})
     if job.ties:
         metadata[ALIASES] = json.dumps(dict(job.ties))
     return metadata
@@ -133,7 +135,7 @@ def _payload(item: WriteItem, data: object) -> Payload:
     if not isinstance(data, torch.Tensor):
         raise UnsupportedValueError(f"the planner gave bytes for {item.index.fqn!r}; safetensors holds tensors")
     payload = tensor_payload(item.index.fqn, data)
-    dtype, sizes = _name(_dtype(item)), _sizes(item)
+    dtype, sizes = _form(item)
     if payload.framing is not Framing.RAW or (payload.dtype, payload.sizes) != (dtype, sizes):
         raise DcpError(
             f"{item.index.fqn!r} was planned as {dtype} of sizes {sizes} and resolved to {payload.dtype} of sizes "
@@ -142,23 +144,13 @@ def _payload(item: WriteItem, data: object) -> Payload:
     return payload
 
 
-def _dtype(item: WriteItem) -> torch.dtype:
+def _data(item: WriteItem) -> TensorWriteData:
     if item.tensor_data is None:
         raise UnsupportedValueError(f"{item.index.fqn!r} is no tensor, and safetensors holds tensors only")
-    return item.tensor_data.properties.dtype
+    return item.tensor_data
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _sizes(item: WriteItem) -> tuple[int, ...]:
-    return () if item.tensor_data is None else tuple(item.tensor_data.chunk.sizes)
-
-
-def _offsets(item: WriteItem) -> list[int]:
-    return [] if item.tensor_data is None else [*item.tensor_data.chunk.offsets]
-
-
-def _global_size(item: WriteItem) -> list[int]:
-    return [] if item.tensor_data is None else [*item.tensor_data.size]
+def _form(item: WriteItem) -> tuple[str, tuple[int, ...]]:
+    """Return the name of the dtype, and the sizes, of what an item writes."""
+    data = _data(item)
+    return str(data.properties.dtype).removeprefix("torch."), tuple(data.chunk.sizes)

@@ -99,12 +99,10 @@ def _walk(root: F) -> Iterator[FoundCheckpoint[F]]:
             continue
         times = [entry.mtime for entry in entries if is_index_name(entry.name)]
         if times:
-            yield FoundCheckpoint(folder, max(times), _place(folder, parts, entries), put_aside_reason(_names(entries)))
+            yield FoundCheckpoint(
+                folder, max(times), _place(folder, parts, entries), put_aside_reason({entry.name for entry in entries})
+            )
         waiting += [((*parts, name), cast(F, folder.child(name))) for name in reversed(below)]
-
-
-def _names(entries: Sequence[Entry]) -> set[str]:
-    return {entry.name for entry in entries}
 
 
 def _place(folder: Folder, parts: tuple[str, ...], entries: Sequence[Entry]) -> Place:

@@ -58,14 +58,6 @@ def _table(tables: Iterable[Sequence[Key]]) -> dict[Key, int]:
     return dict(zip(values, range(len(values)), strict=True))
 
 
-def _tensor_keys(index: CheckpointIndex) -> list[tuple[str, int]]:
-    return list(zip(index.tensor_names, index.tensor_owner.tolist(), strict=True))
-
-
-def _object_keys(index: CheckpointIndex) -> list[tuple[str, int]]:
-    return list(zip(index.object_names, index.object_owner.tolist(), strict=True))
-
-
 def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
     """Return the names that are an alias in one index, and in another a tensor, or an alias of another tensor."""
     targets: dict[str, set[str]] = {}
@@ -117,7 +109,7 @@ def _merge_tensors(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], dt
         kinds = [dtypes[name] for name in part.dtypes]
         shapes, ends = part.tensor_shape.tolist(), part.shape_starts().tolist()
         columns = zip(part.tensor_dtype.tolist(), part.tensor_flags.tolist(), ends[:-1], ends[1:], strict=True)
-        keys = _tensor_keys(part)
+        keys = list(zip(part.tensor_names, part.tensor_owner.tolist(), strict=True))
         for key, (dtype, flags, start, end) in zip(keys, columns, strict=True):
             found = (kinds[dtype], flags, tuple(shapes[start:end]))
             known = facts.setdefault(key, found)
@@ -182,7 +174,7 @@ def _merge_objects(
     rows: dict[tuple[str, int], int] = {}
     total = 0
     for part in parts:
-        for row, key in enumerate(_object_keys(part)):
+        for row, key in enumerate(zip(part.object_names, part.object_owner.tolist(), strict=True)):
             rows.setdefault(key, total + row)
         total += len(part.object_names)
     merged.object_names = [name for name, _ in rows]
