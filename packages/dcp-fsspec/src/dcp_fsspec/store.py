@@ -162,7 +162,7 @@ class FsspecStore(Store):
     def _check_reaches(self, name: str, stop: int, offset: int) -> None:
         if self.size(name) < stop:
             raise CorruptCheckpointError(
-                f"the file ends before byte {stop}, up to which it is wanted: it is truncated", file=name, offset=offset
+                f"the file ends before byte {stop}, which is needed: it is truncated", file=name, offset=offset
             )
 
     def size(self, name: str) -> int:

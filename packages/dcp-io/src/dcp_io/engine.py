@@ -1,4 +1,4 @@
-"""`StoreBackend`: the byte engine over any `Store` that checkpoint storages drive, with its options and the save."""
+"""`StoreBackend`: the byte engine behind checkpoint storages, over any `Store`; holds options and the running save."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["StoreBackend"]
 
 
 class StoreBackend:
-    """The byte engine of one checkpoint's folder: life cycle of saves and loads, driven by `dcp_core`'s storages.
+    """Byte engine for the folder of one checkpoint: carries out saves and loads for the storages of `dcp_core`.
 
     Args:
         store: The folder.
         layout: See `write_items`.
-        threads: Writer or reader threads of this rank.
-        single_file: One file per writer thread, or one per item.
-        sync: Whether what is written survives a crash of the machine.
+        threads: Number of writer or reader threads of this rank.
+        single_file: Whether each writer thread writes one file for all its items; otherwise one file per item.
+        sync: Whether a save returns only when its files survive a crash of the machine.
         verify: The CRCs that reads are checked against; see `Verify`.
         stale_after_seconds: See `SaveSession.begin`.
-        max_inflight_bytes: Memory that the buffers of a write or read may take.
+        max_inflight_bytes: Limit of the memory for buffers of a write or a read.
 
-    Ranks: each has its own; nothing here is collective.
+    Ranks: one backend per rank; nothing here is collective.
 
     Example:
         ```python
@@ -60,7 +60,7 @@ class StoreBackend:
     ) -> None:
         self.store = store
         self.changed_keys: set[str] = set()
-        """Keys whose destination the last `read` may have changed, also if it failed."""
+        """Keys whose destinations the last `read` may have changed, even if it failed."""
         self._layout: Layout = layout
         self._threads = threads
         self._single_file = single_file
@@ -74,30 +74,30 @@ class StoreBackend:
 
     @property
     def url(self) -> str:
-        """The folder's name in messages."""
+        """Name of the folder, for messages."""
         return self.store.url
 
     @property
     def generation(self) -> int:
-        """Generation of the save that was begun last: one more than that of the checkpoint it replaces."""
+        """Generation of the save begun last: that of the checkpoint it replaces, plus one."""
         return self._generation
 
     def read_current(self) -> CheckpointIndex | None:
-        """Return the index of the newest complete checkpoint; None if there is none, or none that can be read."""
+        """Return the index of the newest complete checkpoint; None if there is none or it cannot be read."""
         return read_current(self.store).index
 
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
-        """Take the folder for a new save and remove the files of dead ones; returns the save's id.
+        """Claim the folder for a new save, and remove leftovers of dead saves; returns the id of the save.
 
         A damaged checkpoint may be replaced like any other.
 
         Args:
             overwrite: Whether an existing checkpoint may be replaced.
-            save_id: An id that no save has used; None takes a new one.
+            save_id: An id that no save has used; None generates one.
 
         Raises:
             SaveInProgressError: Another live save is in the folder.
-            CheckpointExistsError: A checkpoint is there, readable or not, and `overwrite` is False.
+            CheckpointExistsError: The folder has a checkpoint, readable or not, and `overwrite` is False.
 
         Ranks: the coordinator.
         """
@@ -107,7 +107,7 @@ class StoreBackend:
         """Begin one rank's part of a save without a coordinator, like `begin_save`.
 
         Args:
-            save_id: Agreed by all ranks beforehand; never used before in this folder.
+            save_id: The id that all ranks agreed on; never used before in this folder.
             rank: This rank.
             overwrite: Whether an existing checkpoint may be replaced.
 
@@ -129,7 +129,7 @@ class StoreBackend:
         return session
 
     def join_save(self, save_id: str) -> None:
-        """Join the save that the coordinator began; may be repeated.
+        """Join the save that the coordinator began. May be called again.
 
         Ranks: every rank but the coordinator.
         """
@@ -158,7 +158,7 @@ class StoreBackend:
         return items
 
     def publish(self, name: str, data: bytes) -> None:
-        """Make `name` hold `data` in one step; see `SaveSession.publish`.
+        """Publish an object: give `name` the contents `data` atomically; see `SaveSession.publish`.
 
         Ranks: the coordinator; every rank in a save without one.
         """
@@ -168,13 +168,13 @@ class StoreBackend:
         save.publish(name, data)
 
     def finish_save(self, keep: Collection[str]) -> None:
-        """End the published save: remove files that the new index does not need, then the marker. Does not raise."""
+        """End a published save: remove the files that it replaced, then its marker. Does not raise."""
         save, self._save = self._running(), None
         if isinstance(save, SaveSession):
             save.finish(keep)
 
     def abort_save(self) -> None:
-        """End the failed save: remove its files unless they are published. Does nothing if none is running."""
+        """End a failed save: remove its files unless they are published. Does nothing if no save is running."""
         save, self._save = self._save, None
         if save is not None:
             save.abort()
@@ -184,7 +184,7 @@ class StoreBackend:
 
         Raises:
             CheckpointNotFoundError: There is none; names the folder.
-            CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: It cannot be read.
+            CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index cannot be read.
         """
         current = read_current(self.store)
         if current.damage is not None:
@@ -201,8 +201,8 @@ class StoreBackend:
         """Read and verify ranges of stored items; see `read_items`.
 
         Raises:
-            CheckpointReplacedError: A file is missing because another checkpoint has replaced this one since
-                `read_index`: read the index again and start over.
+            CheckpointReplacedError: A newer save has replaced this checkpoint since `read_index`, and a file is gone:
+                read the index again and start over.
         """
         self.changed_keys = set()
         try:
@@ -225,5 +225,5 @@ class StoreBackend:
 
     def _running(self) -> SaveSession | JoinedSave:
         if self._save is None:
-            raise DcpError(f"no save is running in {self.url}; begin_save or join_save comes first")
+            raise DcpError(f"no save is running in {self.url}; call begin_save or join_save first")
         return self._save

@@ -1,4 +1,4 @@
-"""Errors of saves and of storages. Those of reading are dcp_manifest's."""
+"""Errors of saves and of storages. Errors of reading a checkpoint are in `dcp_manifest.errors`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class CheckpointExistsError(DcpError, FileExistsError):
 
 
 class SaveInProgressError(DcpError, FileExistsError):
-    """Another save that is alive, or cannot be proven dead, writes to the same place."""
+    """Another save, which is alive or cannot be proven dead, is writing to the same folder."""
 
 
 class SaveLostError(DcpError, RuntimeError):
-    """The running save's marker is gone: another save took this one for dead, so it must not publish."""
+    """The marker of the running save is gone: another save considered this one dead, so it must not publish."""
 
 
 class CheckpointReplacedError(CheckpointNotFoundError):
-    """The checkpoint whose index was read has been replaced since: read the index again and start over.
+    """The checkpoint was replaced by a newer save after its index was read: read the index again and start over.
 
-    `save_id` is that of the checkpoint which is there now.
+    `save_id` is the id of the save that replaced it.
     """
 
     def __init__(self, message: str, *, save_id: str) -> None:
@@ -38,7 +38,7 @@ class CheckpointReplacedError(CheckpointNotFoundError):
 
 
 class StorageError(DcpError, OSError):
-    """The storage failed after all retries: it does not answer, or refuses. Messages never hold credentials."""
+    """The storage failed after all retries: it does not answer, or refuses. Messages never contain credentials."""
 
 
 class StoreNotFoundError(DcpError, LookupError, RuntimeError):

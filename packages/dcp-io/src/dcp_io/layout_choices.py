@@ -1,4 +1,4 @@
-"""Options that users choose by a word: the layout of data files, and the verification of reads."""
+"""Options with named choices: the layout of data files, and the verification of reads."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Layout = Literal["torch", "raw"]
 `raw`: aligned bytes only, small items packed side by side; smaller and faster, not readable by stock."""
 
 Verify = Literal["blocks", "full", "before"] | bool
-"""`blocks` (or True): check the CRC blocks that a read touches; of an item with one CRC for many blocks, only a
-read of the whole is checked. `full`: check whole items. `before`: as `blocks`, but everything is checked before any
-destination changes. False: check nothing."""
+"""`blocks` (or True): check the CRC blocks that a read touches; an item with a single CRC is checked only when all of
+it is read. `full`: check whole items, even if only a part is wanted. `before`: like `blocks`, but all data are checked
+before any destination changes, and so read twice. False: check nothing."""
 
 _VERIFY = ("blocks", "full", "before", True, False)
 
 
 def check_layout(layout: object) -> None:
-    """Raise ValueError, naming the choices, if `layout` is none of `Layout`."""
+    """Raise ValueError, naming the choices, if `layout` is not a valid `Layout`."""
     _check("layout", layout, get_args(Layout))
 
 
 def check_verify(verify: object) -> None:
-    """Raise ValueError, naming the choices, if `verify` is none of `Verify`."""
+    """Raise ValueError, naming the choices, if `verify` is not a valid `Verify`."""
     _check("verify", verify, _VERIFY)
 
 

@@ -1,4 +1,4 @@
-"""Requests that a checkpoint storage makes of the engine: items to write, byte ranges to read."""
+"""Requests from checkpoint storages to the engine: items to write, byte ranges to read."""
 
 from __future__ import annotations
 
@@ -24,52 +24,52 @@ __all__ = [
 
 
 class PiecewiseData(Protocol):
-    """Bytes that are made piece by piece while they are written, since all of them at once would take much memory.
+    """Source of bytes that are produced piece by piece during the write, to save memory.
 
-    For tensors that are not one run of bytes in this process's memory: on a device, or laid out otherwise.
+    For tensors that are not contiguous bytes in host memory: on a device, or with other strides.
     """
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the pieces have together."""
+        """Total size of all pieces, bytes."""
         ...
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
         """Yield the bytes in order. A piece is valid until the next one is requested.
 
         Args:
-            max_bytes: Limit of the memory held at a time, as far as one element fits into it.
+            max_bytes: Limit of the memory that is used at a time; a single element may exceed it.
         """
         ...
 
 
 class StreamEncoder(Protocol):
-    """A transform that bytes go through before they are stored; used by several threads at once."""
+    """Transform that encodes a stream of bytes before they are stored; used by several threads at once."""
 
     def get_descriptor(self) -> str:
-        """Return its name in the index, by which a reader finds the decoder."""
+        """Return the descriptor for the index, by which a reader finds the decoder."""
         ...
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a stream that writes its input, encoded, to `output`; complete when it is closed."""
+        """Return a stream that encodes its input and writes it to `output`; closing it completes the output."""
         ...
 
 
 class BlockEncoder(Protocol):
-    """Encoder of the blocks of one item, each alone, before they are stored."""
+    """Transform that encodes each block of an item separately before it is stored."""
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of each block before it is encoded; the last one may be shorter."""
+        """Size of each block before encoding, bytes; the last one may be shorter."""
         ...
 
     @property
     def descriptors(self) -> tuple[str, ...]:
-        """Names in the index, by which a reader finds the decoders; in the order of decoding."""
+        """Descriptors for the index, by which a reader finds the decoders, in decoding order."""
         ...
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
-        """Return one block, encoded; valid until the same thread encodes the next one."""
+        """Encode one block; the result is valid until the same thread encodes the next one."""
         ...
 
 
@@ -86,20 +86,20 @@ class Payload:
     """The bytes of one item, ready to be written."""
 
     data: memoryview | bytes | PiecewiseData
-    """One-dimensional, contiguous, of bytes; the memory must stay unchanged until the write is done."""
+    """One-dimensional contiguous bytes; the memory must not change until the write is done."""
     framing: Framing
     dtype: str | None = None
     """Dtype of a RAW payload: the torch dtype's name without `torch.`."""
     sizes: tuple[int, ...] = ()
     """Sizes of a RAW payload's chunk, in elements."""
     encoders: tuple[StreamEncoder, ...] = ()
-    """Transforms to go through: the last one first, so that a reader undoes them in this order."""
+    """Transforms in decoding order: the last one encodes first."""
     blocks: BlockEncoder | None = None
     """Encoder of a RAW payload's blocks, instead of `encoders`."""
 
 
 class Alike(Protocol):
-    """Bare payloads of one dtype and one size, each of few bytes, which are resolved together."""
+    """Group of small raw payloads with the same dtype and sizes, which are resolved in one call."""
 
     @property
     def dtype(self) -> str:
@@ -112,14 +112,14 @@ class Alike(Protocol):
         ...
 
     def resolve(self, requests: Sequence[Any]) -> bytes | memoryview:
-        """Return the payloads of some requests, one after another."""
+        """Return the payloads of some requests, concatenated."""
         ...
 
 
 class Writable(Protocol):
-    """Contract of one item to write: a `WriteRequest`, or anything like it.
+    """Protocol of a request to write one item; `WriteRequest` implements it.
 
-    It may have an attribute `alike`: an `Alike`, the same object for many requests, or None.
+    It may also have an attribute `alike`: None, or an `Alike` that many requests share.
     """
 
     @property
@@ -129,7 +129,7 @@ class Writable(Protocol):
 
     @property
     def cost_bytes(self) -> int:
-        """Estimated size in bytes: writers are balanced by it."""
+        """Estimated size, bytes; used to balance the writer threads."""
         ...
 
     def resolve(self) -> Payload:
@@ -139,30 +139,30 @@ class Writable(Protocol):
 
 @dataclass(slots=True)
 class WriteRequest:
-    """A request to write one item, as data."""
+    """Request to write one item, as a record."""
 
     key: str
     """FQN, for messages."""
     cost_bytes: int
-    """Estimated size in bytes: writers are balanced by it."""
+    """Estimated size, bytes; used to balance the writer threads."""
     resolve: Callable[[], Payload]
     """Returns the payload; called once, in a writer thread, when the item is written."""
 
 
 @dataclass(slots=True)
 class ReadRequest:
-    """A request to read a byte range of one stored item.
+    """Request to read a byte range of one stored item.
 
-    `start` and `stop` count bytes within the stored range; of an item in encoded blocks, within what these become, and
-    so do all positions below. Who reads them takes the bytes in one of three ways:
+    `start` and `stop` are positions in the stored range; for an item in encoded blocks, in its decoded bytes. The same
+    holds for all positions below. The bytes are delivered in one of three ways:
 
-    - `into`: they are put there.
-    - `piece`: they come in disjoint pieces, in any order and in any thread, several at a time. Each is given by its
-      position in the stored range and its bytes; inner borders are multiples of the item's CRC block. Where the item
-      has CRCs at block borders a piece is verified before; where it has one for all of it, or none, before `done`.
-    - neither: `done` gets all of them at once, which takes memory for all of them.
+    - `into`: they are written to this buffer.
+    - `piece`: it is called with disjoint pieces (position in the stored range, bytes), in any order, from any thread
+      and from several at once. Inner borders are multiples of the item's CRC block. If the item has CRCs at block
+      borders, a piece is verified before the call; if it has a single CRC, the check comes before `done`.
+    - neither: `done` receives all bytes at once, which takes memory for all of them.
 
-    A view that `piece` or `done` is given is only valid during the call, unless it is `into`.
+    A view passed to `piece` or `done` is valid only during the call, unless it is `into`.
     """
 
     key: str
@@ -171,14 +171,14 @@ class ReadRequest:
     start: int
     stop: int
     into: memoryview | None = None
-    """Writable, of exactly `stop - start` bytes."""
+    """Writable buffer of exactly `stop - start` bytes."""
     done: Callable[[memoryview], None] | None = None
-    """Called once, in some reading thread, when everything is verified and handed over: with `into`, with nothing
-    after `piece`, else with the bytes."""
+    """Called once, in a reader thread, after all bytes were verified and delivered. The argument is `into` if there is
+    one, an empty view after `piece`, otherwise the bytes."""
     piece: Callable[[int, memoryview], None] | None = None
     runs: Runs | None = None
-    """With `piece`: the bytes of [start, stop) that are wanted; what pieces hold between them is undefined, and need
-    not be read."""
+    """With `piece`: the parts of [start, stop) that are wanted; the bytes between them are undefined, and may be left
+    unread."""
     decoder: BlockDecoder | None = None
     """Decoder of an item in encoded blocks."""
     decoded_bytes: int = 0
@@ -191,4 +191,4 @@ class ReadStats:
 
     bytes_read: int
     unverified_keys: frozenset[str] = frozenset()
-    """Keys of requests whose bytes no CRC verifies."""
+    """Keys of requests for items without CRCs."""

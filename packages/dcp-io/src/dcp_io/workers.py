@@ -1,4 +1,4 @@
-"""Worker threads that fail together: the first error in any of them stops the others and is raised."""
+"""Worker threads that fail together: the first error in any thread stops the others and is raised."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Cancelled", "StopSignal", "run_together"]
 
 
 class Cancelled(Exception):  # noqa: N818 - it ends a thread's work and never reaches a user
-    """Raised in a thread whose work is cancelled, because another one failed."""
+    """Raised in a worker thread that is stopped because another one failed."""
 
 
 class StopSignal:
-    """Signal to the threads of one `run_together` that one of them has failed."""
+    """Stop signal for the threads of one `run_together`, set when one of them fails."""
 
     __slots__ = ("_event",)
 
@@ -25,20 +25,20 @@ class StopSignal:
         self._event.set()
 
     def check(self) -> None:
-        """Raise Cancelled if the threads were asked to stop."""
+        """Raise Cancelled if the stop signal is set."""
         if self._event.is_set():
             raise Cancelled
 
 
 def run_together(tasks: Sequence[Callable[[StopSignal], None]]) -> None:
-    """Run every task in a thread of its own (a single one right here) until all have ended.
+    """Run each task in its own thread (a single task in the calling thread), and wait for all of them.
 
     Args:
-        tasks: Each should call `check` of the signal it gets between its steps.
+        tasks: Each receives a stop signal, and should call its `check` between steps.
 
     Raises:
-        BaseException: The first error of any task, once every task has ended. An interrupt of the calling thread
-            stops them as an error does.
+        BaseException: The first error of any task, once every task has ended. An interrupt of the calling thread stops
+            the tasks like an error.
     """
     stop = StopSignal()
     if len(tasks) == 1:

@@ -334,7 +334,7 @@ def test_abort_when_publishing_failed_halfway(store, helpers, patch_os):
 def test_a_save_that_lost_its_marker_does_not_publish(store, helpers):
     session = SaveSession.begin(store)
     store.delete(f".dcp-save-{session.save_id}")
-    with pytest.raises(SaveLostError, match="another save took it"):
+    with pytest.raises(SaveLostError, match="another save considered it dead"):
         session.publish(".metadata", b"x")
     assert not store.exists(".metadata")
     session.abort()

@@ -86,7 +86,7 @@ def test_a_scheme_that_no_fallback_knows(add: Callable[..., None]) -> None:
     with pytest.raises(StoreNotFoundError, match=r"opens other:// stores; .*nobody knows other://x") as caught:
         open_store("other://x")
     assert isinstance(caught.value, RuntimeError)
-    with pytest.raises(StoreNotFoundError, match=r"'1' is no scheme; for a path of that name write \./1://x"):
+    with pytest.raises(StoreNotFoundError, match=r"'1' is not a scheme; for a path of that name write \./1://x"):
         open_store("1://x")
 
 

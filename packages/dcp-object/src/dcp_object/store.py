@@ -169,7 +169,7 @@ class ObjectStore(Store):
         def too_short() -> memoryview | None:
             if self.size(name) < offset + wanted:
                 raise CorruptCheckpointError(
-                    f"the object ends before byte {offset + wanted}, up to which it is wanted: it is truncated",
+                    f"the object ends before byte {offset + wanted}, which is needed: it is truncated",
                     file=name,
                     offset=offset,
                 )

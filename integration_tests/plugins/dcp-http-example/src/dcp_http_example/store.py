@@ -75,7 +75,7 @@ class HttpStore(Store):
                 self._found(response, name)
             if response.status != HTTPStatus.PARTIAL_CONTENT or response.length != len(buffer):
                 raise CorruptCheckpointError(
-                    f"the object ends before byte {last + 1}, up to which it is wanted: it is truncated",
+                    f"the object ends before byte {last + 1}, which is needed: it is truncated",
                     file=name,
                     offset=offset,
                 )

@@ -1,1 +1,1 @@
-"""Tools for testing: storages in memory, and conformance suites that third parties can run against their own parts."""
+"""Tools for testing: storages in memory, and conformance suites that third parties can run on their own plug-ins."""

@@ -1,4 +1,4 @@
-"""Objects whose pickles call what they are given, and archives around them."""
+"""Objects that pickle as arbitrary calls, and archives around such pickles, for tests of the restricted reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Call", "Stored", "archived"]
 
 
 class Call:
-    """Pickles as a call, with a state if one is given."""
+    """Object that pickles as a call of a given function, optionally followed by a state."""
 
     def __init__(self, func: Any, *arguments: Any, state: Any = None) -> None:
         self.reduced = (func, arguments) if state is None else (func, arguments, state)
@@ -21,7 +21,7 @@ class Call:
 
 
 class Stored:
-    """Pickles as a persistent id."""
+    """Object that pickles as a persistent id."""
 
     def __init__(self, *pid: Any) -> None:
         self.pid = pid
@@ -33,7 +33,7 @@ class _Pickler(pickle.Pickler):
 
 
 def archived(value: object, *, protocol: int = 2, **records: bytes) -> bytes:
-    """The archive of a value; of bytes, they are its pickle. Records by name behind `data/`."""
+    """Return the archive of a value, or of given bytes as its pickle; `records` go below `data/`."""
     pickled = io.BytesIO()
     if isinstance(value, bytes):
         pickled.write(value)

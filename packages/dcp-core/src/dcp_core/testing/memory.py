@@ -1,6 +1,6 @@
-"""Storages in memory: what the tests of planners and of `save`/`load` run on, without any files.
+"""Storages in memory, for tests of planners and of `save` and `load` without files.
 
-Not for users: nothing is durable, and ranks of different processes do not see each other's folders.
+Not for users: nothing is durable, and ranks in different processes do not see each other's folders.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ __all__ = ["MemoryReader", "MemoryWriter", "files_in"]
 
 
 def files_in(folder: str) -> dict[str, bytes]:
-    """Name → bytes of what a folder in memory holds."""
+    """Return the objects of a folder in memory: name → bytes."""
     store = MemoryStore(folder)
     return {entry.name: store.read(entry.name) for entry in store.list()}
 
 
 class MemoryWriter(ByteStorageWriter):
-    """Saves to a folder in memory."""
+    """Storage writer that saves to a folder in memory."""
 
     def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
         return StoreBackend(MemoryStore(str(checkpoint_id)))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Any id will do."""
+        """Return True: every id is valid."""
         return bool(str(checkpoint_id))
 
 
 class MemoryReader(ByteStorageReader):
-    """Loads from a folder in memory."""
+    """Storage reader that loads from a folder in memory."""
 
     def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
         return StoreBackend(MemoryStore(str(checkpoint_id)))

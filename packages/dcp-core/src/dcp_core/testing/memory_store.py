@@ -14,11 +14,11 @@ __all__ = ["OBJECTS", "MemoryStore"]
 OBJECTS: dict[str, bytes] = {}
 """Path → bytes of every object of this process."""
 
-_lock = threading.Lock()  # of changes: `touch` reads and writes
+_lock = threading.Lock()  # for changes: `touch` reads and writes
 
 
 class _Object(bytes):
-    """The bytes of one object, and the time of its last change."""
+    """The bytes of one object, and its modification time."""
 
     mtime: float
 
@@ -62,7 +62,7 @@ class MemoryStore(Store):
     """A folder in this process's memory.
 
     Args:
-        folder: Its name. Stores of one name show the same objects.
+        folder: Name of the folder. Stores with the same name share their objects.
     """
 
     def __init__(self, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Real ranks for tests of packages over `dcp_core`: those of `dcp_ranks.testing.ranks`, re-exported."""
+"""Real ranks for tests of packages that build on `dcp_core`: `dcp_ranks.testing.ranks`, re-exported."""
 
 from dcp_ranks.testing.ranks import RankError, RankFailure, RankPool
 

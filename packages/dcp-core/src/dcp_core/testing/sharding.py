@@ -16,7 +16,7 @@ _WITHOUT_MESSAGES = "src_data_rank" in inspect.signature(distribute_tensor).para
 
 
 def distribute(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A sharded tensor of a whole one that is the same on all ranks: each takes its own part."""
+    """Shard a tensor that is the same on all ranks; each rank takes its own part."""
     if _WITHOUT_MESSAGES:
         return distribute_tensor(whole, mesh, placements, src_data_rank=None)
     shape, offsets = compute_local_shape_and_global_offset(whole.shape, mesh, placements)

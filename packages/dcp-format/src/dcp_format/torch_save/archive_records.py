@@ -48,7 +48,7 @@ class ArchiveRecords:
         if any(record.deflated and _VALUES in record.name for record in records):
             raise UnsupportedFormatError(f"{file} was compressed by an archiver; torch.load and torch.save it again")
         if sum(record.bytes for record in records) > self.nbytes:
-            raise CorruptCheckpointError("its records say that they are longer than the file", file=file)
+            raise CorruptCheckpointError("its records claim more bytes than the file has", file=file)
         # A writer may leave CRCs out: nothing can be checked then.
         known = any(record.crc32 for record in records if record.bytes)
         self._unchecked = [record for record in records if record.bytes] if known else []

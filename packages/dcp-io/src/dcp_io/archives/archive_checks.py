@@ -42,7 +42,7 @@ _STEP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ZipRecord:
-    """One record of an archive; `start` and `stored_bytes` give its data within the archive."""
+    """One record of an archive; its data are the `stored_bytes` bytes from `start` on, counted within the archive."""
 
     name: str
     crc32: int
@@ -60,8 +60,8 @@ def verify_zip(data: memoryview | bytes) -> bool | None:
         data: The whole archive, nothing around it.
 
     Returns:
-        True or False (also for a damaged directory); None if its writer left the CRCs out, or if the bytes are no
-        archive at all.
+        True if all CRCs match; False if one does not, or if the directory is damaged; None if the archive has no CRCs
+        or the bytes are not an archive.
     """
     view = memoryview(data)
     if not is_zip(view):
@@ -74,10 +74,10 @@ def verify_zip(data: memoryview | bytes) -> bool | None:
 
 
 def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
-    """Return the damage in an archive of `torch.save`, as text; None if it is sound, or if its bytes do not decide.
+    """Describe the damage in an archive of `torch.save`; None if it is sound or cannot be checked.
 
-    They do not decide if they do not begin as an archive does, or if its writer left its CRCs out. No more is inflated
-    than the bytes that there are.
+    It cannot be checked if the bytes do not begin like an archive, or if the archive has no CRCs. Records are never
+    inflated to more bytes in total than the archive itself has.
     """
     view = memoryview(data)
     if not is_zip(view):
@@ -92,19 +92,20 @@ def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
 
 
 def refuse_bomb(records: Sequence[ZipRecord], nbytes: int) -> None:
-    """Refuse a zip bomb: records may take no more than the `nbytes` of their archive, as `torch.save` compresses none.
+    """Refuse a zip bomb: an archive whose records claim more bytes in total than its own `nbytes`.
 
-    Also of records that share their bytes, so that one may seem to be many.
+    `torch.save` does not compress, so a sound archive never does that. Records that overlap, so that the same bytes
+    count several times, are refused by the same check.
 
     Raises:
-        CorruptCheckpointError: They do.
+        CorruptCheckpointError: The records claim more bytes than the archive has.
     """
     if sum(record.bytes for record in records) > nbytes:
-        raise CorruptCheckpointError("its records say that they are longer than it is")
+        raise CorruptCheckpointError("its records claim more bytes than the archive has")
 
 
 def _has_crcs(records: Sequence[ZipRecord]) -> bool:
-    """Whether the archive's writer has left CRCs."""
+    """Whether the archive contains CRCs."""
     filled = [record for record in records if record.bytes]
     return not filled or any(record.crc32 for record in filled)
 
@@ -117,7 +118,7 @@ def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
     """Return the records of an archive, in the order of its directory.
 
     Raises:
-        CorruptCheckpointError: The directory, or a record's header, is not there or is out of bounds.
+        CorruptCheckpointError: The directory or the header of a record is missing or out of bounds.
     """
     view = memoryview(data)
     try:
@@ -128,7 +129,7 @@ def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
     except struct.error as error:
         raise CorruptCheckpointError("the archive ends inside a header") from error
     if len(records) != count:
-        raise CorruptCheckpointError(f"the archive's directory has {len(records)} records; it promises {count}")
+        raise CorruptCheckpointError(f"the archive's directory lists {len(records)} records but announces {count}")
     return records
 
 
@@ -170,7 +171,7 @@ def _entries(view: memoryview, position: int, end: int) -> Iterator[ZipRecord]:
 
 
 def _wide(extra: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
-    """Return the fields, with values from the zip64 extra field where they refer to it."""
+    """Return the header fields, with those that refer to the zip64 extra field replaced by its values."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)
@@ -194,7 +195,7 @@ def _data_start(view: memoryview, header: int, name: bytes) -> int:
 
 
 def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
-    """Return the CRC32 of a record's data once inflated; None if it does not have the promised size.
+    """Return the CRC32 of a record's inflated data; None if their size differs from the one in the directory.
 
     Args:
         view: The whole archive.
@@ -219,10 +220,10 @@ def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
 
 
 def inflated(view: memoryview, record: ZipRecord) -> bytes:
-    """Return a copy of a record's data, inflated. Take no more than the archive may hold: see `refuse_bomb`.
+    """Return a record's data, inflated. Call `refuse_bomb` first, which bounds the memory that this takes.
 
     Raises:
-        CorruptCheckpointError: They do not have the promised size or CRC.
+        CorruptCheckpointError: The data do not have the size or the CRC that the directory states.
         zlib.error: The data cannot be inflated.
     """
     data = bytes(view[record.start : record.start + record.stored_bytes])

@@ -1,6 +1,7 @@
-"""Archive writer for several stored records, front to back: what `torch.save` makes, without torch.
+"""Writer of zip archives like those of `torch.save`, without torch: uncompressed records, written sequentially.
 
-A record's bytes may come piece by piece; its CRC follows them. What frames a single tensor is in `tensor_archive`.
+The bytes of a record may arrive in pieces; its CRC is written after them. The framing of a single tensor is in
+`tensor_archive`.
 
 Source: torch 2.13 `torch.serialization` (64-byte alignment by padding).
 """
@@ -23,12 +24,12 @@ from dcp_io.stores.store import Buffer, Sink
 __all__ = ["ZipFileWriter"]
 
 ALIGNMENT_BYTES = 64
-# So many bytes of small records are collected before they are handed to the storage.
+# Small records are collected up to this size before they are passed to the storage.
 _PACK_BYTES = 1 << 20
 
 
 class ZipFileWriter:
-    """Appends stored records to a sink; `finish` writes the directory. Closing the sink is the caller's.
+    """Appends records to a sink; `finish` writes the directory. The caller closes the sink.
 
     Every record lies in the folder `archive` of the archive, as in `torch.save` files.
 
@@ -63,14 +64,14 @@ class ZipFileWriter:
         Args:
             name: Within the archive's folder.
             size: Bytes of all pieces together.
-            pieces: The data; each piece is used up before the next is asked for.
+            pieces: The data; each piece is consumed before the next one is requested.
 
         Returns:
             The data's CRC32.
 
         Raises:
-            ValueError: The pieces have another length.
-            OSError: The storage refused.
+            ValueError: The pieces do not add up to `size`.
+            OSError: The write to the storage failed.
         """
         full = f"archive/{name}".encode()
         start = self._position
@@ -92,14 +93,14 @@ class ZipFileWriter:
         return value
 
     def finish(self) -> None:
-        """Write the directory and hand over what is pending."""
+        """Write the directory and flush pending bytes to the sink."""
         start, size = self._position, len(self._directory)
         self._put(bytes(self._directory))
         self._put(zip64_directory_end(start, size, self._count) + directory_end(start, size, self._count))
         self._flush()
 
     def _local(self, name: bytes, size: int) -> bytes:
-        """Return the header of a record, padded so that the data behind it is aligned."""
+        """Return the header of a record, padded so that the data after it are aligned."""
         padding = -(self._position + len(local_header(name, size)) + 4) % ALIGNMENT_BYTES
         return local_header(name, size, extra=struct.pack("<2sH", b"FB", padding) + b"Z" * padding)
 

@@ -22,7 +22,7 @@ _NO_BORDERS.flags.writeable = False
 
 
 def crc32(data: Buffer, value: int = 0) -> int:
-    """Return the CRC32 of the bytes that `value` covers followed by `data`. Releases the GIL for long buffers."""
+    """Continue a CRC32 (`value`) over `data`. Releases the GIL for long buffers."""
     return isal_zlib.crc32(data, value)
 
 

@@ -1,8 +1,8 @@
-"""Archive framing of bare tensor bytes, so that `torch.load` opens them; made around the bytes, without torch.
+"""Archive framing around the raw bytes of a tensor, so that `torch.load` opens them; built without torch.
 
-`tensor_frame` gives what goes before and after the bytes. Only the records that readers need are written, in the
-order `data.pkl`, `version`, `data/0`, all stored. Archives of other writers are read and checked in
-`archive_checks`.
+`tensor_frame` returns the bytes that go before and after those of the tensor. The archive has only the records that
+readers need: `data.pkl`, `version` and `data/0`, in this order and uncompressed. Archives of other writers are read and
+checked in `archive_checks`.
 
 Source: torch 2.13 `torch.serialization._save` and `torch._utils._rebuild_tensor_v2`/`_v3` (what the pickle calls).
 """
@@ -35,7 +35,7 @@ _PAYLOAD_NAME = _ARCHIVE + b"/data/0"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The bytes before and after those of one tensor that make them an archive."""
+    """Prefix and suffix that turn the raw bytes of one tensor into an archive."""
 
     prefix: bytes
     payload_bytes: int
@@ -44,7 +44,7 @@ class Frame:
     after_crc: bytes
 
     def suffix(self, crc32: int) -> bytes:
-        """Return the bytes after the payload, given the payload's CRC32."""
+        """Return the suffix of the archive for a payload with this CRC32."""
         crc = crc32.to_bytes(4, "little")
         return b"".join((self.before_crc, crc, self.between_crcs, crc, self.after_crc))
 
@@ -60,7 +60,7 @@ def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = No
 
     Args:
         dtype: Name of the torch dtype without `torch.`; not a quantized one, whose values need their quantizer.
-        sizes: Of the tensor; `()` for a 0-dimensional one.
+        sizes: Sizes of the tensor; `()` for a 0-dimensional one.
         item_bytes: Bytes per element; needed only for a dtype that is newer than this package.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Headers of zip archives: their fields, packed and found. The bytes between them are the business of others.
+"""Headers of zip archives: packing and finding them. The data between the headers are handled elsewhere.
 
-Records that need more than 32 bits say so in zip64 fields; `ZIP64_FROM_BYTES` leaves room for what surrounds a payload.
+Sizes and positions above 32 bits go into zip64 fields; `ZIP64_FROM_BYTES` leaves room for the headers around a payload.
 
 Source: PKWARE APPNOTE 6.3.10, sections 4.3 and 4.5.
 """
@@ -44,7 +44,7 @@ _DATE = 0x0021  # 1 January 1980, the earliest that the format can express
 
 
 def is_zip(data: Buffer) -> bool:
-    """Whether bytes begin as an archive does."""
+    """Whether the bytes begin like a zip archive."""
     return bytes(data[:4]) == _MAGIC
 
 
@@ -54,7 +54,7 @@ def is_wide(number: int) -> bool:
 
 
 def local_lengths(header: Buffer) -> tuple[int, int] | None:
-    """Return the bytes of the name and of the extra field behind a local header; None if it is none."""
+    """Return the lengths of name and extra field of a local header; None if the bytes are no local header."""
     if len(header) < LOCAL.size or not is_zip(header):
         return None
     *_, name_bytes, extra_bytes = LOCAL.unpack_from(header)
@@ -69,9 +69,9 @@ def local_header(
     Args:
         name: Of the record.
         size: Of its data, bytes.
-        crc: CRC32 of the data; None if a `descriptor` follows them.
-        extra: More fields of the header.
-        says_size: Whether a size of 32 bits is given here too, if a `descriptor` follows.
+        crc: CRC32 of the data; None if it follows them, in a `descriptor`.
+        extra: Extra fields to append.
+        says_size: Whether the header states a 32-bit size even if a `descriptor` follows.
     """
     wide = is_wide(size)
     extra = (struct.pack("<HHQQ", 1, 16, size, size) if wide else b"") + extra

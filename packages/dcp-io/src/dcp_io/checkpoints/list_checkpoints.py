@@ -1,6 +1,6 @@
-"""List of checkpoints below a folder of any store, by its path or URI, and of saves that run in a folder.
+"""List of the checkpoints below a folder, given as a store, path or URI, and of the saves running in a folder.
 
-How they are found and ordered is decided in `dcp_manifest.folders.find_checkpoints`.
+Search and order are implemented in `dcp_manifest.folders.find_checkpoints`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def find_checkpoints(root: Store | str | os.PathLike[str]) -> list[FoundCheckpoi
 
 
 def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:
-    """Return descriptions of the saves in a folder that run, or cannot be proven dead; empty if there are none.
+    """Describe the saves in a folder that are running or cannot be proven dead; empty if there are none.
 
     Args:
         store: The checkpoint's folder.
-        stale_after_seconds: After so long without a sign of life a save of another host counts as dead.
+        stale_after_seconds: A save of another host counts as dead when its marker has not been renewed for this long.
     """
     now = time.time()
     try:

@@ -21,12 +21,12 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
     Args:
         store: The checkpoint's folder.
         deep: Read all its data files as well, and check every CRC.
-        entries: What the folder holds, if the caller has listed it.
+        entries: The folder's listing, if the caller already has it.
 
     Raises:
         CheckpointNotFoundError: There is no complete index, or a data file is missing; names the folder or the file.
         CorruptCheckpointError: The index is damaged, a file is too short, or `deep` found damage; says where.
-        UnsafeCheckpointError, UnsupportedFormatError: The index is not to be read.
+        UnsafeCheckpointError, UnsupportedFormatError: The index is refused: hostile, or of an unknown format.
         StorageError, OSError: The storage failed.
 
     Ranks: one; not collective.
@@ -52,8 +52,8 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
 def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) -> FoundCheckpoint[Store] | None:
     """Return the newest checkpoint in a folder or below it that `check_checkpoint` passes; order: `find_checkpoints`.
 
-    The highest step of a run is its newest checkpoint, whatever the times of files: a copy changes those. Remains of a
-    crash, and checkpoints that were quarantined as damaged, are passed over.
+    Within a run the checkpoint with the highest step is the newest; modification times do not count, since copying
+    changes them. Leftovers of a crash and quarantined checkpoints are skipped.
 
     Args:
         root: A store, a folder, or a URI that an installed storage handles. May be missing.

@@ -1,7 +1,7 @@
-"""Reader leases: signs of processes that read a checkpoint, so that it is not removed meanwhile.
+"""Reader leases: small files that keep a checkpoint from being removed while a process reads it.
 
-A reader leaves its sign before it looks for `REMOVING`; a remover leaves `REMOVING` before looking for signs: so one
-of them sees the other, whatever the storage is.
+A reader writes its lease before it checks for `REMOVING`; a remover writes `REMOVING` before it checks for leases. So
+at least one of the two notices the other, on any storage.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _MAX_BYTES = 1 << 16
 
 
 def announce_removal(store: Store) -> None:
-    """Leave the sign that the checkpoint in a folder is about to be removed, before looking for readers.
+    """Announce that the checkpoint in a folder will be removed; call this before `live_readers`.
 
-    It is an empty file: that takes no space, so that checkpoints can be removed from a disk that is full.
+    Writes an empty file, which takes no space: checkpoints can be removed even from a full disk.
 
     Raises:
-        OSError: The storage did not take it.
+        OSError: The file could not be written.
     """
     store.publish(REMOVING, b"", sync=False)
 
 
 class ReadingSign:
-    """This process's lease on a checkpoint: a sign file, renewed as long as the block lasts.
+    """Lease of this process on a checkpoint, as a context manager: a file that is renewed until the block ends.
 
     Args:
         store: The checkpoint's folder.
-        stale_after_seconds: Time without renewal after which other hosts take the reader for dead.
+        stale_after_seconds: Time without renewal after which other hosts consider the reader dead.
 
     Raises:
-        OSError: The storage did not take the sign; at the beginning of the block.
+        OSError: The lease could not be written, on entering the block.
 
     Example:
         ```python
@@ -80,21 +80,21 @@ class ReadingSign:
 
 
 def live_readers(store: Store, *, stale_after_seconds: float) -> list[str]:
-    """Return the names of the signs of readers that are not known to be dead; empty if there are none.
+    """Return the names of the leases of readers that may be alive; empty if there are none.
 
     Args:
         store: The checkpoint's folder.
-        stale_after_seconds: After so long without a sign of life a reader on another host counts as dead.
+        stale_after_seconds: A reader on another host counts as dead when its lease has not been renewed for this long.
     """
     signs = [entry for entry in store.list() if entry.name.startswith(READING_PREFIX)]
     return [entry.name for entry in signs if not is_dead_sign(store, entry, stale_after_seconds=stale_after_seconds)]
 
 
 def is_dead_sign(store: Store, entry: Entry, *, stale_after_seconds: float) -> bool:
-    """Whether a reader's sign is that of a dead process, or gone.
+    """Whether a reader's lease is gone, or belongs to a dead process.
 
-    A process that can be checked from here is alive as long as it runs, however old its sign is. For others a time
-    far in the future proves as little as one long ago.
+    A process on this host is alive as long as it runs, however old its lease is. For processes on other hosts the time
+    of the lease decides; a time far in the future counts as expired, like one in the past.
     """
     data = b""
     try:

@@ -1,4 +1,4 @@
-"""Removal of a whole checkpoint, or of files that dead saves left. Keeps files of other origin."""
+"""Removal of a whole checkpoint, or of leftovers of dead saves. Files that no save made are kept."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["checkpoint_files", "clear_dead_saves", "remove_checkpoint"]
 
 
 def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int]:
-    """Return names and bytes of the files of a checkpoint's folder that `remove_checkpoint` removes, in its order.
+    """Return names and sizes (bytes) of the files that `remove_checkpoint` would remove, in the order of removal.
 
     Args:
         store: The checkpoint's folder.
-        named: Data files that its index names, which may lie in folders below.
+        named: Data files that the index names; they may be in subfolders.
 
     Raises:
         OSError: The storage failed.
@@ -31,14 +31,14 @@ def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int
 
 
 def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> list[str]:
-    """Remove a checkpoint and the files that saves left in its folder; returns the names of other files, which stay.
+    """Remove a checkpoint and the leftovers of saves in its folder; returns the names of the other files, which stay.
 
-    Besides the index, it removes files whose names and first bytes show that a save made them. The index is removed
-    first: after an interruption no checkpoint is left, and a second call completes the removal.
+    The index is removed first, then all files whose names and first bytes show that a save made them. After an
+    interruption no loadable checkpoint is left, and a second call completes the removal.
 
     Args:
         store: The checkpoint's folder; nothing happens if it is missing. No process may be saving to it.
-        also: Names of further files that belong to the checkpoint, whatever they hold; they go last.
+        also: Names of further files to remove, whatever their contents; they go last.
 
     Raises:
         OSError: The storage failed.
@@ -60,9 +60,9 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
 
 
 def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
-    """Remove the files that dead saves have left beside a checkpoint, unless they are part of it.
+    """Remove the leftovers of dead saves from a checkpoint's folder.
 
-    The next save to the same folder would do the same first; for folders to which no process saves again.
+    The next save to the folder would do this anyway: needed only for folders that are not saved to again.
 
     Args:
         store: The checkpoint's folder.
@@ -79,13 +79,13 @@ def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
             dead.append(found)
         else:
             alive.add(found.marker.save_id)
-    over = [found for found in dead if found.marker.save_id not in alive]  # other ranks of the same save may live
+    over = [found for found in dead if found.marker.save_id not in alive]  # other ranks of the same save may be alive
     if over:
         remove_dead_saves(store, over, read_current(store, entries), entries)
 
 
 def _in_order(store: Store, named: Collection[str]) -> dict[str, int]:
-    """Return names and bytes of the folder's files, and of named ones in folders below: indexes first, notes last."""
+    """Return names and sizes of the folder's files, and of named files in subfolders: indexes first, notes last."""
     sizes = {entry.name: entry.bytes for entry in store.list()}
     for name in {*named} - sizes.keys():
         size = _size_below(store, name)
@@ -100,7 +100,7 @@ def _is_note(name: str) -> bool:
 
 
 def _size_below(store: Store, name: str) -> int | None:
-    """Return the bytes of a file in a folder below; None if it is missing, or leads out of the folder."""
+    """Return the size of a file in a subfolder, bytes; None if it is missing, or a link out of the folder."""
     try:
         return store.size(name) if "/" in name else None
     except DcpError as error:

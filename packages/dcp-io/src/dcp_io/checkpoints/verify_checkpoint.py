@@ -1,4 +1,4 @@
-"""Verification of a whole checkpoint: its index, every data file, and that chunks cover tensors. Changes nothing."""
+"""Verification of a whole checkpoint: its index, every data file, and the coverage of tensors by chunks. Read-only."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class VerifyReport:
     """Report of the verification of a whole checkpoint."""
 
     problems: tuple[Problem, ...]
-    """All damage that was found; empty for a sound checkpoint."""
+    """Every problem found; empty for a sound checkpoint."""
     items: int
-    """Items that the index names."""
+    """Number of items in the index."""
     bytes: int
-    """Bytes that were read from data files."""
+    """Bytes read from data files."""
     unverified_keys: frozenset[str] = frozenset()
     """Keys of items that carry no CRC: their bytes cannot be verified."""
 
@@ -50,16 +50,16 @@ def verify_checkpoint(
     on_read: Callable[[int], None] | None = None,
     on_total: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Verify the newest checkpoint in a folder: read all of its bytes, and report every damage.
+    """Verify the newest checkpoint in a folder: read all of its bytes and report every problem.
 
     Checked: all parts of the index, whether chunks cover their tensors, every item's CRCs (the archive's own for what
     stock wrote), archive frames byte by byte, zero gaps, exact ends of files, missing files, overlapping items.
 
     Args:
         checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.
-        threads: Files that are read at the same time, at least 1.
-        on_read: Called with numbers of bytes of data files as they are read; by one thread at a time.
-        on_total: Called once before that with the bytes of data files that the index needs.
+        threads: Number of files to read at the same time, at least 1.
+        on_read: Progress callback: called with the number of bytes just read; by one thread at a time.
+        on_total: Called once, before `on_read`, with the total number of bytes to read from data files.
 
     Raises:
         OSError: The storage failed.
@@ -120,7 +120,7 @@ def _verify_files(
 
 
 def _examine_indexes(store: Store) -> tuple[dict[str, float], dict[str, Examined]]:
-    """Return the times of the index files in a folder, and each of them read and decoded once; both by name."""
+    """Return, by name, the modification times of the index files in a folder, and their decoded contents."""
     times: dict[str, float] = {}
     examined: dict[str, Examined] = {}
     for entry in sorted(store.list(), key=lambda entry: entry.name):
@@ -137,7 +137,7 @@ def _decoded(one: Examined, *, file: str) -> CheckpointIndex:
 
 
 def _rank_indexes(examined: Mapping[str, Examined], save_id: str) -> list[CheckpointIndex]:
-    """Return the indexes of a save without a coordinator: merged, they lack the replicas that ranks wrote."""
+    """Return each rank's index of a save without a coordinator: the merged index lacks replicas that ranks wrote."""
     found: dict[int, CheckpointIndex] = {}
     for name, one in examined.items():
         if rank_index_name(name) is not None and isinstance(one.index, CheckpointIndex):

@@ -25,7 +25,7 @@ _WINDOW_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedItem:
-    """An item with the index's facts about its value."""
+    """An item, and what the index records about its value."""
 
     key: str
     item: StoredItem
@@ -46,14 +46,14 @@ class FileReport:
 def verify_file(
     store: Store, name: str, items: Sequence[IndexedItem], *, exact: bool, on_read: Callable[[int], None]
 ) -> FileReport:
-    """Verify one file: read everything in it that the index names.
+    """Verify one data file: read and check every item of it that is in the index.
 
     Args:
         store: The checkpoint's folder.
-        name: Of the file.
-        items: Of the file, in any order.
-        exact: Whether its writer was ours: then gaps are short and zero, and nothing follows the last item.
-        on_read: Told of bytes as they are read.
+        name: Name of the file.
+        items: The items in the file, in any order.
+        exact: Whether this project wrote the file: then gaps are short and zero, and nothing follows the last item.
+        on_read: Progress callback: called with the number of bytes just read.
 
     Raises:
         OSError: The storage failed.
@@ -74,7 +74,7 @@ def verify_file(
 
 
 class _Window:
-    """Part of a file in memory; moves forward in large steps."""
+    """Sliding window over a file: the part in memory moves forward in large steps."""
 
     def __init__(self, source: Source, size: int, on_read: Callable[[int], None]) -> None:
         self._source = source
@@ -85,7 +85,7 @@ class _Window:
         self.bytes_read = 0
 
     def view(self, start: int, stop: int) -> memoryview:
-        """Return the bytes [start, stop), which must be inside the file."""
+        """Return the bytes [start, stop) of the file; the range must be inside it."""
         if not self._start <= start <= stop <= self._start + len(self._data):
             end = min(self.size, max(stop, start + _WINDOW_BYTES))
             self._data = np.empty(end - start, np.uint8).data
@@ -96,7 +96,7 @@ class _Window:
         return self._data[start - self._start : stop - self._start]
 
     def steps(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Yield [start, stop) in pieces."""
+        """Yield the bytes [start, stop) in pieces."""
         while start < stop:
             end = min(stop, start + _WINDOW_BYTES)
             yield self.view(start, end)
@@ -114,7 +114,7 @@ class _FileCheck:
         self.unverified: set[str] = set()
 
     def run(self, items: Sequence[IndexedItem]) -> None:
-        """Check every item, the gaps and the end."""
+        """Check every item, the gaps between them, and the end of the file."""
         position = self._mark_bytes(items)
         last: StoredItem | None = None
         for one in sorted(items, key=lambda one: (one.item.offset, one.item.length)):
@@ -133,7 +133,7 @@ class _FileCheck:
             self._report(f"{self.window.size - position} bytes follow the last item", None, position)
 
     def _mark_bytes(self, items: Sequence[IndexedItem]) -> int:
-        """Return the length of the file's mark of its save; 0 if it has none, as files of earlier writers."""
+        """Return the length of the mark that names the file's save; 0 for files of earlier writers, which have none."""
         own = own_name(self._name)
         if not self._exact or own is None or own.save_id is None or self.window.size < MARK_BYTES:
             return 0
@@ -168,7 +168,7 @@ class _FileCheck:
             running.update(piece)
         if running.value == item.crc32:
             if item.kind is ItemKind.ARCHIVE and item.framing is Framing.TORCH_ZIP and not self._is_archive(item):
-                self._report("no archive is stored where there should be one", one.key, start)
+                self._report("the item should be an archive, but its bytes are not", one.key, start)
             return
         bad = 0
         if item.blocks is not None:
@@ -202,7 +202,7 @@ class _FileCheck:
             self.unverified.add(one.key)
 
     def _check_frame(self, one: IndexedItem) -> None:
-        """Regenerate what surrounds the tensor and compare; a bare item has nothing around it."""
+        """Compare the framing of a tensor with the framing that it should have; a raw item has none."""
         item = one.item
         trail = item.length - item.lead - item.stored_bytes
         prefix, suffix = b"", b""

@@ -1,1 +1,1 @@
-"""Reads of verified byte ranges out of data files, in parallel and in bounded memory."""
+"""Reads of verified byte ranges from data files, in parallel and in bounded memory."""

@@ -1,7 +1,7 @@
-"""Reads of items in encoded blocks: each wanted block is an item of its own to the read engine.
+"""Reads of items stored as encoded blocks: the read engine treats each wanted block as a separate item.
 
-So a read touches only the blocks that hold what is wanted, threads share the work of one item, and no byte is decoded
-before its CRC has been checked.
+So a read touches only the blocks it needs, several threads can work on one item, and no byte is decoded before its CRC
+has been checked.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _NO_BORDERS = np.zeros(0, np.uint32)
 
 
 def with_blocks_apart(requests: Iterable[ReadRequest], *, whole: bool) -> list[ReadRequest]:
-    """Return the requests, with those for items in encoded blocks replaced by one for each block that they need.
+    """Replace each request for an item in encoded blocks by one request for every block that it needs.
 
     Args:
-        requests: Any.
-        whole: Every block of such an item is read and checked, needed or not.
+        requests: Requests for items of any kind; others are returned unchanged.
+        whole: Whether every block of an item is read and checked, needed or not.
 
     Raises:
         ValueError: A request contradicts its item.
-        CorruptCheckpointError: An item's blocks decode to another size than they should.
+        CorruptCheckpointError: The index gives an item a number of blocks that contradicts its decoded size.
     """
     apart: list[ReadRequest] = []
     for request in requests:
@@ -47,10 +47,10 @@ class _BlockRead:
         item = request.item
         if item.blocks is None or not 0 <= request.start <= request.stop <= request.decoded_bytes:
             raise ValueError(
-                f"bytes {request.start} to {request.stop} of {request.key!r} are not in what its encoded blocks become"
+                f"bytes {request.start} to {request.stop} of {request.key!r} are outside its decoded blocks"
             )
         if request.into is not None and (len(request.into) != request.stop - request.start or request.piece):
-            raise ValueError(f"the destination of {request.key!r} does not have the bytes that are asked for")
+            raise ValueError(f"the destination of {request.key!r} does not have the requested size")
         self._request = request
         self._decoder = decoder
         self._blocks: EncodedBlocks = item.blocks
@@ -67,7 +67,7 @@ class _BlockRead:
         self._lock = threading.Lock()
 
     def requests(self, *, whole: bool) -> Iterator[ReadRequest]:
-        """Yield a request for each block; the last one to be done completes the original request."""
+        """Yield a request for each block; the original request is complete when all of them are."""
         request, step = self._request, self._blocks.block_bytes
         first, last = request.start // step, -(-request.stop // step)
         wanted = {n for n in range(first, last) if self._has_some(n * step, (n + 1) * step)}
@@ -139,7 +139,7 @@ class _BlockRead:
             self._decoder.decode(data, into)
         except Exception as error:
             raise CorruptCheckpointError(
-                f"block {number} of the stored data cannot be decoded, though it is as it was written: "
+                f"block {number} of the stored data cannot be decoded, although its CRC is correct: "
                 f"{type(error).__name__}: {error}",
                 file=stored.file,
                 key=self._request.key,

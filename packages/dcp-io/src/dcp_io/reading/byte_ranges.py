@@ -1,4 +1,4 @@
-"""Byte-range arithmetic of reads: merging neighbours, widening to what can be checked, splitting. Reads nothing."""
+"""Byte-range arithmetic of reads: merging neighbours, aligning to CRC blocks, splitting. Reads nothing."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Positions = npt.NDArray[np.int64]
 def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -> list[tuple[Range, list[int]]]:
     """Group ranges so that one read serves each group.
 
-    Ranges that overlap, and neighbours at most `gap_bytes` apart, share a group as long as it stays within
-    `limit_bytes`; only a range that is longer by itself makes a longer one.
+    Ranges that overlap or are at most `gap_bytes` apart share a group, as long as the group stays within `limit_bytes`.
+    A group is longer only if it is a single range that is longer.
 
     Args:
-        ranges: Half-open, in any order, empty ones allowed.
-        gap_bytes: How many unwanted bytes between two ranges are read rather than skipped.
-        limit_bytes: Size up to which groups grow.
+        ranges: Half-open ranges in any order; empty ones are allowed.
+        gap_bytes: Largest gap between two ranges that is read rather than skipped.
+        limit_bytes: Limit of the size of a group.
 
     Returns:
-        In ascending order, each group's covering range and the positions of its members in `ranges`.
+        For each group, in ascending order: its range, and the positions of its members in `ranges`.
     """
     groups: list[tuple[Range, list[int]]] = []
-    wanted = 0  # where the bytes end that somebody wants of the last group
+    wanted = 0  # end of the wanted bytes of the last group
     for position in sorted(range(len(ranges)), key=ranges.__getitem__):
         start, stop = ranges[position]
         if groups:
@@ -49,7 +49,7 @@ def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -
 def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
     """Return the smallest range around [start, stop) of a stored range that the item's CRCs can verify.
 
-    Without running CRCs that is the whole stored range. An empty range stays as it is.
+    For an item without running CRCs that is the whole stored range. An empty range is returned unchanged.
     """
     if start == stop:
         return start, stop
@@ -60,7 +60,7 @@ def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
 
 
 def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
-    """Return the part of an item's stored range that is read for bytes [start, stop) of its values."""
+    """Return the part of an item's stored range that must be read to get bytes [start, stop) of its values."""
     if item.blocks is not None:
         first, last = start // item.blocks.block_bytes, -(-stop // item.blocks.block_bytes)
         before = int(item.blocks.lengths[:first].sum())

@@ -14,17 +14,17 @@ from dcp_manifest.index.items import Framing, StoredItem, block_bytes
 
 __all__ = ["check_archive", "check_blocks", "check_whole", "read_with_crc"]
 
-# A piece of this size is still in the processor's nearest cache when it is read a second time.
+# A piece of this size is still in the processor's L1 cache when it is read a second time.
 _COPY_BYTES = 256 << 10
 
 
 def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], value: int) -> int:
-    """Fill the buffers from a file, and continue a CRC32 over them.
+    """Fill the buffers from a file, and return a CRC32 (`value`) continued over their bytes.
 
     Args:
         source: The file.
-        position: Where to begin in it.
-        buffers: Filled one after another.
+        position: Offset in the file, bytes.
+        buffers: Destinations, filled one after another.
         value: CRC32 of the bytes before.
     """
     if source.brings_memory:
@@ -52,18 +52,18 @@ def _copy_with_crc(data: memoryview, buffers: Sequence[memoryview], value: int) 
 def check_blocks(
     key: str, item: StoredItem, start: int, stop: int, buffers: Sequence[memoryview], value: int | None = None
 ) -> None:
-    """Compare [start, stop) of a stored range, which begins and ends where CRCs are recorded, with those CRCs.
+    """Check bytes [start, stop) of a stored range against the CRCs recorded at its blocks.
 
     Args:
-        key: For the message.
-        item: Whose stored range it is.
-        start: In the stored range.
-        stop: In the stored range.
-        buffers: The bytes.
-        value: CRC32 of everything up to `stop`, if it is known already.
+        key: FQN, for messages.
+        item: The item that was read.
+        start: Position in the stored range, where a CRC is recorded.
+        stop: Likewise.
+        buffers: The bytes that were read.
+        value: CRC32 of the stored range up to `stop`, if already computed.
 
     Raises:
-        CorruptCheckpointError: They differ; names the first block that does.
+        CorruptCheckpointError: A CRC does not match; names the first bad block.
     """
     if value is None:
         value = crc_at(item, start)
@@ -82,10 +82,10 @@ def check_blocks(
 
 
 def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]]) -> None:
-    """Compare the CRC32s and lengths of all parts of a stored range, by position, with the item's only CRC.
+    """Check a whole stored range against the item's single CRC, given the CRC32 and length of each part by position.
 
     Raises:
-        CorruptCheckpointError: They differ.
+        CorruptCheckpointError: The CRC does not match.
     """
     value = 0
     for position in sorted(crcs):
@@ -95,10 +95,10 @@ def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]])
 
 
 def check_archive(key: str, item: StoredItem, data: memoryview) -> bool:
-    """Whether the CRCs inside a whole archive vouch for it; False if its writer left them out.
+    """Whether an archive is verified by the CRCs inside it; False if it contains none.
 
     Raises:
-        CorruptCheckpointError: They do not match, or a tensor's archive is none.
+        CorruptCheckpointError: A CRC does not match, or a tensor's bytes are not an archive.
     """
     verdict = verify_zip(data)
     if verdict is False or (item.framing is Framing.TORCH_ZIP and not is_zip(data)):

@@ -1,4 +1,4 @@
-"""Data files while they are read: opened when their reads are planned, closed after the last of them."""
+"""Data files during a read: opened when their reads are planned, closed after the last read."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["OpenFile"]
 
 
 class OpenFile:
-    """A file that is open only while reads of it are left, so that few are open at a time.
+    """A data file that is open only as long as reads of it remain, so that few files are open at a time.
 
-    It is known to reach as far as all requests for it: nothing is planned or allocated for less.
+    The constructor checks that the file is long enough for every request, before any read is planned.
 
     Args:
-        store: Where the file lies.
-        name: Of the file.
-        wanted: All that is wanted of it; at least one.
+        store: The checkpoint's folder.
+        name: Name of the file.
+        wanted: All requests for the file; at least one.
 
     Raises:
-        CheckpointNotFoundError: It is missing; names it and a key.
-        CorruptCheckpointError: It is too short; names it, the key and the item's offset.
+        CheckpointNotFoundError: The file is missing; names it and a key.
+        CorruptCheckpointError: The file is too short; names it, the key and the item's offset.
     """
 
     def __init__(self, store: Store, name: str, wanted: Sequence[Wanted]) -> None:
@@ -40,7 +40,7 @@ class OpenFile:
             if one.base + one.stop > size:
                 self.source.close()
                 raise CorruptCheckpointError(
-                    f"the file has {size} bytes, {one.base + one.stop} are needed: it is truncated or swapped",
+                    f"the file has {size} bytes but {one.base + one.stop} are needed: it is truncated or swapped",
                     file=name,
                     key=one.request.key,
                     offset=one.request.item.offset,

@@ -1,7 +1,7 @@
-"""Read engine for ranges of stored items: parallel, verified, in bounded memory, directly into the destination.
+"""Read engine for byte ranges of items: parallel, verified, in bounded memory, directly into their destinations.
 
-The reads are planned in `read_plan`; here are the threads that read, check and deliver. Bytes pass in this order:
-storage → buffer (or destination) → CRC of the stored bytes → the request's `piece` or `done`.
+Reads are planned in `read_plan`; the threads here read, check and deliver. The way of the bytes: storage → buffer (or
+destination) → CRC check → the request's `piece` or `done`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dcp_manifest.index.items import CRC_BLOCK_MAX_BYTES
 __all__ = ["MAX_INFLIGHT_BYTES", "read_items"]
 
 MAX_INFLIGHT_BYTES = 64 << 20
-# Number of upcoming reads that are announced to the storage.
+# Number of upcoming reads that are announced to the storage, for prefetching.
 _READS_AHEAD = 4
 
 
@@ -58,23 +58,23 @@ def read_items(
     item is read twice, however many requests want it (`verify="before"` reads everything once more).
 
     Args:
-        store: Where the items lie.
-        requests: Any number; see `ReadRequest` for what is called, and in which thread.
-        threads: At most so many reader threads, at least 1.
+        store: The checkpoint's folder.
+        requests: Any number of them; see `ReadRequest` for the callbacks and their threads.
+        threads: Limit of the number of reader threads, at least 1.
         verify: See `Verify`.
-        changed_keys: Gets the key of every request whose destination may have changed or whose `piece` or `done` was
-            called; also when this raises.
-        max_inflight_bytes: At most so many bytes are held in buffers at a time, all threads together, but at least one
-            CRC block (1 MiB). Destinations do not count; nor does what requests want all at once.
+        changed_keys: A set that receives the key of every request whose destination may have changed or whose `piece`
+            or `done` was called; also when this raises.
+        max_inflight_bytes: Limit of the memory for buffers of all threads together, but at least one CRC block (1 MiB).
+            Destinations do not count, nor do the bytes that a `done` receives all at once.
 
     Returns:
-        Bytes read, and the keys whose bytes no CRC verifies.
+        Number of bytes read, and the keys of items without CRCs.
 
     Raises:
         CheckpointNotFoundError: A file is missing; names it and a key that needs it.
-        CorruptCheckpointError: Bytes differ from those written, or a file is too short; names file, key and offset.
+        CorruptCheckpointError: Bytes differ from what was written, or a file is too short; names file, key and offset.
         ValueError: A request contradicts its item, or a limit is not positive.
-        BaseException: The error of a `piece` or `done`.
+        BaseException: Any error that a `piece` or `done` raises.
 
     Ranks: one; not collective.
     """
@@ -99,7 +99,7 @@ def read_items(
 
 
 class _Scratch:
-    """One thread's buffer; a view of it is valid until the next `take`."""
+    """Reusable buffer of one thread; a view of it is valid until the next `take`."""
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
@@ -173,7 +173,7 @@ class _Batch:
                 self._bytes += size
 
     def _take(self) -> tuple[OpenFile, Step | SharedRead] | None:
-        """Take the next read, and announce those after it to the storage, so that it is not idle during checks."""
+        """Take the next read, and announce the following ones to the storage, which prefetches them during checks."""
         with self._lock:
             seen = list(itertools.islice(self._queue, _READS_AHEAD + 1 - len(self._ahead)))
             self._ahead += seen
@@ -181,7 +181,7 @@ class _Batch:
         for file, read in seen:
             if isinstance(read, SharedRead):
                 file.source.will_need(read.start, read.stop - read.start)
-            elif all(one.runs is None for one in read.members):  # of runs, most bytes may not be wanted
+            elif all(one.runs is None for one in read.members):  # a step with runs may skip most of its bytes
                 file.source.will_need(read.whole.base + read.start, read.stop - read.start)
         return task
 
@@ -219,7 +219,7 @@ class _Batch:
         return size
 
     def _is_direct(self, step: Step) -> bool:
-        """Whether the step's bytes go to a single destination, and so need no buffer."""
+        """Whether all bytes of the step go to one destination, so that no buffer is needed."""
         single = len(step.members) == 1 and step.members[0].request.into is not None
         return single and not self._rehearse and not step.whole.held
 
@@ -246,7 +246,7 @@ class _Batch:
                 request.into[first - request.start : last - request.start] = data
 
     def _complete(self, whole: ItemRead) -> None:
-        """Check and deliver an item whose steps are all done."""
+        """Check and deliver an item after its last step."""
         key, memory = whole.members[0].request.key, whole.memory
         if whole.check is Check.WHOLE:
             check_whole(key, whole.item, whole.crcs)
@@ -298,7 +298,7 @@ class _Batch:
 
 
 def _finish(request: ReadRequest, data: memoryview | None) -> None:
-    """Call `done` of a request as promised; `data` are the request's bytes."""
+    """Call the `done` callback of a request with its bytes, or with nothing after `piece`."""
     if request.done is None:
         return
     if request.into is not None:

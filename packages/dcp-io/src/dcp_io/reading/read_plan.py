@@ -1,8 +1,8 @@
-"""Planning of reads from read requests: the range that makes each request verifiable, and which reads to share.
+"""Planning of reads: the range that each request must read to be verified, and which requests share a read.
 
-Pure planning; the reads themselves are in `read_engine`. Small items are packed: neighbours in a file come in one
-read. Larger ones are streamed: each is cut into steps at CRC blocks, and a step serves every request that wants some
-of it, so that no block is read twice.
+Pure planning; `read_engine` carries the reads out. Small items that are neighbours in a file share one read. Large
+items are streamed: each is split into steps at borders of CRC blocks, and a step serves every request that overlaps it,
+so that no block is read twice.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from dcp_manifest.index.runs import Runs
 
 __all__ = ["Check", "ItemRead", "SharedRead", "Step", "Wanted", "parts_to_read", "plan_reads", "want"]
 
-# Requests for so much of an item are streamed; smaller ones share reads and are copied.
+# Requests for at least this much of an item are streamed; smaller ones share reads and are copied.
 STREAM_MIN_BYTES = 256 << 10
-# Unwanted bytes between two wanted ranges that are read rather than skipped: of neighbours in a file, ...
+# Largest gap between two wanted ranges that is read rather than skipped: between neighbouring items in a file, ...
 GAP_BYTES = 16 << 10
-# ... and of runs in an item (less than a page costs the storage nothing).
+# ... and between runs within an item (less than a page costs the storage nothing).
 RUN_GAP_BYTES = 4 << 10
 SHARED_LIMIT_BYTES = 4 << 20
-# Most bytes of one step: checked while they are in the processor's cache, spread over the threads. Measured: to check
-# less at a time costs more in waiting for the interpreter than a nearer cache saves.
+# Limit of one step: small enough to be checked while in the processor's cache, and to spread over the threads. #
+# Measured: with smaller steps, waiting for the GIL costs more than the faster cache saves.
 STEP_BYTES = 2 << 20
 
 
 class Check(IntEnum):
-    """The CRCs by which the bytes of a read are verified; of two for one item the greater one holds."""
+    """The CRCs that verify a read. If requests for one item need different checks, the greatest is used."""
 
     NOTHING = 0
     BLOCKS = 1
@@ -44,12 +44,12 @@ class Check(IntEnum):
     WHOLE = 2
     """The single CRC of an item of several blocks."""
     ARCHIVE = 3
-    """The CRCs inside the archive that the item is."""
+    """The CRCs inside the item, which is an archive."""
 
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """A request, the part of the stored range that is read for it, and the CRCs that it is checked against."""
+    """A request, the part of the stored range to read for it, and the check to apply."""
 
     request: ReadRequest
     start: int
@@ -58,26 +58,26 @@ class Wanted:
     base: int
     """Position of the stored range in its file."""
     runs: Runs | None = None
-    """The runs that are needed of the range, if not all."""
+    """The runs of the range that are needed; None for all of it."""
 
 
 @dataclass(slots=True, eq=False)
 class ItemRead:
-    """An item that is read step by step, and all requests for parts of it."""
+    """An item to be read in steps, and all requests for parts of it."""
 
     members: tuple[Wanted, ...]
     item: StoredItem
     check: Check
     held: bool
-    """Whether the bytes are kept together until complete: a request, or the check, needs them at once."""
+    """Whether all bytes are kept in memory until complete, because a request or the check needs them at once."""
     start: int
     stop: int
     steps: int = 0
-    """Number of steps that are still to be done."""
+    """Number of remaining steps."""
     memory: memoryview | None = None
-    """Memory of [start, stop), if held."""
+    """Buffer for [start, stop), if `held`."""
     crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """With `Check.WHOLE`: position of each step that is done → its CRC and length."""
+    """With `Check.WHOLE`: position of each finished step → its CRC and length."""
 
     @property
     def base(self) -> int:
@@ -97,7 +97,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SharedRead:
-    """A range [start, stop) of a file that serves small requests for any items by way of a buffer."""
+    """A range [start, stop) of a file that is read into a buffer for small requests, possibly of several items."""
 
     start: int
     stop: int
@@ -105,24 +105,24 @@ class SharedRead:
 
 
 def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_BYTES) -> Wanted:
-    """Plan the range to read for a request, so that it can be checked as `verify` asks.
+    """Choose the range to read for a request, wide enough to be checked as `verify` demands.
 
     Args:
-        request: What is wanted.
+        request: The request.
         verify: See `Verify`.
-        run_gap_bytes: Unwanted bytes between two runs of the item that are read rather than skipped.
+        run_gap_bytes: Largest gap between two runs of the item that is read rather than skipped.
 
     Raises:
         ValueError: The request's range or destination contradicts its item.
-        CorruptCheckpointError: The item's place is impossible.
+        CorruptCheckpointError: The index gives the item an impossible location or number of CRCs.
     """
     item = request.item
     start, stop, size = request.start, request.stop, item.stored_bytes
     if not 0 <= start <= stop <= size:
-        raise ValueError(f"bytes {start} to {stop} of {request.key!r} are not in its stored range")
+        raise ValueError(f"bytes {start} to {stop} of {request.key!r} are outside its stored range")
     if request.into is not None and (len(request.into) != stop - start or request.piece is not None):
         raise ValueError(
-            f"the destination of {request.key!r} has {len(request.into)} bytes for {stop - start}, "
+            f"the destination of {request.key!r} has {len(request.into)} bytes but {stop - start} are wanted, "
             "or the request also has a piece function"
         )
     if item.offset < 0 or item.lead < 0 or item.lead + size > item.length:
@@ -165,12 +165,12 @@ def plan_reads(
     """Plan the reads of one file, in ascending order.
 
     Args:
-        wanted: Of non-empty ranges of items in one file, which is known to hold them.
-        rehearse: The reads are only checked: no request gets the bytes.
-        step_bytes: Most bytes of a step (but at least one CRC block), and of a read of several small items.
-        gap_bytes: Unwanted bytes between two small items that are read rather than skipped; None as for disks.
+        wanted: Non-empty ranges of items in one file, which is known to be long enough.
+        rehearse: Whether the bytes are only checked, and delivered to no request.
+        step_bytes: Limit of a step (but at least one CRC block), and of a shared read of small items.
+        gap_bytes: Largest gap between two small items that is read rather than skipped; None for the default for disks.
     """
-    # Two records of one place that do not agree are two items: each is checked against its own CRC.
+    # Two contradictory records of one location count as two items: each is checked against its own CRC.
     items: dict[tuple[int, int, int | None], list[Wanted]] = {}
     for one in wanted:
         item = one.request.item
@@ -192,7 +192,7 @@ def plan_reads(
 
 
 def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> list[Step]:
-    """Return the steps of one item; every byte of it is in at most one of them."""
+    """Return the steps of one item; each of its bytes is in at most one step."""
     check = max(one.check for one in members)
     item = next(one.request.item for one in members if one.check is check)
     stored_bytes = item.stored_bytes
@@ -206,7 +206,7 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
         max(one.stop for one in members),
     )
     block = block_bytes(stored_bytes)
-    # At each border some members begin or end to take part; borders lie at blocks, so that each block is in one step.
+    # At each border some members become active or inactive. Borders are at CRC blocks, so each block is in one step.
     changes: dict[int, tuple[list[Wanted], list[Wanted]]] = defaultdict(lambda: ([], []))
     for one in members:
         changes[one.start // block * block][0].append(one)
@@ -230,9 +230,9 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
 
 
 def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
-    """Return the ranges of a step that must be read: positions in the stored range, ascending, disjoint.
+    """Return the ranges of a step that must be read: positions in the stored range, ascending and disjoint.
 
-    What is checked by blocks comes in whole blocks; of what is not checked, runs with small gaps closed.
+    With `Check.BLOCKS` these are whole blocks; without a check, the wanted runs, joined over small gaps.
     """
     check = step.whole.check
     if check >= Check.WHOLE or (check is Check.BLOCKS and any(one.runs is None for one in step.members)):

@@ -1,7 +1,7 @@
-"""Cleanup after saves: removes files that a save replaced, and leftovers of dead saves. Nothing else.
+"""Cleanup after saves: removal of the files that a save replaced, and of leftovers of dead saves.
 
-A marker or an index may name anything: what is named goes only if its own name and contents say that a save made it
-(see `own_files`), and is reported otherwise.
+A marker or an index may name any file, even a hostile one. So a file is removed only if its own name and contents show
+that a save made it (see `own_files`); otherwise it stays and is logged.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def replaced_names(save_id: str, rank: int | None, current: Current, entries: It
     """Return the files that are obsolete once the save is published: old indexes first, then old data files.
 
     Args:
-        save_id: Of the new save.
-        rank: Of this rank in a save without a coordinator, else None.
+        save_id: Id of the new save.
+        rank: This rank, in a save without a coordinator; otherwise None.
         current: The checkpoint that will be replaced.
         entries: The folder's listing.
     """
@@ -51,13 +51,13 @@ def replaced_names(save_id: str, rank: int | None, current: Current, entries: It
 
 
 def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], world_size: int) -> bool:
-    """Remove the files that a published save replaced; returns whether all that saves made are gone.
+    """Remove the files that a published save replaced; returns whether none of them is left.
 
     Args:
         store: The checkpoint's folder.
-        marker: Of the save, which is the current one.
-        keep: Data files that the current index names: they stay whatever the marker says.
-        world_size: Of the save, if it had no coordinator.
+        marker: Marker of the save, whose checkpoint is the current one.
+        keep: Data files in the current index: they stay, whatever the marker lists.
+        world_size: World size of the save, if it had no coordinator.
     """
     named = [name for name in marker.replaced if name not in keep and not _is_own(name, marker, world_size=world_size)]
     if not named:
@@ -68,7 +68,7 @@ def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], worl
 
 
 def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of those files that exist, in the order of their names; not every store lists all files."""
+    """Return the sizes of those files that exist, in the given order; not every store lists all of its files."""
     listed = {entry.name: entry.bytes for entry in store.list()}
     found: dict[str, int] = {}
     for name in names:
@@ -78,7 +78,7 @@ def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
 
 
 def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:
-    """Remove every file of a save that was not published; returns whether all of them are gone."""
+    """Remove every file of a save that was not published; returns whether none of them is left."""
     sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
     order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
     return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")
@@ -87,8 +87,9 @@ def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, ke
 def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Current, entries: list[Entry]) -> None:
     """Remove the leftovers of dead saves, and then their markers.
 
-    A save whose index is the current one was killed after it published: what it replaced goes. Of any other, its own
-    files go. While the current checkpoint cannot be read nothing is removed, since it cannot be told which is which.
+    If the current index is that of the dead save, it was killed after publishing: the files that it replaced are
+    removed. Otherwise its own files are removed. If the current checkpoint cannot be read, the two cases cannot be
+    distinguished, and nothing is removed.
     """
     if current.damage is not None:
         return
@@ -104,7 +105,7 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
         else:
             done = remove_leftovers(store, marker.save_id, entries, keep=keep)
         if done:
-            store.sync_folder()  # or a loss of power may bring files back, and not the marker that says whose they are
+            store.sync_folder()  # or a loss of power may bring files back without their marker
             _delete_made(store, {marker.name: found.entry.bytes}, "its name")
 
 
@@ -115,11 +116,11 @@ def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_
 
 
 def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
-    """Remove files whose names and contents show that saves made them, in order; returns the names that stay.
+    """Remove the files whose names and contents show that saves made them, in order; returns the names of the others.
 
     Args:
         store: The checkpoint's folder.
-        sizes: Names → bytes, as listed.
+        sizes: Name → size in bytes, from the listing.
 
     Raises:
         OSError: The storage failed.
@@ -138,13 +139,13 @@ def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _is_of(name: str, save_id: str) -> bool:
-    """Whether this save gave a file its name, its marker excepted."""
+    """Whether the name of a file is that of this save, other than its marker."""
     own = own_name(name)
     return own is not None and own.save_id == save_id and (own.temporary or own.kind != "note")
 
 
 def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
-    """Whether a name that the marker lists has become part of the checkpoint that the marker's save made."""
+    """Whether a file that the marker lists as replaced belongs to the new checkpoint after all."""
     own = own_name(name)
     if own is not None and own.save_id == marker.save_id:
         return True
@@ -155,7 +156,7 @@ def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
 
 
 def _is_index_of(store: Store, name: str, save_id: str) -> bool:
-    """Whether a file whose name does not say it is an index of this save."""
+    """Whether an index without a save id in its name was written by this save."""
     own = own_name(name)
     if own is None or own.kind != "index" or own.save_id is not None:
         return False
@@ -167,9 +168,9 @@ def _is_index_of(store: Store, name: str, save_id: str) -> bool:
 
 
 def _delete_made(store: Store, sizes: Mapping[str, int], named_by: str) -> bool:
-    """Delete the objects in order, except those that no save made; returns whether that worked.
+    """Delete the files in order, except those that no save made; returns whether this succeeded.
 
-    What fails is logged: the next save tries again.
+    Failures are logged: the next save tries again.
     """
     failed = [name for name, size in sizes.items() if not _delete_one(store, name, size, named_by)]
     return not failed
@@ -183,7 +184,7 @@ def _delete_one(store: Store, name: str, size: int, named_by: str) -> bool:
         return False
     if left:
         _log.warning(
-            "%r in %s stays, though %s names it: its name or its contents are not those of a save's file; remove it if "
+            "%r in %s stays, although %s names it: its name or contents are not those of a save's file; remove it if "
             "you do not need it",
             name,
             store.url,

@@ -23,36 +23,36 @@ __all__ = ["Current", "read_current"]
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """State of a folder: an index, nothing, or an index that cannot be read."""
+    """State of a folder: it has a readable index, no index, or one that cannot be read."""
 
     index: CheckpointIndex | None = None
     damage: DcpError | None = None
-    """Error that makes the existing index unusable."""
+    """Error of reading the index, if it cannot be read."""
     generation: int = 0
     """Generation of the checkpoint, or of the newest readable index; 0 if none has one."""
     lack: str | None = None
-    """What the existing indexes lack to be a checkpoint, if there is none."""
+    """What is missing from the existing indexes, if they do not make a complete checkpoint."""
 
     @property
     def exists(self) -> bool:
-        """Whether a checkpoint is there, usable or not."""
+        """Whether the folder has a checkpoint, readable or not."""
         return self.index is not None or self.damage is not None
 
     @property
     def save_id(self) -> str | None:
-        """Save id of the checkpoint; None if there is none or if stock wrote it."""
+        """Save id of the checkpoint; None if there is no checkpoint or stock wrote it."""
         return self.index.info.save_id if self.index is not None and self.index.info is not None else None
 
 
 def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
-    """Return the newest complete checkpoint in the store, or why it cannot be read.
+    """Read the newest complete checkpoint in the store; damage is returned, not raised.
 
     Args:
         store: The checkpoint's folder.
-        entries: Its listing, if there is a fresh one.
+        entries: Its listing, if the caller has a fresh one.
 
     Raises:
-        OSError: The storage failed; nothing is known then.
+        OSError: The storage failed, so the state of the folder is unknown.
     """
     try:
         index = current_index(store, entries)

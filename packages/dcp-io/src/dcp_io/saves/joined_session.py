@@ -1,4 +1,4 @@
-"""A rank's part in a save that the coordinator runs."""
+"""One rank's part of a save that the coordinator runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["JoinedSave"]
 
 
 class JoinedSave:
-    """Records the files that this rank has written, in case the save fails.
+    """Record of the files that this rank has written, for cleanup if the save fails.
 
     Args:
         store: The checkpoint's folder.
-        save_id: Of the coordinator's save.
+        save_id: Id of the coordinator's save.
     """
 
     def __init__(self, store: Store, save_id: str) -> None:
@@ -31,10 +31,10 @@ class JoinedSave:
         self._files.update(files)
 
     def abort(self) -> None:
-        """Remove this rank's files if it is certain that they will not be published. Does not raise.
+        """Remove this rank's files, if it is certain that they will not be published. Does not raise.
 
-        As long as the save's marker is there the coordinator may be about to publish, whatever this rank believes:
-        then the files stay, and the coordinator or the next save removes them.
+        As long as the marker of the save exists, the coordinator may still publish: then the files stay, and the
+        coordinator or the next save removes them.
         """
         with contextlib.suppress(OSError, DcpError):
             if self._store.exists(marker_name(self.save_id, None)):

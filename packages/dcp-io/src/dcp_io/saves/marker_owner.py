@@ -12,7 +12,7 @@ __all__ = ["ProcessIdentity", "can_be_checked", "is_gone", "this_process"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of a process, different from any other that has, had or will have its pid."""
+    """Identity of a process, distinct from all other processes with the same pid, earlier or later."""
 
     host: str
     boot_id: str
@@ -24,12 +24,12 @@ class ProcessIdentity:
     """Start of the process, in the system's ticks since boot; 0 where the system does not provide it."""
 
     def to_dict(self) -> dict[str, str | int]:
-        """Return plain values, for JSON."""
+        """Return the identity as plain values, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> ProcessIdentity:
-        """Make an identity from the result of `to_dict`. Raises KeyError, TypeError or ValueError for anything else."""
+        """Rebuild an identity from `to_dict`. Raises KeyError, TypeError or ValueError for anything else."""
         texts = [values["host"], values["boot_id"], values["pid_namespace"]]
         numbers = [values["pid"], values["start_ticks"]]
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int) for n in numbers):
@@ -44,16 +44,16 @@ def this_process() -> ProcessIdentity:
 
 
 def can_be_checked(process: ProcessIdentity) -> bool:
-    """Whether `is_gone` can check the process from here: it belongs to this host, boot and pid namespace."""
+    """Whether `is_gone` can check the process: it belongs to the same host, boot and pid namespace as this one."""
     here = this_process()
     same = (process.host, process.boot_id, process.pid_namespace) == (here.host, here.boot_id, here.pid_namespace)
     return same and process.pid > 0
 
 
 def is_gone(process: ProcessIdentity) -> bool:
-    """Whether the process is certainly not running any more.
+    """Whether the process is certainly no longer running.
 
-    False whenever that cannot be known from here: another host, another boot or another pid namespace.
+    False if that cannot be known: for a process of another host, boot or pid namespace.
     """
     if not can_be_checked(process):
         return False
@@ -64,7 +64,7 @@ def is_gone(process: ProcessIdentity) -> bool:
     except PermissionError:
         return False
     state, threads, ticks = _status(process.pid)
-    if state in ("Z", "X") and threads <= 1:  # with more, a thread may yet finish what it writes
+    if state in ("Z", "X") and threads <= 1:  # if it has more threads, one of them may still finish a write
         return True
     return bool(ticks and process.start_ticks and ticks != process.start_ticks)
 
@@ -84,13 +84,13 @@ def _identity(pid: int) -> ProcessIdentity:
 
 
 def _status(pid: int) -> tuple[str, int, int]:
-    """Return state letter, threads and start ticks of a process; ("", 0, 0) where the system does not provide them.
+    """Return state letter, number of threads and start ticks of a process; ("", 0, 0) without `/proc`.
 
-    The state is that of the main thread, which may end first.
+    The state is that of the main thread, which may end before the others.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The name, second of the fields, is in parentheses and may hold anything.
+            # The second field, the name, is in parentheses and may contain any characters.
             fields = file.read().rpartition(")")[2].split()
         return fields[0], int(fields[17]), int(fields[19])
     except (OSError, IndexError, ValueError):

@@ -14,9 +14,9 @@ _MIN_SECONDS, _MAX_SECONDS = 0.1, 60.0
 
 
 class Renewal:
-    """Touches a marker often enough that it does not become stale, from `start` to `stop`, in a daemon thread.
+    """Daemon thread that touches a marker often enough that it does not become stale, from `start` to `stop`.
 
-    A storage that fails is asked again at the next turn; a marker that is gone sets `lost` and ends the thread.
+    If the storage fails, the thread tries again after the interval; if the marker is gone, it sets `lost` and ends.
     """
 
     def __init__(self, store: Store, name: str, stale_after_seconds: float) -> None:
@@ -26,7 +26,7 @@ class Renewal:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.lost = False
-        """Whether the marker was found missing."""
+        """Whether the marker has disappeared."""
 
     def start(self) -> None:
         """Start the renewal thread."""
@@ -38,7 +38,7 @@ class Renewal:
         self._stopping.set()
 
     def stop(self) -> None:
-        """Stop the renewal thread; afterwards the marker is not touched. May be repeated, also without `start`."""
+        """Stop the renewal thread and wait for it. May be called again, and without `start`."""
         self.cancel()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():

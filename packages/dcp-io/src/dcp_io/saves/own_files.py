@@ -1,8 +1,8 @@
 """Recognition of files that saves made, by their names and first bytes: no other file is ever removed.
 
-A marker, an index or a name may be forged. So a file is removed only if its name is one that saves give and it begins
-as their files do, or is empty: data files begin with a mark that names their save, indexes as a pickle, markers and
-notes as JSON.
+A marker, an index or a name may be forged. So a file is removed only if it has a name as saves give them, and is empty
+or begins like such a file: data files begin with a mark that names their save, indexes as a pickle, markers and notes
+as JSON.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _MARKER = re.compile(rf"\.dcp-save-({_ID})(?:\.r[0-9]{{1,9}})?")
 _NOTE = re.compile(r"\.dcp-(?:reading-[0-9a-f]{1,32}|removing|note\.json|note-next\.json|quarantined\.json)")
 _TEMPORARY = re.compile(rf"\.(.+)\.((?:{_ID})?)\.[0-9a-f]{{1,32}}" + re.escape(TEMPORARY_SUFFIX))
 _ARCHIVE, _ZSTD, _PICKLE, _JSON = b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\x80", b"{"
-# Of a file that a loss of power left, the first sector, or more, may never have reached the disk.
+# After a loss of power, the first sector of a file, or more, may never have reached the disk.
 _HEAD_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class OwnName:
-    """The facts in the name of a file that a save, or a keeper of checkpoints, made."""
+    """Parsed name of a file that a save or the checkpoint manager made."""
 
     kind: Literal["data", "index", "note"]
-    """`note`: markers of saves, signs of readers and other small JSON files."""
+    """`note`: save markers, reader leases and other small JSON files."""
     save_id: str | None = None
-    """None if the name does not contain it."""
+    """Id of the save; None if the name does not contain it."""
     temporary: bool = False
-    """Whether it is a temporary file of a store that publishes such a file."""
+    """Whether it is the temporary file of such a file that is being published."""
 
 
 def data_mark(save_id: str) -> bytes:
-    """Return the mark with which each data file of a save begins."""
+    """Return the mark (magic bytes and save id) at the beginning of each data file of a save."""
     return (_MAGIC + save_id.encode())[:MARK_BYTES].ljust(MARK_BYTES, b"\0")
 
 
 def own_name(name: str) -> OwnName | None:
-    """Return the facts in a file's name; None if saves give no such names. Folders before it do not matter."""
+    """Parse the name of a file; None if no save gives such names. Parent folders in the name are ignored."""
     base = name.rpartition("/")[2]
     if temporary := temporary_of(base):
         becomes = own_name(temporary[0])
@@ -65,23 +65,23 @@ def own_name(name: str) -> OwnName | None:
 
 
 def temporary_of(name: str) -> tuple[str, str] | None:
-    """Return the final name and the tag of a temporary object of `Store.publish`, by its name; None for other names."""
+    """Return the final name and the tag of a temporary object of `Store.publish`; None if `name` is not that of one."""
     found = _TEMPORARY.fullmatch(name)
     return (found[1], found[2]) if found else None
 
 
 def is_own_file(store: Store, name: str, size: int) -> bool:
-    """Whether a file's name and contents show that a save, or a keeper of checkpoints, made it.
+    """Whether a file's name and contents show that a save or the checkpoint manager made it.
 
-    True also for what a crash leaves of such a file: nothing, a part, or zeros in the place of its first bytes.
+    True also for such a file after a crash: empty, truncated, or with zeros in place of its first bytes.
 
     Args:
         store: The checkpoint's folder.
-        name: Of the file.
-        size: Bytes of the file, as listed.
+        name: Name of the file.
+        size: Size of the file from the listing, bytes.
 
     Raises:
-        CheckpointNotFoundError: It has gone.
+        CheckpointNotFoundError: The file no longer exists.
         OSError: The storage failed.
     """
     own = own_name(name)
@@ -95,7 +95,7 @@ def is_own_file(store: Store, name: str, size: int) -> bool:
     except DcpError as error:
         if isinstance(error, OSError):
             raise
-        return False  # a link that leads out, no file at all, or shorter by now: not what a save left
+        return False  # a link out of the folder, not a file, or shorter by now: not a leftover of a save
     return _begins_as(own, bytes(head))
 
 
@@ -107,5 +107,5 @@ def _begins_as(own: OwnName, head: bytes) -> bool:
     if head.startswith(_MAGIC[: len(head)]):
         mark = data_mark(own.save_id) if own.save_id is not None else b""
         return bool(mark) and head[:MARK_BYTES] == mark[: len(head)]
-    # Files of other writers, and ours of before they had a mark: what they hold says it as far as it has a form.
+    # Files without a mark (of other writers and of early versions) are recognised by their format.
     return head[:MARK_BYTES].lstrip(b"\0").startswith((_ARCHIVE, _ZSTD))

@@ -1,7 +1,7 @@
-"""Save markers: the file that shows that a save is running, and how long it is believed.
+"""Save markers: the file that shows that a save is running, and the time after which it counts as dead.
 
-A marker is named `.dcp-save-<save id>`, with `.r<rank>` behind it in a save without a coordinator. Files of a save
-carry `.<save id>.` in their names, so that cleanup can tell whose they are.
+A marker is named `.dcp-save-<save id>`, followed by `.r<rank>` in a save without a coordinator. The data files of a
+save have `.<save id>.` in their names, so that cleanup knows which save wrote them.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = [
 ]
 
 Phase = Literal["starting", "saving", "ended"]
-"""`starting`: other saves are still being looked for. `saving`: it owns the folder. `ended`: nothing runs any more,
-only cleanup is left to do."""
+"""`starting`: the save is still looking for other saves. `saving`: it owns the folder. `ended`: it is over, and only
+cleanup is left."""
 
 _PREFIX = ".dcp-save-"
 _NAME = re.compile(r"\.dcp-save-([A-Za-z0-9_-]{1,64})(?:\.r([0-9]{1,9}))?")
 _SAVE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-# Markers appear under their names complete; one that does not is what a host that lost its power left, and no host is
-# up again sooner. Where a shared file system shows a name before its bytes, they follow within this time.
+# Markers are published atomically, so a torn one was left by a host that lost power, and no host restarts sooner than #
+# this. A shared file system that shows a name before its bytes shows the bytes within this time.
 _TORN_SECONDS = 10.0
-# Above what lists the files of the largest jobs; more is not read.
+# Larger than the markers of the largest jobs, which list all files; a larger file is not read.
 _MAX_BYTES = 64 << 20
-_LAST_NS = 2**62  # what can be shown as a date
+_LAST_NS = 2**62  # the latest time that can be formatted as a date
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,20 @@ class Marker:
 
     save_id: str
     rank: int | None
-    """The rank, in a save without a coordinator."""
+    """The rank that wrote it, in a save without a coordinator; otherwise None."""
     process: ProcessIdentity | None
-    """None if the marker cannot be read."""
+    """The process that runs the save; None if the marker cannot be read."""
     phase: Phase
     started_ns: int = 0
-    """Wall-clock time of the host, for display."""
+    """Wall-clock time of the host when the save started, nanoseconds; for display."""
     replaced: tuple[str, ...] = ()
-    """Files that are obsolete once this save is the published one."""
+    """Files that become obsolete when this save is published."""
     torn: bool = False
-    """Whether the bytes are torn: a loss of power took a part of them."""
+    """Whether the bytes are incomplete, as after a loss of power."""
 
     @property
     def name(self) -> str:
-        """The marker's own name."""
+        """Name of the marker's file."""
         return marker_name(self.save_id, self.rank)
 
     def to_bytes(self) -> bytes:
@@ -82,7 +82,7 @@ class Marker:
 
     @classmethod
     def from_bytes(cls, name: str, data: bytes) -> Marker:
-        """Return the marker of that name; without contents if the bytes are damaged."""
+        """Parse the marker of this file name; from damaged bytes, only the save id and rank in the name are known."""
         found = _NAME.fullmatch(name)
         if found is None:
             raise ValueError(f"{name!r} is not the name of a save marker")
@@ -103,20 +103,21 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class FoundMarker:
-    """A marker found in a store."""
+    """A marker found in a store, and its entry in the listing."""
 
     marker: Marker
     entry: Entry
 
     def is_dead(self, *, now: float, stale_after_seconds: float) -> bool:
-        """Whether its save is certainly over, or has not renewed it for too long.
+        """Whether its save counts as dead: it has ended, its process is gone, or the marker was not renewed in time.
 
-        A time that far in the future is as good a sign of that as one so long ago: a live save would have replaced it
-        by the present one, whatever has happened to the clock.
+        A modification time far in the future counts like one long ago: whatever happened to the clock, a live save
+        would have reset it by its next renewal.
 
         Args:
-            now: On the storage's clock.
-            stale_after_seconds: How long a save may be silent where its process cannot be checked.
+            now: Current time on the storage's clock, seconds.
+            stale_after_seconds: Time without renewal after which a save counts as dead, if its process cannot be
+                checked.
         """
         age_seconds = abs(now - self.entry.mtime)
         if self.marker.phase == "ended" or age_seconds > stale_after_seconds:
@@ -126,7 +127,7 @@ class FoundMarker:
         return self.marker.process is not None and is_gone(self.marker.process)
 
     def describe(self, now: float) -> str:
-        """Return a description of the save, for messages."""
+        """Describe the save, for messages: its process, its start and its last renewal."""
         process = self.marker.process
         who = f"process {process.pid} on {process.host!r}" if process else "an unknown process"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.marker.started_ns / 1e9))
@@ -135,35 +136,35 @@ class FoundMarker:
 
 
 def marker_name(save_id: str, rank: int | None) -> str:
-    """Return the name of the marker of a save, or of one rank of a save without a coordinator."""
+    """Return the file name of a save's marker; with `rank`, of that rank's marker in a save without a coordinator."""
     return f"{_PREFIX}{save_id}" if rank is None else f"{_PREFIX}{save_id}.r{rank}"
 
 
 def check_save_id(save_id: str) -> str:
-    """Return `save_id`, if it can be part of file names. Raises ValueError otherwise."""
+    """Return `save_id` unchanged. Raises ValueError if it cannot be part of a file name."""
     if not _SAVE_ID.fullmatch(save_id):
         raise ValueError(f"save id {save_id!r} must be 1 to 64 letters, digits, '_' or '-'")
     return save_id
 
 
 def belongs_to(name: str, save_id: str) -> bool:
-    """Whether a file's name shows that this save made it."""
+    """Whether the name of a file shows that this save wrote it."""
     return f".{save_id}." in name
 
 
 def is_marker(name: str) -> bool:
-    """Whether a file's name is that of a marker."""
+    """Whether the name of a file is that of a save marker."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_marker_temporary(name: str) -> bool:
-    """Whether a file is a temporary file of a store that publishes a marker."""
+    """Whether a file is the temporary file of a marker that is being published."""
     found = temporary_of(name)
     return found is not None and is_marker(found[0])
 
 
 def find_markers(store: Store, entries: list[Entry]) -> list[FoundMarker]:
-    """Return the markers among the store's entries; those that vanish meanwhile are left out."""
+    """Read the markers among the entries of a store; a marker that is removed meanwhile is left out."""
     found: list[FoundMarker] = []
     for entry in entries:
         if not _NAME.fullmatch(entry.name):
@@ -175,6 +176,6 @@ def find_markers(store: Store, entries: list[Entry]) -> list[FoundMarker]:
         except DcpError as error:
             if isinstance(error, OSError):
                 raise
-            data = b"null"  # a link, or no file: it says nothing but its name
+            data = b"null"  # a link, or not a file: only its name is used
         found.append(FoundMarker(Marker.from_bytes(entry.name, data), entry))
     return found

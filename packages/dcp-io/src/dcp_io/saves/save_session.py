@@ -1,6 +1,6 @@
 """Session of one save in a folder: begin, publish, finish or abort. Data files are written by the engine.
 
-`SaveSession` is the process that owns the marker: the coordinator, or each rank in a save without one.
+Only the owner of the marker has a `SaveSession`: the coordinator, or every rank in a save without one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ STALE_AFTER_SECONDS = 3600.0
 _SETTLE_SECONDS = 10.0
 _SETTLE_STEP_SECONDS = 0.05
 
-# Markers of saves that run in this process, by store and name: its own marker says nothing about a dead thread.
+# Markers of the saves running in this process, by store and name: the marker of a thread that died looks alive, since #
+# its process is.
 _running: set[tuple[str, str]] = set()
-_running_lock = threading.RLock()  # a finalizer may take it in any thread, at any allocation
+_running_lock = threading.RLock()  # reentrant: a finalizer may acquire it in any thread, at any allocation
 
 
 def _forget(renewal: Renewal, key: tuple[str, str]) -> None:
@@ -52,7 +53,7 @@ def new_save_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """Snapshot of the folder at one moment."""
+    """Snapshot of the folder at one moment: listing, markers, and time."""
 
     entries: list[Entry]
     markers: list[FoundMarker]
@@ -60,15 +61,15 @@ class _Scene:
 
     @property
     def now(self) -> float:
-        """The storage's clock: its time stamp of the marker that was written a moment ago."""
+        """Current time on the storage's clock: the modification time of the marker just written."""
         return self.own.mtime if self.own is not None else time.time()
 
 
 class SaveSession:
     """One running save, from `begin` to `finish` or `abort`.
 
-    Until `publish` of the index returns, the folder holds exactly the old checkpoint; from then on exactly the new
-    one, whatever is killed when. Everything else that this does can be repeated or left undone without harm.
+    Until the index is published the folder holds exactly the old checkpoint, afterwards exactly the new one, whichever
+    process is killed at whatever moment. Every other step may be repeated or left out without harm.
 
     Example:
         ```python
@@ -96,7 +97,7 @@ class SaveSession:
         self._published = False
         self._world_size = 1
         self.generation = 1
-        """Generation of this save: one more than that of the checkpoint found at the start."""
+        """Generation of this save: that of the checkpoint found at the start, plus one."""
 
     @property
     def save_id(self) -> str:
@@ -119,20 +120,21 @@ class SaveSession:
         rank: int | None = None,
         sync: bool = True,
     ) -> SaveSession:
-        """Take the folder for a new save, once no other live save has it; remove the files of dead ones.
+        """Claim the folder for a new save, unless another live save owns it; remove leftovers of dead saves.
 
         Args:
             store: The checkpoint's folder; it is made if missing.
-            overwrite: Whether a checkpoint that is there may be replaced in the end.
-            stale_after_seconds: A save that cannot be checked from here (another host) is taken for dead when it has
-                given no sign of life for so long.
-            save_id: The agreed id of a save without a coordinator; it must not have been used in this folder.
-            rank: This rank, in such a save.
-            sync: Whether markers and what is published are durable.
+            overwrite: Whether this save may replace an existing checkpoint.
+            stale_after_seconds: A save on another host, whose process cannot be checked, counts as dead when it has not
+                renewed its marker for this long.
+            save_id: The id that all ranks agreed on, for a save without a coordinator; never used before in this
+                folder.
+            rank: This rank, in a save without a coordinator.
+            sync: Whether markers and published objects are durable.
 
         Raises:
             SaveInProgressError: Another save is alive in the folder; names its process, host and marker.
-            CheckpointExistsError: A checkpoint is there and `overwrite` is False, or the save id was used before.
+            CheckpointExistsError: The folder has a checkpoint and `overwrite` is False, or the save id was used before.
             OSError: The storage failed.
 
         Ranks: the coordinator; every rank in a save without one.
@@ -143,16 +145,17 @@ class SaveSession:
         return session
 
     def publish(self, name: str, data: bytes) -> None:
-        """Publish an object: make `name` hold `data` in one step, durably, or not at all.
+        """Publish an object: give `name` the contents `data` atomically and durably.
 
         Raises:
-            SaveLostError: The marker of this save is gone: another save took it for dead.
-            OSError: The storage failed; whether `name` was replaced is then not known, and `abort` finds out.
+            SaveLostError: The marker of this save is gone: another save considered it dead.
+            OSError: The storage failed, and whether `name` was replaced is unknown; `abort` handles both cases.
         """
         if self._renewal.lost or not self._store.exists(self._marker.name):
             raise SaveLostError(
-                f"save {self.save_id} in {self._store.url} lost its marker {self._marker.name}: another save took it "
-                "for dead (see stale_after_seconds) or somebody removed it; nothing was published, save again"
+                f"save {self.save_id} in {self._store.url} lost its marker {self._marker.name}: another save "
+                "considered it dead (see stale_after_seconds) or it was removed by hand; nothing was published: "
+                "save again"
             )
         if self.rank is not None:
             info = read_index(data, file=name).info
@@ -162,34 +165,37 @@ class SaveSession:
         self._published = self._published or name == METADATA_NAME
 
     def finish(self, keep: Collection[str]) -> None:
-        """End the published save: remove files that it replaced, then its marker. Failures are logged, never raised.
+        """End a published save: remove the files that it replaced, then its marker. Failures are logged, never raised.
 
-        In a save without a coordinator nothing is removed before every rank has published; the last one does it.
+        In a save without a coordinator, the last rank to publish removes the files.
 
         Args:
-            keep: Files that the new index names.
+            keep: The data files in the new index.
         """
         self._renewal.stop()
         try:
             if self.rank is None:
                 done = self._published and self._remove_replaced(keep)
             else:
-                self._mark_ended()  # before looking: then the last rank to look sees every other one's mark
+                self._mark_ended()  # before looking: so the last rank to look sees all others' ends
                 done = self._is_complete() and self._remove_replaced_by_all()
             if not done:
                 self._mark_ended()
         except (OSError, DcpError) as error:
             _log.warning(
-                "cleanup after save %s in %s is left to the next one: %s", self.save_id, self._store.url, error
+                "cleanup after save %s in %s failed and is left to the next save: %s",
+                self.save_id,
+                self._store.url,
+                error,
             )
             self._mark_ended()
         finally:
             self._leave()
 
     def abort(self) -> None:
-        """End the failed save: remove its files and its marker, unless its index has been published after all.
+        """End a failed save: remove its files and its marker, unless its index was published after all.
 
-        Never touches published files. Does not raise: files that cannot be removed are left to the next save.
+        Published files stay. Does not raise: files that cannot be removed are left to the next save.
         """
         self._renewal.stop()
         try:
@@ -205,7 +211,7 @@ class SaveSession:
             self._leave()
 
     def _enter(self, *, overwrite: bool) -> None:
-        """Write the marker, wait until no other save claims the folder, and clean up."""
+        """Write the marker, wait until this save owns the folder, and clean up."""
         self._register()
         try:
             self._refuse_used_id()
@@ -221,7 +227,7 @@ class SaveSession:
             raise
 
     def _take_over(self, scene: _Scene, *, overwrite: bool) -> None:
-        """Remove the leftovers of dead saves, and note the files that this one will replace."""
+        """Remove the leftovers of dead saves, and record the files that this save will replace."""
         current = read_current(self._store)
         if current.exists and not overwrite:
             raise CheckpointExistsError(
@@ -237,7 +243,7 @@ class SaveSession:
         self._write_marker(sync=self._sync)
 
     def _register(self) -> None:
-        """Register this save as running in this process, until `_leave` or until its owner drops it without an end."""
+        """Register this save as running in this process, until `_leave` or until the session is garbage-collected."""
         key = (self._store.url, self._marker.name)
         with _running_lock:
             if key in _running:
@@ -256,14 +262,14 @@ class SaveSession:
     def _used_before(self, name: str) -> CheckpointExistsError:
         return CheckpointExistsError(
             f"rank {self.rank}: save id {self.save_id!r} was used before in {self._store.url} ({name}); "
-            "each save needs an id of its own"
+            "every save needs a new id"
         )
 
     def _settle(self) -> _Scene:
         """Wait until this save is the only live one in the folder; returns the folder's snapshot.
 
-        Two saves that start at once see each other's markers; the later one gives way and the earlier waits until it
-        has. A save that is past its start never gives way.
+        Two saves that start at the same time see each other's markers: the later one gives up, and the earlier one
+        waits for that. A save in a later phase never gives up.
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
@@ -319,7 +325,7 @@ class SaveSession:
         self._marker = replace(self._marker, phase="ended")
         with contextlib.suppress(OSError, DcpError):
             if self._store.exists(self._marker.name):
-                self._write_marker(sync=self._sync)  # it replaces the one that says what is to be removed
+                self._write_marker(sync=self._sync)  # durable, as it replaces the list of files to remove
 
     def _is_complete(self) -> bool:
         """Whether every rank of a save without a coordinator has published."""
@@ -331,12 +337,12 @@ class SaveSession:
         if not remove_replaced(self._store, self._marker, keep=keep, world_size=world_size):
             return False
         if self._sync and self._marker.replaced:
-            self._store.sync_folder()  # a disk that forgets a removal must not forget who is to make up for it
+            self._store.sync_folder()  # a disk that loses a removal must keep the marker, which repeats it
         self._store.delete(self._marker.name)
         return True
 
     def _remove_replaced_by_all(self) -> bool:
-        """Remove the replaced files, and the markers of ranks that ended, in a save that every rank has published."""
+        """Remove the replaced files, and the markers of all ranks, once every rank has published."""
         current = read_current(self._store)
         if current.index is None or current.save_id != self.save_id:
             return False
@@ -357,7 +363,7 @@ class SaveSession:
         return current.save_id == self.save_id or current.damage is not None
 
     def _remove_own(self) -> bool:
-        """Remove the files of this save: all of them, or this rank's if there is no coordinator."""
+        """Remove the files of this save; without a coordinator, only those of this rank."""
         entries = self._store.list()
         if self.rank is not None:
             own = (

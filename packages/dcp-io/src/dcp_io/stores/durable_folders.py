@@ -1,4 +1,4 @@
-"""Durable folders of a local file system: made and synced so that they survive a loss of power."""
+"""Folders of a local file system that survive a loss of power: made durably, and fsynced."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dcp_manifest.descriptors import open_descriptor
 
 __all__ = ["make_folder", "sync_folder"]
 
-# What file systems without synchronous folders answer.
+# Errors of file systems that cannot fsync a folder.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
-# A folder that another process made may be seen late on shared file systems.
+# On a shared file system a folder made by another process may become visible late.
 _SECONDS_TO_BE_SEEN = 5.0
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and those above it that are missing, durably."""
+    """Make a folder and its missing parents, durably."""
     missing: list[str] = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -26,15 +26,15 @@ def make_folder(path: str) -> None:
     for folder in reversed(missing):
         try:
             os.mkdir(folder)
-        except FileExistsError:  # another rank was faster, or it is not a folder
+        except FileExistsError:  # another rank made it first, or it is not a folder
             if not _is_folder(folder):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
-        with contextlib.suppress(PermissionError):  # a parent that may be passed but not read cannot be synced
+        with contextlib.suppress(PermissionError):  # a parent that may be entered but not read cannot be fsynced
             sync_folder(os.path.dirname(folder))
 
 
 def _is_folder(path: str) -> bool:
-    """Whether a path that is known to exist is a folder: a shared file system may not see another's folder at once."""
+    """Whether an existing path is a folder; waits, as a shared file system may show another process's folder late."""
     deadline = time.monotonic() + _SECONDS_TO_BE_SEEN
     while not os.path.lexists(path) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -42,7 +42,7 @@ def _is_folder(path: str) -> bool:
 
 
 def sync_folder(path: str) -> None:
-    """Make the names in a folder durable, where the file system can."""
+    """Make the names in a folder durable by fsync, where the file system supports it."""
     fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

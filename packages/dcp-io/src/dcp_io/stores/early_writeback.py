@@ -1,4 +1,4 @@
-"""Early write-back: the disk works while the next bytes are made, so that the final fsync has little left to do."""
+"""Early write-back: the disk works while the next bytes are produced, so the final fsync has little left to do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _SYNC_FILE_RANGE_WRITE = 2
 def start_writeback(fd: int, offset: int, length: int) -> None:
     """Ask the kernel to begin writing a range of a file to its device; does not wait for it.
 
-    A hint: where the system or the file system has no such call nothing happens, and errors of the device are left
-    to the fsync that must follow.
+    Only a hint: without support by the system nothing happens, and device errors are reported by the fsync that must
+    follow.
     """
     call = _sync_file_range()
     if call is not None and length > 0:

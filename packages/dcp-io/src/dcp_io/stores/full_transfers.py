@@ -1,4 +1,4 @@
-"""Complete transfers between buffers and an open file, however few bytes one system call moves."""
+"""Complete transfers between buffers and an open file, repeating system calls that move only a part."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["read_fully", "write_fully"]
 
 Buffer = bytes | bytearray | memoryview
 
-# One call moves at most 1,024 pieces and 2 GiB - 4 KiB, and may always move less.
+# One system call moves at most 1,024 buffers and 2 GiB - 4 KiB, and may move less.
 PIECE_LIMIT = 1024
 CALL_LIMIT_BYTES = (2 << 30) - 4096
 
 
 def write_fully(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """Write every byte of the buffers at `offset` of a file; returns the number of bytes.
+    """Write all buffers at `offset` of a file; returns the number of bytes.
 
     Raises:
-        OSError: The system refused, or accepted nothing.
+        OSError: A system call failed, or wrote nothing.
     """
     written = 0
     for batch in _batches(buffers):
@@ -34,7 +34,7 @@ def write_fully(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
 
 def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     """Fill the buffers from `offset` of a file; returns the number of bytes, fewer only at the file's end."""
-    if len(buffers) == 1 and 0 < len(buffers[0]) <= CALL_LIMIT_BYTES:  # nearly always; what is left goes on below
+    if len(buffers) == 1 and 0 < len(buffers[0]) <= CALL_LIMIT_BYTES:  # nearly always; a partial read goes on below
         read = os.preadv(fd, buffers, offset)
         if read in (0, len(buffers[0])):
             return read
@@ -52,7 +52,7 @@ def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
 
 
 def _batches(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield the buffers in order, cut so that each batch fits one call."""
+    """Yield the buffers in order, split so that each batch fits one system call."""
     batch: list[Buffer] = []
     room = CALL_LIMIT_BYTES
     for buffer in buffers:
@@ -71,7 +71,7 @@ def _batches(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 
 
 def _rest(batch: list[Buffer], moved: int) -> list[Buffer]:
-    """Return the rest of a batch of which `moved` bytes are done."""
+    """Return the rest of a batch after its first `moved` bytes."""
     for position, buffer in enumerate(batch):
         if moved < len(buffer):
             return [memoryview(buffer)[moved:], *batch[position + 1 :]] if moved else batch[position:]

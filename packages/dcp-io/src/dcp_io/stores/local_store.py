@@ -19,23 +19,23 @@ from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError,
 __all__ = ["LocalStore"]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a pipe that lies where a file should be would wait for ever.
+# Without O_NONBLOCK, opening a pipe in place of a file would block for ever.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o666
-# Of a folder that is not empty, or gone already; of a link to one, which is left to its owner.
+# Errors of removing a folder that is not empty, is gone already, or is only a link to a folder.
 _NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR)
 
 
 class LocalStore(Store):
     """A store in a folder of the local file system.
 
-    Guarantees: as `Store`. A published object appears by `os.replace` of a flushed temporary file; new files are made
-    exclusively and never through a symbolic link; with `sync`, file and folder are fsynced.
+    Guarantees: those of `Store`. A published object appears by `os.replace` of a complete temporary file; new files are
+    created exclusively and never through a symbolic link; with `sync`, file and folder are fsynced.
 
     Args:
-        path: The folder; need not exist before `make`. Links on the way to it are followed, links in it are not
-            followed out of it.
-        linked: Another folder, into which links may lead to files that are read.
+        path: The folder; need not exist before `make`. Symbolic links in its path are followed; links inside it must
+            not lead out of it.
+        linked: Another folder that links inside this one may lead to, for reading.
 
     Example:
         ```python
@@ -66,18 +66,18 @@ class LocalStore(Store):
         return self._path
 
     def make(self) -> None:
-        """Make the folder and its parents; each new one is durable in its parent."""
+        """Make the folder and its missing parents, durably."""
         make_folder(self._path)
 
     def create(self, name: str) -> Sink:
-        """Begin a new file (folders within the name are made)."""
+        """Create a file for writing; folders within the name are made."""
         path = self._inside(name)
         if "/" in name:
             make_folder(os.path.dirname(path))
         return _LocalSink(name, path)
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file by way of a temporary one beside it."""
+        """Replace the file atomically, by renaming a temporary file in the same folder."""
         path = self._inside(name)
         folder, base = os.path.split(path)
         temporary = os.path.join(folder, f".{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
@@ -94,7 +94,7 @@ class LocalStore(Store):
             sync_folder(folder)
 
     def touch(self, name: str) -> None:
-        """Set the file's times to now, on the clock of the file system's host."""
+        """Set the modification time of the file to now, on the clock of the file system's host."""
         with self._finding(name):
             os.utime(self._readable(name))
 
@@ -105,8 +105,8 @@ class LocalStore(Store):
             size = source.size()
             try:
                 data = bytearray(size)
-            except MemoryError as error:  # a file with holes may be of any size
-                message = f"the file has {size:,} bytes, more than there is memory for: it is damaged or hostile"
+            except MemoryError as error:  # a sparse file may have any size
+                message = f"the file has {size:,} bytes, more than fits into memory: it is damaged or hostile"
                 raise CorruptCheckpointError(message, file=name) from error
             source.read_into(0, [memoryview(data)])
             return bytes(data)
@@ -124,14 +124,15 @@ class LocalStore(Store):
             return os.stat(self._readable(name), follow_symlinks=False).st_size
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file (or anything else) of that name."""
+        """Whether a file (or anything else) of that name exists."""
         return os.path.lexists(self._inside(name))
 
     def list(self) -> list[Entry]:
-        """List the files in the folder, including those that are replaced meanwhile."""
+        """List the files in the folder; a file that is replaced meanwhile is not missed."""
         entries: dict[str, Entry] = {}
         try:
-            # Twice: btrfs shows neither the old file nor the new one if they change between opening and reading.
+            # Twice: btrfs shows neither the old file nor the new one if a rename falls between opening and reading the
+            # folder.
             self._scan_into(entries)
             self._scan_into(entries)
         except FileNotFoundError:
@@ -139,16 +140,16 @@ class LocalStore(Store):
         return [*entries.values()]
 
     def _scan_into(self, entries: dict[str, Entry]) -> None:
-        """Add the files in the folder whose names are not there yet."""
+        """Add the files in the folder that are not yet in the result."""
         with os.scandir(self._path) as found:
             for item in found:
-                with contextlib.suppress(FileNotFoundError):  # removed while we look
+                with contextlib.suppress(FileNotFoundError):  # removed during the listing
                     if item.name not in entries and not _is_folder_entry(item):
                         status = item.stat(follow_symlinks=False)
                         entries[item.name] = Entry(item.name, status.st_size, status.st_mtime_ns / 1e9)
 
     def delete(self, name: str) -> None:
-        """Unlink the file, or the link if it is one."""
+        """Unlink the file; of a symbolic link, the link itself."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._inside(name))
 
@@ -157,11 +158,11 @@ class LocalStore(Store):
         sync_folder(self._path)
 
     def child(self, name: str) -> LocalStore:
-        """Return a store for the folder of that name."""
+        """Return a store for the subfolder of that name."""
         return LocalStore(self._inside(name))
 
     def folders(self) -> tuple[str, ...]:
-        """Return the folders directly in this one, empty ones included; links are left out."""
+        """Return the names of the subfolders, including empty ones; links are left out."""
         try:
             with os.scandir(self._path) as found:
                 return tuple(sorted(item.name for item in found if item.is_dir(follow_symlinks=False)))
@@ -169,7 +170,7 @@ class LocalStore(Store):
             return ()
 
     def remove_folder(self) -> None:
-        """Remove the folder if it is empty, durably; a link to a folder stays, and so does that folder."""
+        """Remove the folder durably if it is empty; a link to a folder and its target stay."""
         try:
             os.rmdir(self._path)
         except OSError as error:
@@ -179,14 +180,14 @@ class LocalStore(Store):
             sync_folder(os.path.dirname(self._path))
 
     def _inside(self, name: str) -> str:
-        """Return the path of a name whose parent folders do not lead out of the store."""
+        """Return the path of a name, after checking that its parent folders do not lead out of the store."""
         path = os.path.join(self._path, check_name(name))
         if "/" in name:
             self._check_inside(os.path.dirname(path), name)
         return path
 
     def _readable(self, name: str) -> str:
-        """Return the path to read: links are resolved as long as they stay in the store."""
+        """Return the path to read: links are resolved if they stay inside the store."""
         path = self._inside(name)
         if os.path.islink(path):
             real = os.path.realpath(path)
@@ -216,7 +217,7 @@ class LocalStore(Store):
 
 
 class _LocalSink(Sink):
-    """A file under construction; the position is ours, the descriptor's own is never used."""
+    """A new file; its write position is counted here, and the file descriptor's position is never used."""
 
     def __init__(self, name: str, path: str) -> None:
         self._name = name
@@ -229,7 +230,7 @@ class _LocalSink(Sink):
             with _naming(path):
                 self._fd = open_descriptor(path, _CREATE, _MODE)
                 self._exists = True
-        except BaseException:  # a KeyboardInterrupt after it was opened
+        except BaseException:  # a KeyboardInterrupt after the file was opened
             self.abort()
             raise
 
@@ -243,17 +244,17 @@ class _LocalSink(Sink):
         return self._position
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Write at the end of the file."""
+        """Append the buffers to the file."""
         with _naming(self._path):
             self._position += write_fully(self._fd, buffers, self._position)
 
     def start_sync(self) -> None:
-        """Make the kernel begin to write back bytes that it has not begun with yet."""
+        """Ask the kernel to begin writing back the bytes since the last call."""
         start_writeback(self._fd, self._sync_started, self._position - self._sync_started)
         self._sync_started = self._position
 
     def close(self, *, sync: bool) -> None:
-        """Close the file, after fsync if asked."""
+        """Close the file, after an fsync if `sync`."""
         if self._fd < 0:
             return
         with _naming(self._path):
@@ -311,16 +312,16 @@ class _LocalSource(Source):
         return os.fstat(self._fd).st_size
 
     def will_need(self, offset: int, size: int) -> None:
-        """Make the kernel begin to read bytes that are not in its cache."""
+        """Ask the kernel to prefetch bytes that are not in the page cache."""
         with contextlib.suppress(OSError):
-            if not self._is_held(offset):  # telling of what is held takes a twentieth of the time of reading it
+            if not self._is_held(offset):  # announcing cached bytes costs a twentieth of reading them
                 os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def _is_held(self, offset: int) -> bool:
-        """Whether a byte can be read without waiting for the disk."""
+        """Whether a byte is in the page cache, so that it can be read without waiting for the disk."""
         try:
             return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except OSError:  # it is not, or the file system cannot say
+        except OSError:  # not cached, or unknown to the file system
             return False
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
@@ -330,7 +331,7 @@ class _LocalSource(Source):
             read = read_fully(self._fd, buffers, offset)
         if read < wanted:
             raise CorruptCheckpointError(
-                f"the file ends at byte {offset + read}, but {wanted} bytes are wanted from there on: it is truncated",
+                f"the file ends at byte {offset + read}, but {wanted} more bytes are needed: it is truncated",
                 file=self._name,
                 offset=offset,
             )
@@ -343,7 +344,7 @@ class _LocalSource(Source):
 
 
 def _is_folder_entry(item: os.DirEntry[str]) -> bool:
-    """Whether it is a folder, or a link to one; a link to itself is neither."""
+    """Whether an entry is a folder or a link to one; a link that loops is neither."""
     try:
         return item.is_dir()
     except OSError as error:
@@ -357,7 +358,7 @@ def _no_file(path: str) -> UnsafeCheckpointError:
 
 
 class _naming:  # noqa: N801 - used like a function; a generator would cost as much as a small read
-    """Adds the file's path to an OSError of a call that knows only its descriptor."""
+    """Context manager that adds the file's path to an OSError of a call on its descriptor."""
 
     __slots__ = ("_path",)
 

@@ -1,6 +1,6 @@
-"""`open_store`: the store of a URI. Plug-ins are looked for when it is called, and it needs no torch.
+"""`open_store`: opens the store of a URI, by installed plug-ins, which are discovered on the first call. No torch here.
 
-A package that brings stores registers, for each URI scheme, a function of a URI and options: see `dcp_hooks.StoreSpec`.
+A package with a store registers a function (URI and options → store) for each URI scheme: see `dcp_hooks.StoreSpec`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["file_at", "open_store", "scheme_of"]
 
-# Of one letter are drives of another system, which some libraries take for paths of this one.
+# A scheme of one letter is the drive of a Windows path.
 _SCHEME = re.compile(r"[a-z][a-z0-9+.:-]+")
 
 
@@ -29,14 +29,14 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
     Args:
         uri: A path, `file://…`, or a URI whose scheme an installed package handles.
-        storage_options: Options of the storage, such as an endpoint; the package that offers it documents them.
+        storage_options: Options of the storage, such as an endpoint; documented by the package of the store.
 
     Raises:
         StoreNotFoundError: No installed package handles the scheme; names the one to install.
         ValueError: The options or the URI do not fit the storage.
-        InvalidPlaceError: The path is empty, or a URI that has lost a slash.
+        InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
 
-    Ranks: one; nothing is asked of the storage.
+    Ranks: one; no request is sent to the storage.
     """
     text, scheme = os.fspath(uri), scheme_of(uri)
     if scheme == "file":
@@ -58,11 +58,13 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
 
 def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | None, reasons: str) -> Store:
-    """Open the folder by a package that handles schemes which are not registered; raises StoreNotFoundError."""
+    """Open the folder with a fallback package, which handles unregistered schemes; raises StoreNotFoundError."""
     from dcp_hooks import ANY_SCHEME, installed, package_for  # noqa: PLC0415 - as in `open_store`
 
     if not _SCHEME.fullmatch(scheme):
-        raise StoreNotFoundError(f"{text} is no URI: {scheme!r} is no scheme; for a path of that name write ./{text}")
+        raise StoreNotFoundError(
+            f"{text} is not a URI: {scheme!r} is not a scheme; for a path of that name write ./{text}"
+        )
     for spec, plugin in installed.offered("stores", ANY_SCHEME):
         try:
             store: Store = _opener(spec, plugin, text)(text, storage_options=storage_options)
@@ -76,14 +78,14 @@ def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | N
 
 
 def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
-    """Return the store of the folder above a file, and the file's name, by its URI; None if there is no such file.
+    """Open the folder that contains the file of a URI: returns the store and the file's name; None if there is no file.
 
     Raises:
-        StoreNotFoundError, InvalidPlaceError: As `open_store`.
+        StoreNotFoundError, InvalidPlaceError: As for `open_store`.
         StorageError, OSError: The storage failed.
     """
     above, _, name = os.fspath(uri).rpartition("/")
-    if not name or above.endswith("/"):  # a folder, or a whole container
+    if not name or above.endswith("/"):  # a folder, or a whole bucket
         return None
     store = open_store(above)
     return (store, name) if store.exists(name) else None

@@ -1,4 +1,4 @@
-"""`Attempts`: retries of a request to a remote storage, with pauses in between."""
+"""`Attempts`: retries of a request to a remote storage, with random exponential pauses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class TruncatedError(OSError):
 
 
 class Attempts:
-    """The attempts of one request: bounded in number and time, with growing random pauses.
+    """Attempts of one request, limited in number and time, with growing random pauses in between.
 
     Args:
-        what: The request and its object, for messages; without secrets.
-        limit: Greatest number of attempts.
-        deadline_seconds: Time after which none is begun.
+        what: The request and its object, for messages; must not contain secrets.
+        limit: Limit of the number of attempts.
+        deadline_seconds: Time after which no further attempt is begun.
 
     Example:
         ```python
@@ -51,24 +51,24 @@ class Attempts:
         self.number = 1
         """Number of the current attempt."""
 
-    def wait(self, told: str) -> bool:
-        """Log that the attempt failed and wait before the next one; False, at once, if there is none left.
+    def wait(self, message: str) -> bool:
+        """Log that the attempt failed, and wait before the next one. Returns False, at once, if none is left.
 
         Args:
-            told: What went wrong; without secrets.
+            message: The failure; must not contain secrets.
         """
         longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self.number)
         pause = longest * random.uniform(0.3, 1.0)  # noqa: S311 - spreads clients, no secret
         if self.number >= self._limit or time.monotonic() - self._started + pause > self._deadline_seconds:
             return False
-        _log.warning("%s failed (attempt %d of %d), trying again: %s", self._what, self.number, self._limit, told)
+        _log.warning("%s failed (attempt %d of %d), trying again: %s", self._what, self.number, self._limit, message)
         time.sleep(pause)
         self.number += 1
         return True
 
-    def failure(self, told: str, remedy: str) -> StorageError:
-        """Return the error of a request that failed for good: the attempts, their duration, and what to do."""
+    def failure(self, message: str, remedy: str) -> StorageError:
+        """Return the error for a request that failed for good; it states attempts, duration and remedy."""
         seconds, plural = time.monotonic() - self._started, "s" * (self.number > 1)
         return StorageError(
-            f"{self._what}: failed after {self.number} attempt{plural} in {seconds:.1f} s: {told}; {remedy}"
+            f"{self._what}: failed after {self.number} attempt{plural} in {seconds:.1f} s: {message}; {remedy}"
         )

@@ -1,7 +1,7 @@
-"""Contract of a store for checkpoint files: a folder of named byte objects. No implementation lives here.
+"""Contract of a store for checkpoint files: a folder of named byte objects. No implementation here.
 
-A new kind of storage implements `Store` (and `Sink`); saving, verification and cleanup are built on these methods
-alone. Neither rename nor append is needed.
+A new kind of storage implements `Store` and `Sink`; saving, verification and cleanup use no other methods. The storage
+needs neither rename nor append.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["TEMPORARY_SUFFIX", "Entry", "Sink", "Source", "Store", "check_name"]
 Buffer = bytes | bytearray | memoryview
 
 TEMPORARY_SUFFIX = ".tmp"
-"""End of the names of temporary objects that `Store.publish` may make."""
+"""Suffix of the temporary objects that `Store.publish` may make."""
 
 
 class Sink(ABC):
-    """A new object while it is being written, by one thread. `close` or `abort` ends it; both may be repeated."""
+    """A new object that one thread is writing. `close` or `abort` ends the write; both may be called again."""
 
     @property
     @abstractmethod
@@ -32,34 +32,34 @@ class Sink(ABC):
 
     @abstractmethod
     def tell(self) -> int:
-        """Return the bytes written so far: the position at which the next `write` begins."""
+        """Return the number of bytes written so far: the position of the next `write`."""
 
     @abstractmethod
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append the buffers in order: all of their bytes, or an exception.
+        """Append all bytes of the buffers, in order.
 
         Args:
-            buffers: One-dimensional contiguous buffers of bytes, any number and size. They are not kept.
+            buffers: One-dimensional contiguous buffers of bytes, any number and size. They may change after the call.
 
         Raises:
-            OSError: The storage refused (full, gone, broken); it names the object. The sink can only be aborted.
+            OSError: The storage failed (full, disconnected, …); names the object. Then the sink can only be aborted.
         """
 
     def start_sync(self) -> None:  # noqa: B027 - a hint, which most storages have no use for
-        """Begin to make durable what has been written, without waiting: `close` will be called with `sync`."""
+        """Begin to make the written bytes durable, without waiting; a hint that `close` with `sync` will follow."""
 
     keeps_stable: ClassVar[bool] = False
-    """Whether `write_stable` saves a copy."""
+    """Whether `write_stable` avoids a copy."""
 
     def write_stable(self, buffer: Buffer) -> None:
-        """Write one buffer that does not change until the sink has ended: it may be kept until then."""
+        """Append one buffer that does not change until the sink is closed or aborted, so that it need not be copied."""
         self.write([buffer])
 
     @abstractmethod
     def close(self, *, sync: bool) -> None:
-        """Complete the object. With `sync`, its bytes survive a crash of the machine once this has returned.
+        """Complete the object. With `sync`, its bytes survive a crash of the machine when this returns.
 
-        Its *name* does only after `Store.sync_folder`.
+        Its *name* survives one only after `Store.sync_folder`.
         """
 
     @abstractmethod
@@ -70,7 +70,8 @@ class Sink(ABC):
 class Source:
     """An object opened for reading, by any number of threads.
 
-    This plain one reads each range through the store; stores with open files or connections override `Store.open`.
+    This default reads each range through `Store.read_into`; stores with open files or connections override
+    `Store.open`.
 
     Example:
         ```python
@@ -88,7 +89,7 @@ class Source:
     __slots__ = ("_name", "_store")
 
     brings_memory: ClassVar[bool] = False
-    """Whether a request returns its bytes in memory of its own, which `fetch` passes on."""
+    """Whether `fetch` returns memory that the storage's client allocated, without a copy."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -99,16 +100,16 @@ class Source:
         return self._store.size(self._name)
 
     def will_need(self, offset: int, size: int) -> None:
-        """Announce that these bytes will be read soon (a hint). Returns at once, and never raises."""
+        """Prefetch hint: these bytes will be read soon. Returns at once, and never raises."""
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers in order with the bytes from `offset` on; errors as in `Store.read_into`."""
+        """Fill the buffers in order with the bytes from `offset` on; raises as `Store.read_into`."""
         for buffer in buffers:
             self._store.read_into(self._name, offset, buffer)
             offset += len(buffer)
 
     def fetch(self, offset: int, size: int) -> memoryview:
-        """Return that many bytes from `offset` on, not to be changed; errors as in `Store.read_into`."""
+        """Return that many bytes from `offset` on, read-only; raises as `Store.read_into`."""
         memory = memoryview(bytearray(size))
         self.read_into(offset, [memory])
         return memory.toreadonly()
@@ -120,66 +121,66 @@ class Source:
 class Store(ABC):
     """A folder of named byte objects.
 
-    Names are relative, with `/` between parts; a name that leaves the folder, by `..` or through a symbolic link, is
-    refused with UnsafeCheckpointError by every method. Methods may be called from several threads at once.
+    Names are relative, with `/` between parts. Every method raises UnsafeCheckpointError for a name that leaves the
+    folder, by `..` or through a symbolic link. Methods may be called from several threads at once.
     """
 
     read_gap_bytes: int | None = None
-    """Unwanted bytes between two wanted ranges of a file that cost less than another read; None as for disks."""
+    """Largest gap between two wanted ranges that is cheaper to read than to skip, bytes; None for the default for
+    disks."""
     read_step_bytes: int | None = None
-    """Bytes of one read where more are wanted, as far as memory allows; None as for disks."""
+    """Size of one read of a larger range, as far as memory allows, bytes; None for the default for disks."""
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """The folder, as messages and users name it."""
+        """Name of the folder, for messages and as a checkpoint id."""
 
     @abstractmethod
     def make(self) -> None:
-        """Make the folder, and what is above it, durably; nothing happens if it is there."""
+        """Make the folder and its missing parents, durably. Does nothing if it exists."""
 
     @abstractmethod
     def create(self, name: str) -> Sink:
-        """Begin a new object.
+        """Create an object for writing.
 
-        Until `Sink.close` returns, readers may see nothing of it or a part of it, never something else.
+        Until `Sink.close` returns, readers may see no object or a part of it, but no other bytes.
 
         Raises:
-            FileExistsError: There is an object of that name. It is left alone.
+            FileExistsError: An object of that name exists; it is not changed.
         """
 
     @abstractmethod
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Make `name` hold exactly `data`, in one step.
+        """Give `name` exactly the contents `data`, atomically.
 
-        Readers and crashes see the old object (or none) or the whole new one. Once this has returned with `sync`, the
-        new one survives a crash of the machine.
+        Readers see the old object (or none) or the whole new one, and so does everyone after a crash. With `sync`, the
+        new one survives a crash of the machine when this returns.
 
         Args:
-            name: Of the object; it may exist.
-            data: All of its bytes.
-            tag: If a temporary object is needed, its name contains `.<tag>.` and ends in `.tmp`: cleanup can
-                then tell whose it is.
-            sync: Whether to wait for durability.
+            name: Name of the object, which may exist.
+            data: All bytes of the object.
+            tag: Part of the name of a temporary object, if one is needed: the name contains `.<tag>.` and ends in
+                `.tmp`, so that cleanup recognises it.
+            sync: Whether to wait until the object is durable.
         """
 
     @abstractmethod
     def touch(self, name: str) -> None:
-        """Set the object's `mtime` to now. Raises CheckpointNotFoundError if it is missing; never makes it."""
+        """Set the object's `mtime` to now. Raises CheckpointNotFoundError if it is missing; never creates it."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
         """Read all bytes of the object. Raises CheckpointNotFoundError if it is missing."""
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the object's bytes from `offset` on: all of it, or an exception.
+        """Fill all of `buffer` with the object's bytes from `offset` on.
 
-        A store overrides this, `open` or both: this opens the object for one read, and the plain source of `open` comes
-        here for each.
+        A store must override this or `open`, or both: by default each is implemented by the other.
 
         Raises:
             CheckpointNotFoundError: There is no such object; names it.
-            CorruptCheckpointError: The object ends before; names it and the offset.
+            CorruptCheckpointError: The object is too short; names it and the offset.
         """
         if type(self).open is Store.open:
             raise NotImplementedError(f"{type(self).__name__} overrides neither read_into nor open: it cannot be read")
@@ -187,7 +188,7 @@ class Store(ABC):
             source.read_into(offset, [buffer])
 
     def open(self, name: str) -> Source:
-        """Open the object for many reads; missing ones may raise here or at the first read."""
+        """Open the object for reading. If it is missing, this or the first read raises CheckpointNotFoundError."""
         return Source(self, name)
 
     @abstractmethod
@@ -196,43 +197,43 @@ class Store(ABC):
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """Whether there is such an object."""
+        """Whether the object exists."""
 
     @abstractmethod
     def list(self) -> list[Entry]:
-        """List the objects directly in the folder, not those in folders below it; none if there is no folder.
+        """List the objects directly in the folder, not those in subfolders; empty if the folder does not exist.
 
-        An object that was there before the call and is not removed during it is listed.
+        An object that exists during the whole call is always listed.
         """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove the object; nothing happens if it is missing."""
+        """Remove the object. Does nothing if it is missing."""
 
     @abstractmethod
     def sync_folder(self) -> None:
-        """Make the names of all closed objects, and removals, survive a crash of the machine."""
+        """Make the names of all closed objects and all removals durable: they survive a crash of the machine."""
 
     def child(self, name: str) -> Store:
-        """Return a store for the folder `name` in this one, which need not exist.
+        """Return a store for the subfolder `name`, which need not exist.
 
-        Only keepers of several checkpoints under one root need this and `folders`.
+        Needed, like `folders`, only by code that handles several checkpoints under one root, such as the manager.
         """
         raise NotImplementedError(f"{type(self).__name__} does not open folders within {self.url}")
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the folders directly in this one, sorted. Those that hold no object may be left out."""
+        """Return the names of the subfolders, sorted. Folders without objects may be left out."""
         raise NotImplementedError(f"{type(self).__name__} does not list folders within {self.url}")
 
     def remove_folder(self) -> None:  # noqa: B027 - where folders are but beginnings of names there is nothing to do
-        """Remove the folder itself if nothing is in it. Does not raise for one that is missing or not empty."""
+        """Remove the folder itself if it is empty. Does not raise if it is missing or not empty."""
 
 
 def check_name(name: str) -> str:
-    """Return `name`, if it stays inside a folder whatever the storage is.
+    """Return `name` unchanged, after checking that it stays inside the folder on any storage.
 
     Raises:
-        UnsafeCheckpointError: It is absolute, has an empty, `.` or `..` part, a backslash or a NUL.
+        UnsafeCheckpointError: The name is absolute, or has an empty, `.` or `..` part, a backslash or a NUL.
     """
     parts = name.split("/")
     if "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):

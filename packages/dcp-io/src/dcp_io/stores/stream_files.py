@@ -1,4 +1,4 @@
-"""Files of a foreign file system with a stream interface: sinks, sources, and reading a whole file."""
+"""Files of a file system with stock's stream interface: sinks, sources, and reading a whole file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["StreamFileSystem", "StreamSink", "StreamSource", "read_all"]
 
 
 class StreamFileSystem(Protocol):
-    """The methods used of a file system: stock's `FileSystemBase`."""
+    """Protocol of the file system: the methods of stock's `FileSystemBase` that are used."""
 
     def create_stream(self, path: Any, mode: str) -> AbstractContextManager[Any]:
-        """Open a stream on a file, closed at the end of the block; modes `rb` and `wb`."""
+        """Context manager that opens a stream on a file, with mode `rb` or `wb`, and closes it."""
         ...
 
     def concat_path(self, path: Any, suffix: str) -> Any:
@@ -54,7 +54,7 @@ def read_all(fs: StreamFileSystem, place: Any) -> bytes:
 
 
 class StreamSink(Sink):
-    """A file that a stream writes; its position is counted here, as few streams of uploads know theirs."""
+    """Sink over a stream. Counts the position itself, since most upload streams do not know theirs."""
 
     def __init__(self, fs: StreamFileSystem, name: str, place: Any) -> None:
         self._fs = fs
@@ -72,7 +72,7 @@ class StreamSink(Sink):
         return self._name
 
     def tell(self) -> int:
-        """Return the bytes written so far."""
+        """Return the number of bytes written so far."""
         return self._position
 
     def write(self, buffers: Sequence[Buffer]) -> None:
@@ -80,16 +80,16 @@ class StreamSink(Sink):
         for buffer in buffers:
             rest = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
             while rest:
-                # Streams of uploads take bytes alone, may keep them, and some return nothing.
+                # Upload streams accept only `bytes`, may keep them, and some return None.
                 written = self._stream.write(rest if isinstance(self._stream, _KNOWN) else bytes(rest))
                 count = len(rest) if written is None else int(written)
                 if count < 1:
-                    raise OSError(f"{self._name}: the stream took no byte of {len(rest)}")
+                    raise OSError(f"{self._name}: the stream accepted none of {len(rest)} bytes")
                 self._position += count
                 rest = rest[count:]
 
     def close(self, *, sync: bool) -> None:
-        """Complete the file; flushed to the disk with `sync` where the stream has a descriptor."""
+        """Complete the file; with `sync` it is fsynced, if the stream has a file descriptor."""
         if not self._open:
             return
         if sync:
@@ -105,10 +105,10 @@ class StreamSink(Sink):
             os.fsync(self._stream.fileno())
 
     def abort(self) -> None:
-        """Close the stream as one that failed, and remove the file."""
+        """Close the stream as failed, and remove the file."""
         if self._open:
             self._open = False
-            error = OSError(f"{self._name} is given up")
+            error = OSError(f"the write of {self._name} was aborted")
             with contextlib.suppress(Exception):
                 self._context.__exit__(OSError, error, None)
         if self._exists:
@@ -119,7 +119,7 @@ class StreamSink(Sink):
 
 
 class StreamSource(Source):
-    """A stream on a file, for one read at a time: it has one position."""
+    """Source over a stream. A stream has a single position, so reads run one at a time."""
 
     __slots__ = ("_context", "_lock", "_stream")
 
@@ -130,12 +130,12 @@ class StreamSource(Source):
         self._stream: Any = self._context.__enter__()
 
     def size(self) -> int:
-        """Return the file's size in bytes; a practically unlimited one for a stream that does not know its end."""
+        """Return the size of the file in bytes; a practically unlimited size if the stream does not know it."""
         with self._lock:
             try:
                 self._stream.seek(0, os.SEEK_END)
                 return int(self._stream.tell())
-            except (ValueError, io.UnsupportedOperation):  # a stream of announced ranges, such as s3torchconnector's
+            except (ValueError, io.UnsupportedOperation):  # a stream over announced ranges, as of s3torchconnector
                 return sys.maxsize
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
@@ -152,7 +152,7 @@ class StreamSource(Source):
             count = self._read_some(buffer[done:])
             if not count:
                 raise CorruptCheckpointError(
-                    f"the file ends before byte {offset + len(buffer)}, up to which it is wanted: it is truncated",
+                    f"the file ends before byte {offset + len(buffer)}, which is needed: it is truncated",
                     file=self._name,
                     offset=offset + done,
                 )
@@ -166,6 +166,6 @@ class StreamSource(Source):
         return len(data)
 
     def close(self) -> None:
-        """Close the stream. May be repeated."""
+        """Close the stream. May be called again."""
         context, self._context = self._context, contextlib.nullcontext()
         context.__exit__(None, None, None)

@@ -1,7 +1,7 @@
-"""`StreamStore`: a folder of a foreign file system with stock's stream interface, as a store.
+"""`StreamStore`: a store over any file system that implements stock's stream interface (`FileSystemBase`).
 
-What that interface lacks, this lacks: it lists no folder, so only what this store made and what a checkpoint's own
-names lead to is found. Two saves at once are not noticed, and what a killed save left stays.
+That interface cannot list a folder. So the store finds only the files that it wrote itself or that an index names; it
+does not notice a concurrent save, and the leftovers of a killed save stay.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemBase` (methods called, and how).
 """
@@ -29,15 +29,15 @@ __all__ = ["StreamStore"]
 
 
 class StreamStore(Store):
-    """A store of files below one folder of a file system that opens streams.
+    """Store in a folder of a file system with stock's stream interface.
 
-    Guarantees: as far as the file system gives them. An object is published by a rename; where that does not replace
-    what is there, the old one is removed first, and a crash in between leaves none. Streams are flushed to the disk
-    where they have a descriptor, and folders where their path is a `Path`.
+    Guarantees: only those of the file system. An object is published by a rename; if the file system's rename does not
+    replace an existing file, that file is removed first, and a crash in between leaves neither. With `sync`, streams
+    are fsynced if they have a file descriptor, and the folder if its path is a `Path`.
 
     Args:
-        fs: Whose methods are called; from several threads, as stock does.
-        path: The folder, as the file system names it.
+        fs: The file system. Its methods are called from several threads, as stock does.
+        path: The folder, in the form that the file system uses.
 
     Example:
         ```python
@@ -51,7 +51,7 @@ class StreamStore(Store):
         ```
     """
 
-    read_gap_bytes: int | None = -1  # streams may know only the ranges of items: no read goes beyond one
+    read_gap_bytes: int | None = -1  # a stream may know only the ranges of items: no read spans two
 
     def __init__(self, fs: StreamFileSystem, path: Any) -> None:
         self._fs = fs
@@ -61,15 +61,15 @@ class StreamStore(Store):
 
     @property
     def url(self) -> str:
-        """The folder, as the file system names it."""
+        """Path of the folder, in the form that the file system uses."""
         return os.fspath(self._path) if isinstance(self._path, str | os.PathLike) else str(self._path)
 
     def make(self) -> None:
-        """Make the folder, where the file system has such things."""
+        """Make the folder, if the file system has folders."""
         self._fs.mkdir(self._path)
 
     def create(self, name: str) -> Sink:
-        """Begin a new file (folders within the name are made)."""
+        """Create a file for writing; folders within the name are made."""
         place = self._inside(name)
         if self._fs.exists(place):
             raise FileExistsError(f"{self.url}/{name} exists already")
@@ -79,7 +79,7 @@ class StreamStore(Store):
         return sink
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file by way of a temporary one beside it, and check that this has happened."""
+        """Replace the file by renaming a temporary one, and check that the rename replaced it."""
         content, place = bytes(data), self._inside(name)
         folder, slash, base = name.rpartition("/")
         temporary = f"{folder}{slash}.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
@@ -105,7 +105,7 @@ class StreamStore(Store):
                 raise
         if self._content(place) == content:
             return
-        if old is not None and self._fs.exists(temporary):  # a rename here does not replace: stock's way
+        if old is not None and self._fs.exists(temporary):  # this rename does not replace: remove first, like stock
             self._fs.rm_file(place)
             self._fs.rename(temporary, place)
         if self._content(place) != content:
@@ -115,7 +115,7 @@ class StreamStore(Store):
         return read_all(self._fs, place) if self._fs.exists(place) else None
 
     def touch(self, name: str) -> None:
-        """Check that the file exists: the file system's interface has no times."""
+        """Check that the file exists. The interface has no modification times to set."""
         if not self.exists(name):
             raise self._missing(name)
 
@@ -125,7 +125,7 @@ class StreamStore(Store):
             return read_all(self._fs, self._inside(name))
 
     def open(self, name: str) -> Source:
-        """Open one stream on the file, for reads one after another."""
+        """Open a stream on the file; its reads run one after another."""
         with self._finding(name):
             return StreamSource(self, self._fs, name, self._inside(name))
 
@@ -135,18 +135,18 @@ class StreamStore(Store):
             return source.size()
 
     def exists(self, name: str) -> bool:
-        """Whether such a file exists."""
+        """Whether the file exists."""
         return bool(self._fs.exists(self._inside(name)))
 
     def list(self) -> list[Entry]:
-        """List the files that this store has made, and existing indexes: the interface lists no folders."""
+        """List the files that this store has made, and existing indexes: the interface cannot list a folder."""
         with self._lock:
             names = {name for name in self._made if "/" not in name}
         if self.exists(METADATA_NAME):
             names.add(METADATA_NAME)
         else:
             names.update(self._rank_indexes())
-        now = time.time()  # the true time is unknown, only that it is past
+        now = time.time()  # the true time is unknown; it is only known to be past
         return [Entry(name, self.size(name), now) for name in sorted(names) if self.exists(name)]
 
     def _rank_indexes(self) -> Iterator[str]:
@@ -163,7 +163,7 @@ class StreamStore(Store):
             self._made.discard(name)
 
     def sync_folder(self) -> None:
-        """Flush the folder where its path says that it is one of this machine's; do nothing elsewhere."""
+        """Fsync the folder if its path is local (a `Path`); otherwise do nothing."""
         if isinstance(self._path, Path):
             with contextlib.suppress(OSError):
                 sync_folder(str(self._path))
@@ -181,7 +181,7 @@ class StreamStore(Store):
 
     @contextlib.contextmanager
     def _finding(self, name: str) -> Iterator[None]:
-        """Distinguish a missing file from other failures: a file system may raise any error for one."""
+        """Context manager that turns any error of the file system into CheckpointNotFoundError if a file is missing."""
         try:
             yield
         except DcpError:

@@ -1,4 +1,4 @@
-"""`UploadSink`: common base of the sinks of remote storages: position, end, and removal after an abort."""
+"""`UploadSink`: base class of the sinks of remote storages: position, completion, and removal after an abort."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["UploadSink"]
 
 
 class UploadSink(Sink):
-    """Sink of an upload to a service. A subclass implements sending bytes, and the end of an upload.
+    """Sink of an upload to a service. A subclass implements sending bytes and completing the upload.
 
     Args:
-        name: Of the object in its store.
-        place: Of the object in the service, for messages.
+        name: Name of the object in its store.
+        place: Location of the object in the service, for messages.
     """
 
     def __init__(self, name: str, place: str) -> None:
         self.place = place
         self.may_exist = False
-        """Whether the object may be there, so that `abort` has to remove it."""
+        """Whether the object may exist in the service, so that `abort` must remove it."""
         self._name = name
         self._position = 0
         self._ended = False
@@ -33,11 +33,11 @@ class UploadSink(Sink):
         return self._name
 
     def tell(self) -> int:
-        """Return the bytes taken so far."""
+        """Return the number of bytes accepted so far."""
         return self._position
 
     def write(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Send the buffers; returns when they may change."""
+        """Send the buffers; they may change when this returns."""
         if self._ended:
             raise ValueError(f"{self.place} has been closed")
         for buffer in buffers:
@@ -45,14 +45,14 @@ class UploadSink(Sink):
             self._position += len(buffer)
 
     def write_stable(self, buffer: bytes | bytearray | memoryview) -> None:
-        """Send a buffer that stays as it is until the upload has ended."""
+        """Send a buffer that does not change until the upload has ended."""
         if self._ended:
             raise ValueError(f"{self.place} has been closed")
         self.send_stable(memoryview(buffer))
         self._position += len(buffer)
 
     def close(self, *, sync: bool) -> None:
-        """Complete the upload; what the service has acknowledged is as durable as it makes it."""
+        """Complete the upload. The object is as durable as the service makes acknowledged uploads."""
         del sync
         if not self._ended:
             self._ended = True
@@ -71,19 +71,19 @@ class UploadSink(Sink):
 
     @abstractmethod
     def send(self, view: memoryview) -> None:
-        """Take the next bytes; they may change afterwards."""
+        """Send the next bytes; they may change when this returns."""
 
     def send_stable(self, view: memoryview) -> None:
-        """Take the next bytes; they do not change before the upload has ended."""
+        """Send the next bytes; they do not change before the upload has ended."""
         self.send(view)
 
     @abstractmethod
     def complete(self) -> None:
-        """Make the object exist with all that was sent. Called once; not after `give_up`."""
+        """Complete the object from all bytes sent. Called once, and not after `give_up`."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """End the upload without completing it, where the service can; release what it holds. May raise."""
+        """Cancel the upload, if the service can, and release its resources. May raise."""
 
     @abstractmethod
     def remove(self) -> None:

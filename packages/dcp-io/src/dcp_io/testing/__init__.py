@@ -1,6 +1,6 @@
-"""The conformance suite for implementations of `dcp_io.Store`, to be run by whoever writes one. Needs pytest.
+"""Conformance test suite for implementations of `dcp_io.Store`, to be run by their authors. Needs pytest.
 
-A storage is complete when `StoreConformance` passes; what checkpoints promise over it is judged by
+A store is complete when `StoreConformance` passes. The guarantees of checkpoints on it are tested by
 `dcp_core.testing.conformance`.
 """
 

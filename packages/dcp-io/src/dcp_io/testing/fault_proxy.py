@@ -1,4 +1,4 @@
-"""`FaultProxy`: an HTTP proxy on loopback that lets some requests fail, for tests of what storages do then."""
+"""`FaultProxy`: an HTTP proxy on loopback that injects faults into requests, for tests of storages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 __all__ = ["Fault", "FaultProxy", "sometimes"]
 
 Fault = Literal["503", "503 after", "drop", "drop after", "truncate", "slow"]
-"""`503`: the server is not asked. `503 after`: it is, and its answer is lost. `drop`, `drop after`: the same, and the
-connection ends without an answer. `truncate`: half of the answer's body arrives. `slow`: a pause before the answer."""
+"""`503`: the client gets this status, and the server no request. `503 after`: the server carries the request out, and
+the client gets 503. `drop`, `drop after`: likewise, but the connection is closed without a response. `truncate`: only
+half of the response body arrives. `slow`: a pause before the response."""
 
 _SLOW_SECONDS = 0.2
 _HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "proxy-connection"})
@@ -25,7 +26,7 @@ _BODY_503 = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Slow dow
 
 
 def sometimes(faults: tuple[Fault, ...], *, rate: float, seed: int) -> Callable[[str, str], Fault | None]:
-    """Faults at random, at most two in a row for one method and path."""
+    """Return a `decide` function for random faults, at most two in a row for one method and path."""
     dice, lock = random.Random(seed), threading.Lock()
     in_a_row: Counter[tuple[str, str]] = Counter()
 
@@ -47,11 +48,11 @@ def _never(method: str, path: str) -> Fault | None:
 
 
 class FaultProxy:
-    """Stands before a server; a context manager.
+    """HTTP proxy in front of a server that injects faults; a context manager.
 
     Args:
         upstream: URL of the server.
-        decide: Method and path of a request → the fault that it meets, if any. May be replaced at any time.
+        decide: Function of a request's method and path that returns its fault, or None. May be replaced at any time.
     """
 
     def __init__(self, upstream: str, decide: Callable[[str, str], Fault | None] | None = None) -> None:
@@ -59,18 +60,18 @@ class FaultProxy:
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self.decide = decide or _never
         self.requests: Counter[str] = Counter()
-        """By method."""
+        """Number of requests by method."""
         self.faults: Counter[str] = Counter()
-        """By kind."""
+        """Number of faults by kind."""
         self.bytes_given = 0
-        """In bodies of answers to GET."""
+        """Bytes in the bodies of responses to GET."""
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
 
     @property
     def url(self) -> str:
-        """Where to connect to."""
+        """URL of the proxy."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> FaultProxy:

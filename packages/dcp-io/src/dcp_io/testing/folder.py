@@ -1,4 +1,4 @@
-"""What the suite asks of whoever runs it: a fresh place per test, stores on it, and a way past the code under test."""
+"""Fixtures that a user of the suite provides: a fresh place per test, stores on it, and raw access for comparison."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["RawFolder", "StoreFixtures", "write_object"]
 
 
 class RawFolder(Protocol):
-    """A store's folder as its storage really holds it. Must not use the store."""
+    """Protocol of raw access to a store's folder, without the store under test."""
 
     def names(self) -> list[str]:
-        """Names of all objects in the folder, temporary ones and those below further folders included."""
+        """Return the names of all objects in the folder, including temporary ones and those in subfolders."""
         ...
 
     def get(self, name: str) -> bytes:
-        """All bytes of an object."""
+        """Return all bytes of an object."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Make an object, or replace it."""
+        """Create or replace an object."""
         ...
 
     def delete(self, name: str) -> None:
@@ -33,47 +33,47 @@ class RawFolder(Protocol):
 
 
 class StoreFixtures(ABC):
-    """The two methods and the fixture that a derived class provides, and what the tests make of them."""
+    """The fixture and the two methods that a derived class provides, and the fixtures built on them."""
 
     listed_objects = 250
-    """Objects in the tests of listing: more than fit on one page of the storage, where it has pages."""
+    """Number of objects in the tests of listing: more than one page, if the storage lists in pages."""
     clock_seconds = 0.05
-    """A time after which the storage's time stamps surely differ."""
+    """A pause after which the storage's time stamps certainly differ, seconds."""
 
     @pytest.fixture
     def place(self) -> Any:
-        """Where the folders of one test lie; empty and used by no other test. To be overridden."""
+        """Parent of the folders of one test: empty, and used by no other test. To be overridden."""
         raise NotImplementedError("override the fixture `place`")
 
     @abstractmethod
     def open_store(self, place: Any, folder: str) -> Store:
-        """A new store object for a folder of a place. The folder need not exist; nothing is made."""
+        """Return a new store object for a folder in `place`. The folder need not exist and is not made."""
 
     @abstractmethod
     def open_raw(self, place: Any, folder: str) -> RawFolder:
-        """The same folder, past the store."""
+        """Return raw access to the same folder, without the store."""
 
     @pytest.fixture
     def store(self, place: Any) -> Store:
-        """A store whose folder exists."""
+        """Return a store whose folder exists."""
         store = self.open_store(place, "checkpoint")
         store.make()
         return store
 
     @pytest.fixture
     def twin(self, place: Any, store: Store) -> Store:
-        """Another store object for the folder of `store`, as other ranks have it."""
+        """Return another store object for the folder of `store`, like that of another rank."""
         del store
         return self.open_store(place, "checkpoint")
 
     @pytest.fixture
     def raw(self, place: Any) -> RawFolder:
-        """The folder of `store`, past it."""
+        """Return raw access to the folder of `store`."""
         return self.open_raw(place, "checkpoint")
 
 
 def write_object(store: Store, name: str, data: bytes) -> None:
-    """Create an object with these bytes."""
+    """Create an object with these bytes through a sink."""
     sink = store.create(name)
     sink.write([data])
     sink.close(sync=False)

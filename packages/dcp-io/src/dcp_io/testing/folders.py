@@ -1,4 +1,4 @@
-"""Tests of folders within a folder: what a keeper of several checkpoints under one root needs."""
+"""Tests of subfolders, which code that handles several checkpoints under one root needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FolderTests"]
 
 
 class FolderTests(StoreFixtures):
-    """`child`, `folders`, `remove_folder`."""
+    """Tests of `child`, `folders` and `remove_folder`."""
 
     def test_a_child_is_the_folder_of_that_name(self, place: Any, store: Store, raw: RawFolder) -> None:
         child = store.child("step-1")

@@ -1,4 +1,4 @@
-"""Tests of listing: complete whatever else happens, one folder at a time, at once up to date."""
+"""Tests of listing: complete during concurrent changes, one folder at a time, immediately up to date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LISTINGS = 5
 
 
 class ListingTests(StoreFixtures):
-    """`list`."""
+    """Tests of `list`."""
 
     def test_entries_say_name_size_and_time(self, store: Store) -> None:
         started = time.time()
@@ -24,7 +24,7 @@ class ListingTests(StoreFixtures):
             write_object(store, name, bytes(size))
         entries = {entry.name: entry for entry in store.list()}
         assert {name: entry.bytes for name, entry in entries.items()} == {"b": 0, ".metadata": 10, "a": 3000}
-        # Seconds since 1970, on a clock that need not be ours.
+        # Seconds since 1970, on a clock that may differ from this machine's.
         assert all(abs(entry.mtime - started) < 3600 for entry in entries.values())
 
     def test_what_others_did_is_listed_at_once(self, store: Store, twin: Store) -> None:

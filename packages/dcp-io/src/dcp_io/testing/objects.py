@@ -1,4 +1,4 @@
-"""Tests of single objects: created once, read in any range, missing ones named, names kept inside the folder."""
+"""Tests of single objects: exclusive creation, reads of any range, errors for missing ones, names inside the folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RACERS = 8
 
 
 class ObjectTests(StoreFixtures):
-    """Creating, reading, deleting."""
+    """Tests of creating, reading and deleting objects."""
 
     def test_making_the_folder_may_be_repeated(self, place: Any) -> None:
         store = self.open_store(place, "not/there/yet")
@@ -232,7 +232,7 @@ class ObjectTests(StoreFixtures):
 
 
 def run_together(tasks: list[Callable[[], None]]) -> None:
-    """Run each task in a thread of its own; the first error of any is raised."""
+    """Run each task in its own thread; raises the first error of any task."""
     with ThreadPoolExecutor(len(tasks)) as pool:
         for running in [pool.submit(task) for task in tasks]:
             running.result()

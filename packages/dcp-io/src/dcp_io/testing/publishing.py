@@ -1,4 +1,4 @@
-"""Tests of replacing an object in one step, and of its time stamps."""
+"""Tests of atomic replacement of an object, and of its time stamps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BYTES = 1 << 20
 
 
 class PublishingTests(StoreFixtures):
-    """`publish`, `touch` and times."""
+    """Tests of `publish`, `touch` and modification times."""
 
     @pytest.mark.parametrize("sync", [True, False])
     @pytest.mark.parametrize("data", [b"", b"new", memoryview(b"-new-")[1:4], bytearray(b"new" * 100_000)])

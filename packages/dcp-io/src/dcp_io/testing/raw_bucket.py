@@ -1,4 +1,4 @@
-"""`RawBucket`: a folder of an S3 server past every client that is tested. Needs boto3, which moto brings."""
+"""`RawBucket`: raw access to a folder of an S3 server, by a client that is not under test. Needs boto3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["RawBucket"]
 
 
 class RawBucket:
-    """Objects of the server's bucket whose keys begin with a folder's name; satisfies `RawFolder`."""
+    """The objects of the server's bucket in one folder; implements `RawFolder`."""
 
     def __init__(self, server: S3Server, folder: str) -> None:
         key, secret, region = CREDENTIALS.values()
@@ -20,16 +20,16 @@ class RawBucket:
         self._folder = f"{folder}/"
 
     def names(self) -> list[str]:
-        """The objects, at any depth."""
+        """Return the names of the objects, at any depth."""
         return [each.key[len(self._folder) :] for each in self._bucket.objects.filter(Prefix=self._folder)]
 
     def get(self, name: str) -> bytes:
-        """All bytes of an object."""
+        """Return all bytes of an object."""
         data: bytes = self._bucket.Object(self._folder + name).get()["Body"].read()
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """Make or replace an object."""
+        """Create or replace an object."""
         self._bucket.put_object(Key=self._folder + name, Body=data)
 
     def delete(self, name: str) -> None:
@@ -37,5 +37,5 @@ class RawBucket:
         self._bucket.Object(self._folder + name).delete()
 
     def uploads(self) -> list[str]:
-        """Keys of the uploads in parts that were begun and not ended."""
+        """Return the keys of unfinished multipart uploads."""
         return [each.object_key for each in self._bucket.multipart_uploads.filter(Prefix=self._folder)]

@@ -1,4 +1,4 @@
-"""`S3Server`: moto's S3 in a process of its own, on loopback, for tests and benchmarks. Needs `moto[s3]` and flask."""
+"""`S3Server`: moto's S3 server in a child process, for tests and benchmarks. Needs `moto[s3]` and flask."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secre
 _START_SECONDS = 60.0
 _END_SECONDS = 60.0
 _PAGE_OBJECTS = 100
-# Moto decides a condition and stores an object in two steps: other changes must not come between them. Parts of an
-# upload change nothing until it is completed. A body is read before the turn is taken: its sender may be slow.
+# Moto checks a condition and stores the object in two steps, so a lock keeps other changes out in between. Parts of an
+# # upload need no lock, as they change nothing until it is completed. A body is read before the lock is taken, since
+# its # sender may be slow.
 _SERVE = """
 import contextlib, io, sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -46,14 +47,14 @@ server.serve_forever()
 
 
 class S3Server:
-    """A running server; a context manager.
+    """A running S3 server; a context manager.
 
     Args:
-        bucket: Made at the start.
+        bucket: Name of the bucket, which is made at the start.
     """
 
     command: ClassVar[Sequence[str]] = (sys.executable, "-W", "ignore", "-c", _SERVE)
-    """What is started: prints its port, and ends when its standard input does."""
+    """Command of the server: it prints its port, and exits when its standard input is closed."""
 
     def __init__(self, bucket: str = "bucket") -> None:
         self.bucket = bucket
@@ -76,11 +77,11 @@ class S3Server:
 
     @property
     def url(self) -> str:
-        """Where to connect to."""
+        """URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, url: str | None = None) -> dict[str, str]:
-        """Variables by which clients of AWS find the server, or a proxy before it."""
+        """Return environment variables by which AWS clients find the server, or a proxy in front of it."""
         address = url or self.url
         return {
             **CREDENTIALS,
@@ -91,9 +92,9 @@ class S3Server:
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """Set these variables inside.
+        """Context manager that sets these environment variables.
 
-        s3fs keeps file systems by what they were made with, whatever the environment says now: it has to forget them.
+        Clears the cache of s3fs, which would return file systems made with an earlier environment.
         """
         before = {name: os.environ.get(name) for name in self.environment()}
         os.environ.update(self.environment())
@@ -109,7 +110,7 @@ class S3Server:
                     os.environ[name] = value
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()

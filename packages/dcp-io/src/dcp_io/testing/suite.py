@@ -11,7 +11,7 @@ __all__ = ["StoreConformance"]
 
 
 class StoreConformance(ObjectTests, PublishingTests, ListingTests, FolderTests):
-    """Derive a test class, and say how to open a store and how to get at its objects past it.
+    """All tests of a store. Derive a test class that opens the store, and gives raw access to its objects.
 
     ```python
     class TestMyStore(StoreConformance):

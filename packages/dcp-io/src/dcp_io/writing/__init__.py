@@ -1,1 +1,1 @@
-"""Writes of one rank's items into data files, in parallel."""
+"""Parallel writing of one rank's items to data files."""

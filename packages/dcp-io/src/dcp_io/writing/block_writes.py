@@ -1,4 +1,4 @@
-"""Block-wise encoding of payloads on their way into a file."""
+"""Encoding of payloads block by block while they are written to a file."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["write_blocks"]
 def write_blocks(
     data: Buffer | PiecewiseData, encoder: BlockEncoder, max_bytes: int, write: Callable[[Buffer], None]
 ) -> tuple[EncodedBlocks, int]:
-    """Encode a payload and write each block as soon as it is there.
+    """Encode a payload, and write each block as soon as it is encoded.
 
     Args:
         data: The payload.
         encoder: Encoder of its blocks.
-        max_bytes: Memory that pieces of the payload may take.
-        write: Takes the next encoded bytes; they may change afterwards.
+        max_bytes: Limit of the memory for pieces of the payload.
+        write: Callback that writes the next encoded bytes; they may change when it returns.
 
     Returns:
         The blocks' columns, and the CRC32 of all bytes that were written.
 
     Raises:
-        BaseException: The encoder's error.
+        BaseException: Any error of the encoder.
     """
     lengths, crcs, value = [], [], 0
     for block in _blocks(data, encoder.block_bytes, max_bytes):

@@ -1,4 +1,4 @@
-"""One data file while it is written: framing, alignment and packing of items, and their CRCs on the way."""
+"""Writer of one data file: framing, alignment, packing and CRCs of its items."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing
 __all__ = ["ALIGNMENT_BYTES", "DataFile", "Place", "alignment"]
 
 ALIGNMENT_BYTES = 64
-# Pieces are collected up to this size before they are handed to the storage.
+# Small pieces are collected up to this size before they are passed to the storage.
 PACK_BYTES = 1 << 20
-# Of a large payload, so much is checksummed and then written while it is still in the processor's cache.
+# A large payload is checksummed and written in steps of this size, which fit into the processor's cache.
 STEP_BYTES = 4 << 20
-# After so many bytes the storage is asked to begin to make them durable. Measured: less keeps the disk waiting for
-# calls, much more leaves too much to the end.
+# Write-back is started each time after this many bytes. Measured: with less, the disk waits for calls; with much more,
+# # too much is left to the final fsync.
 SYNC_STEP_BYTES = 32 << 20
 _ZEROS: Final = bytes(ALIGNMENT_BYTES)
 _RAW = int(Framing.RAW)
@@ -34,24 +34,26 @@ _IN_MEMORY = (bytes, bytearray, memoryview)
 
 
 Place = tuple[int, int, int, int, int, int, int]
-"""Offset, length, lead, stored_bytes, framing and crc32 of an item as in a `StoredItem`, and the number of its chain.
+"""Location of an item: offset, length, lead, stored_bytes, framing and crc32 of a `StoredItem`, and the number of its
+chain of transforms.
 
-A bare tuple of numbers: the garbage collector, whose passes are what many small objects cost most, leaves it alone.
+A plain tuple of numbers, because the garbage collector does not track those: with many small objects, its passes are
+the largest cost.
 """
 
 
 class DataFile:
     """Appends items to the sink of a data file, each at an aligned position.
 
-    The file begins with the mark of its save. Payloads begin at a multiple of 64 bytes in the file (small raw ones: of
-    their element size); the gaps are zero.
+    The file begins with the mark of its save. Payloads are aligned to 64 bytes in the file (small raw ones to their
+    element size); the gaps are zero.
 
     Args:
-        sink: A new object; this takes over closing it.
-        save_id: Of the save that makes it.
+        sink: A new object; `close` or `abort` of this file ends it.
+        save_id: Id of the save.
         layout: `torch` frames RAW payloads as archives, `raw` does not.
-        sync: Whether the file must be durable once it is closed.
-        max_piece_bytes: Memory that the pieces of a payload may take.
+        sync: Whether `close` makes the file durable.
+        max_piece_bytes: Limit of the memory for pieces of a payload.
     """
 
     def __init__(self, sink: Sink, *, save_id: str, layout: str, sync: bool, max_piece_bytes: int) -> None:
@@ -64,23 +66,23 @@ class DataFile:
         self._written = 0
         self._sync_started = 0
         self.running_crcs: list[npt.NDArray[np.uint32]] = []
-        """Running CRCs of each item that has any, in the order of `add`."""
+        """Running CRCs of the items that have any, in the order of `add`."""
         self.blocks: dict[int, EncodedBlocks] = {}
-        """Blocks of each item that has any, by its offset."""
+        """Encoded blocks of the items that have any, by offset of the item."""
         self.chains: dict[tuple[str, ...], int] = {(): 0}
-        """Descriptors of transforms → their number in places."""
+        """Chain of transform descriptors → its number in `Place`."""
         self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
 
     def add(self, key: str, payload: Payload) -> Place:
-        """Append one item; its bytes may be passed to the storage later, at the latest by `close`.
+        """Append one item. Its bytes are buffered, and written to the storage at the latest by `close`.
 
         Args:
             key: FQN, for messages.
-            payload: Its memory must stay unchanged until `close`.
+            payload: The bytes of the item; their memory must not change until `close`.
 
         Raises:
             ValueError: The payload's length contradicts its dtype and sizes.
-            OSError: The storage refused.
+            OSError: The write to the storage failed.
         """
         chain = 0
         if payload.blocks is not None and _size_of(key, payload.data):
@@ -115,10 +117,10 @@ class DataFile:
         return offset, self._position - offset, lead, size, int(framing), value, chain
 
     def add_alike(self, key: str, alike: Alike, data: Buffer, count: int) -> list[int]:
-        """Append bare payloads of one dtype and size, one after another in `data`; equivalent to many calls of `add`.
+        """Append raw payloads of one dtype and size, concatenated in `data`; equivalent to one `add` for each.
 
         Returns:
-            The numbers of their places in a row.
+            The numbers of all their `Place`s, concatenated.
         """
         nbytes = len(data) // count
         frame, lead, aligned = self._form(key, Payload(b"", Framing.RAW, alike.dtype, alike.sizes), nbytes)
@@ -148,7 +150,7 @@ class DataFile:
         return numbers
 
     def _add_blocks(self, key: str, payload: Payload, encoder: BlockEncoder) -> Place:
-        """Append a bare payload that is encoded block by block."""
+        """Append a raw payload that is encoded block by block."""
         _item_bytes(key, payload, _size_of(key, payload.data))
         gap = -self._position % ALIGNMENT_BYTES
         if gap:
@@ -171,7 +173,7 @@ class DataFile:
                 self._flush()
 
     def _form(self, key: str, payload: Payload, size: int) -> tuple[Frame | None, int, int]:
-        """Return frame, its lead and the alignment of a bare payload; cached, since thousands of them may be alike."""
+        """Return frame, lead and alignment of a raw payload; cached, since thousands of payloads may be alike."""
         item_bytes = _item_bytes(key, payload, size)
         frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes) if self._framed else None
         form = frame, len(frame.prefix) if frame else 0, alignment(Framing.RAW, size, item_bytes, framed=self._framed)
@@ -179,7 +181,7 @@ class DataFile:
         return form
 
     def _encoded(self, key: str, payload: Payload) -> tuple[Payload, int]:
-        """Encode a payload with its frame; returns the result, and the number of its chain."""
+        """Encode a payload with its frame; returns the encoded bytes, and the number of the chain."""
         frame = None
         if payload.framing == _RAW:
             frame, *_ = self._form(key, payload, _size_of(key, payload.data))
@@ -189,7 +191,7 @@ class DataFile:
         return Payload(data, payload.framing if frame is None else Framing.TORCH_ZIP), chain
 
     def close(self) -> None:
-        """Pass pending bytes to the sink and complete the file."""
+        """Write pending bytes to the sink, and complete the file."""
         self._flush()
         self._sink.close(sync=self._sync)
 
@@ -204,7 +206,7 @@ class DataFile:
         self._position += len(suffix)
 
     def _stream(self, data: Buffer | PiecewiseData, size: int) -> int:
-        """Write a large payload from its own memory; returns its CRC32."""
+        """Write a large payload from its own memory, without a copy; returns its CRC32."""
         running = RunningCrc(size)
         stable = isinstance(data, _IN_MEMORY)
         pieces = (data,) if isinstance(data, _IN_MEMORY) else data.pieces(self._max_piece_bytes)
@@ -240,7 +242,8 @@ def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> 
     if framing is Framing.OBJECT or (size == 0 and not framed):
         return 1
     if framing is Framing.RAW and not framed and size < ALIGNMENT_BYTES:
-        return item_bytes & -item_bytes  # its largest power of two: packed dtypes of the future may not be one
+        # The largest power of two that divides it: future packed dtypes may have other sizes.
+        return item_bytes & -item_bytes
     return ALIGNMENT_BYTES
 
 
@@ -252,19 +255,19 @@ def _size_of(key: str, data: Buffer | PiecewiseData) -> int:
 
 
 def _joined(data: PiecewiseData, max_bytes: int) -> bytes:
-    # One copy each: `join` would ask for all pieces before it looks at the first.
+    # One copy of each piece: `join` would request all pieces before it copies the first.
     return b"".join([bytes(piece) for piece in data.pieces(max_bytes)])
 
 
 def _item_bytes(key: str, payload: Payload, size: int) -> int:
-    """Return the bytes per element; for a dtype newer than this package they follow from the payload's length."""
+    """Return the bytes per element; for a dtype unknown to this package, derived from the payload's length."""
     count = math.prod(payload.sizes)
     if not payload.dtype:
         raise ValueError(f"the payload of {key!r} is raw but names no dtype")
     item_bytes = ITEM_BYTES.get(payload.dtype, size // count if count else 1)
     if size != count * item_bytes:
         raise ValueError(
-            f"the payload of {key!r} has {size} bytes; {payload.dtype} of sizes {payload.sizes} takes "
+            f"the payload of {key!r} has {size} bytes; {payload.dtype} of sizes {payload.sizes} needs "
             f"{count * item_bytes}"
         )
     return item_bytes

@@ -1,7 +1,7 @@
-"""Stream encoding of payloads on their way into a file.
+"""Encoding of whole payloads as streams while they are written to a file.
 
-How long the result is shows only at its end, so it is kept until then: in memory up to a limit, then in a file that
-no other process sees.
+The encoded size is known only at the end, so the result is buffered: in memory up to a limit, above it in an anonymous
+temporary file.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _STEP_BYTES = 1 << 20
 
 
 class EncodedData(io.RawIOBase):
-    """Buffer of encoded bytes, to be read in pieces; spills to a file above a limit.
+    """Buffer of encoded bytes that can be read in pieces; spills to a file above a limit.
 
     Args:
-        max_bytes: More than so many bytes are kept in a temporary file instead of in memory.
+        max_bytes: Size above which the bytes are moved to a temporary file.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._kept = tempfile.SpooledTemporaryFile(max_size=max_bytes)  # noqa: SIM115 - closed by `free`
         self.nbytes = 0
-        """Number of bytes in it."""
+        """Number of bytes in the buffer."""
 
     def writable(self) -> bool:
         """True."""
@@ -39,17 +39,17 @@ class EncodedData(io.RawIOBase):
 
     def write(self, data: Buffer) -> int:  # type: ignore[override]
         """Append bytes."""
-        if self._kept.closed:  # an encoder that was dropped after an error ends its stream when it is collected
+        if self._kept.closed:  # an encoder dropped after an error may still write when it is garbage-collected
             return memoryview(data).nbytes
         count = self._kept.write(data)
         self.nbytes += count
         return count
 
     def close(self) -> None:
-        """Do nothing: encoders close their output, but the bytes are needed afterwards. See `free`."""
+        """Do nothing: encoders close their output, but the bytes are still needed. `free` releases them."""
 
     def free(self) -> None:
-        """Drop the bytes."""
+        """Release the buffer."""
         self._kept.close()
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
@@ -64,16 +64,16 @@ class EncodedData(io.RawIOBase):
 def encode_payload(
     data: Buffer | PiecewiseData, frame: Frame | None, encoders: Iterable[StreamEncoder], max_bytes: int
 ) -> EncodedData:
-    """Encode a payload, and return the result in a buffer.
+    """Encode a payload through a chain of transforms, and return the result in a buffer.
 
     Args:
-        data: Its bytes.
-        frame: What to put around them first, so that they form an archive.
-        encoders: The first of them writes the result, the last takes the payload.
-        max_bytes: Memory that the pieces and the result may take, each.
+        data: Bytes of the payload.
+        frame: Archive framing to put around the bytes before encoding.
+        encoders: Transforms in decoding order: the last one encodes first.
+        max_bytes: Limit of the memory for the pieces, and another one of the same size for the result.
 
     Raises:
-        BaseException: An encoder's error.
+        BaseException: Any error of an encoder.
     """
     result = EncodedData(max_bytes)
     streams = [cast("IO[bytes]", result)]
@@ -88,7 +88,7 @@ def encode_payload(
             streams[-1].write(piece)
         if frame is not None:
             streams[-1].write(frame.suffix(value))
-        for stream in reversed(streams):  # each writes what it still has into the one before
+        for stream in reversed(streams):  # closing one flushes its rest into the one before it
             stream.close()
     except BaseException:
         result.free()

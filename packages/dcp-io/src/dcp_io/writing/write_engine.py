@@ -1,4 +1,4 @@
-"""Write engine for the items of one rank: distribution over threads and files, and the errors of its threads."""
+"""Write engine for the items of one rank: distribution over threads and files, and their errors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from dcp_manifest.index.stored_items import StoredItems, block_columns
 
 __all__ = ["MAX_INFLIGHT_BYTES", "assign_to_threads", "write_items"]
 
-# Below this much data per file, the cost of another file (and its fsync) exceeds what a thread wins.
+# With less data per file, another file (and its fsync) costs more than another thread gains.
 FILE_MIN_BYTES = 4 << 20
 MAX_INFLIGHT_BYTES = 64 << 20
-# Alike requests are written together if there are so many of them in a row, and at most so many at a time.
+# Consecutive alike requests are written as a group: at least and at most this many of them.
 _MIN_ALIKE, _MAX_ALIKE = 16, 1024
 _NO_BORDERS: Final = np.zeros(0, np.uint32)
 
@@ -45,30 +45,30 @@ def write_items(
     sync: bool = True,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
 ) -> StoredItems:
-    """Write every item, or none: once this returns all are stored (durably with `sync`), on an error all are gone.
+    """Write all items or none: on return all are stored (durably with `sync`); after an error no file is left.
 
-    Each thread writes files of its own, balanced by `cost_bytes`, largest items first; it resolves an item when its
-    turn has come. Tensors' bytes go from their memory to the storage without a copy, or piece by piece through a
-    buffer where that is not possible; a tensor that changes meanwhile is found damaged when it is loaded.
+    Each thread writes its own files. Items are balanced by `cost_bytes`, largest first, and resolved just before they
+    are written. The bytes of tensors go from their memory to the storage without a copy, or, where that is impossible,
+    piece by piece through a buffer. A tensor that is changed during the write fails its CRC check when it is loaded.
 
     Args:
-        store: Where to; its folder must exist.
-        requests: Items; their `resolve` is called once each, in any thread.
-        prefix: Beginning of the files' names, e.g. `__3_` for rank 3.
-        save_id: Id of the running save; part of the files' names.
-        layout: How tensors are framed.
-        threads: At most so many writer threads, at least 1; fewer are used for little data.
+        store: The checkpoint's folder; it must exist.
+        requests: The items to write; each `resolve` is called once, in any thread.
+        prefix: Prefix of the file names, e.g. `__3_` for rank 3.
+        save_id: Id of the running save; part of the file names.
+        layout: Framing of tensors, see `Layout`.
+        threads: Limit of the number of writer threads, at least 1; fewer are used for little data.
         single_file: One file per thread; otherwise one per item.
-        sync: Whether files and folder are durable on return. The storage begins with that while writing goes on.
-        max_inflight_bytes: Memory that buffers of all threads may take together, for payloads that come in pieces.
+        sync: Whether files and folder are durable on return. Write-back starts while writing goes on.
+        max_inflight_bytes: Limit of the memory for buffers of all threads together, for payloads in pieces.
 
     Returns:
-        Location of each item, in the order of `requests`. No request, no file.
+        Location of each item, in the order of `requests`. Without requests no file is made.
 
     Raises:
-        ValueError: A request's payload contradicts its dtype and sizes; an argument is not allowed.
-        OSError: The storage refused; names the file.
-        BaseException: The error of a `resolve`. The first error of all threads is raised, as it is.
+        ValueError: A payload contradicts its dtype and sizes, or an argument is invalid.
+        OSError: A write to the storage failed; names the file.
+        BaseException: Any error of a `resolve`. Of errors in several threads the first is raised, unchanged.
 
     Ranks: one; not collective.
     """
@@ -101,18 +101,18 @@ def write_items(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """One complete file, and its items."""
+    """A completed data file, and the locations of its items."""
 
     name: str
     positions: Sequence[int]
-    """Positions of its items among the requests."""
+    """Positions of its items in the requests."""
     places: list[int]
-    """The numbers of their `Place`s, one after another."""
+    """The numbers of their `Place`s, concatenated."""
     running_crcs: list[npt.NDArray[np.uint32]]
     chains: tuple[tuple[str, ...], ...]
-    """By the numbers that places have for them."""
+    """Chains of transforms, by their number in `Place`."""
     blocks: dict[int, EncodedBlocks]
-    """By the offsets of items in the file."""
+    """Encoded blocks, by offset of the item in the file."""
 
 
 def _stored_items(file: _Written) -> StoredItems:
@@ -137,7 +137,7 @@ def _stored_items(file: _Written) -> StoredItems:
 
 
 class _Batch:
-    """State that the writer threads of one call share."""
+    """State shared by the writer threads of one `write_items`."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Batch:
         return StoredItems.joined([*map(_stored_items, written)]).take(order)
 
     def remove_files(self) -> None:
-        """Delete every file that was made."""
+        """Delete every file of this call."""
         for name in self._made:
             with contextlib.suppress(OSError):
                 self._store.delete(name)
@@ -200,7 +200,7 @@ class _Batch:
 
 
 def _runs(requests: Sequence[Writable]) -> Iterator[tuple[Alike | None, Sequence[Writable]]]:
-    """Yield the requests in their order, runs of alike ones together."""
+    """Yield the requests in order, grouping runs of alike ones."""
     start = 0
     for alike, run in itertools.groupby(requests, lambda request: getattr(request, "alike", None)):
         stop = start + sum(1 for _ in run)
@@ -219,9 +219,9 @@ def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> Non
 
 
 def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:
-    """Return the requests' positions for each thread: the largest first, each to the thread with the least to do.
+    """Assign the requests to threads, as positions: the largest first, each to the thread with the least work.
 
-    Of requests of one size those that are alike come together.
+    Alike requests of one size are kept together.
     """
     total = sum(request.cost_bytes for request in requests)
     count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))

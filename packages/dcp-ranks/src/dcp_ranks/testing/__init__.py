@@ -1,1 +1,1 @@
-"""Ranks as processes that stay between tests, coordinators of each kind on them, and what they tell each other."""
+"""Test tools: rank processes that are kept between tests, coordinators of each kind, and signals between ranks."""

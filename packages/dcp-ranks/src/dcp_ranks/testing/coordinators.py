@@ -1,4 +1,4 @@
-"""Coordinators of each kind on the ranks of a test, and what those ranks tell each other beside them."""
+"""Coordinators of each kind for tests on ranks, and signals between those ranks apart from the coordinators."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _LASTING = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
 
 
 def coordinator(kind: str, **options: Any) -> Coordinator:
-    """The coordinator of the default group, of one of `KINDS`. Every rank."""
+    """Return a coordinator of the default group, of one of `KINDS`. Every rank."""
     if kind == "collective":
         return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
     if kind == "relay":
         with pretended_host(dist.get_rank() // 2):
             made = make_coordinator(peers=_RELAYING, **options)
-        made.barrier("start")  # the first phase of an operation is never relayed
+        made.barrier("start")  # the first phase of an operation is never relayed through leaders
     else:
         made = make_coordinator(**options)
     assert type(made) is StoreCoordinator
@@ -56,7 +56,7 @@ def coordinator(kind: str, **options: Any) -> Coordinator:
 
 @contextlib.contextmanager
 def pretended_host(name: object) -> Iterator[None]:
-    """Inside, this rank begins operations as if on another host: the same for ranks that give one name."""
+    """Context manager: this rank behaves as if on another host; ranks with the same name share a host."""
     own = own_identity()
     with mock.patch("dcp_ranks.peers.monitor.own_identity", return_value=replace(own, host=f"{own.host}{name}")):
         yield
@@ -64,7 +64,7 @@ def pretended_host(name: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def every_failure_is_heard() -> Iterator[None]:
-    """Inside, a rank that fails long after the first one is named, too. On every rank, and all must arrive."""
+    """Context manager: errors also name ranks that fail long after the first. Every rank must enter it."""
     with contextlib.ExitStack() as stack:
         for module in ("store_phase", "tree_phase"):
             stack.enter_context(mock.patch(f"dcp_ranks.phases.{module}.GRACE_SECONDS", 60.0))
@@ -72,7 +72,7 @@ def every_failure_is_heard() -> Iterator[None]:
 
 
 def leftover_keys() -> list[str]:
-    """What is in the group's store of operations that have ended, once all ranks are here."""
+    """Wait for all ranks, and return the keys that ended operations have left in the group's store."""
     dist.barrier()
     left = [key for key in keys_of_group() if "dcp/" in key]
     dist.barrier()
@@ -80,7 +80,7 @@ def leftover_keys() -> list[str]:
 
 
 def caught(call: Callable[[], object]) -> BaseException | None:
-    """What `call` raises."""
+    """Return the exception that `call` raises."""
     try:
         call()
     except BaseException as error:  # noqa: BLE001 - an interrupt is looked at, too
@@ -89,12 +89,12 @@ def caught(call: Callable[[], object]) -> BaseException | None:
 
 
 def say(word: object) -> None:
-    """Let other ranks go on that wait to `hear` this."""
+    """Send a signal to the ranks that wait for it in `hear`."""
     group_store().set(f"said {word}", "yes")
 
 
 def hear(word: object) -> None:
-    """Be busy until another rank has said this; most tests say it where they have raised."""
+    """Wait, busily, for a signal of another rank's `say`; most tests send it after raising."""
     store = group_store()
     deadline = time.monotonic() + _HEAR_SECONDS
     while not store.check([f"said {word}"]):

@@ -1,4 +1,4 @@
-"""The store at which the ranks of a test meet, for what they tell each other beside what is tested."""
+"""The TCPStore of a test's process group, through which ranks exchange messages apart from the code under test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["group_store", "keys_of_group"]
 
 
 def group_store() -> Any:
-    """The store of all ranks' group, over a connection of the caller's own, which is closed when it is dropped."""
+    """Connect to the store of the default group; the caller owns the connection, which closes when it is deleted."""
     group = dist.group.WORLD
     found = None if group is None else borrow_store(group)
     assert found is not None, "these ranks have no store"
@@ -20,6 +20,6 @@ def group_store() -> Any:
 
 
 def keys_of_group() -> list[str]:
-    """Every key there; none before torch 2.8, where a test of what is left says nothing."""
+    """Return every key in the store; empty before torch 2.8, which cannot list them."""
     store = group_store()
     return list(store.list_keys()) if hasattr(store, "list_keys") else []

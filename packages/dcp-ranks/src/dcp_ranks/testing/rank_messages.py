@@ -1,4 +1,4 @@
-"""What the pool and its rank processes say to each other, and how it crosses their socket. Imports no torch."""
+"""Messages between the pool and its rank processes, and their transport over a socket. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Become a rank of a new default process group; `backend` None means none.
+    """Request: join a new default process group as a rank; with `backend` None, no group.
 
-    `port` is None for the rank that hosts the store, and replies twice: first with the port.
+    `port` is None for the rank that hosts the store; that rank replies twice, first with the port.
     """
 
     rank: int
@@ -29,9 +29,9 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call a pickled `(function, arguments)`, under the caller's warning filters.
+    """Request: call a pickled `(function, arguments)`, under the caller's warning filters.
 
-    `modules` says in which files the caller found modules that a rank process may not find by itself.
+    `modules` has the files of modules that a rank process might not find by itself.
     """
 
     function: bytes
@@ -42,14 +42,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A call or a join went well; `result` is pickled."""
+    """Reply: a call or a join succeeded; `result` is pickled."""
 
     result: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """A call or a join raised; the exception is pickled, or None where that is not possible."""
+    """Reply: a call or a join raised; the exception is pickled, or None if it cannot be pickled."""
 
     text: str
     exception: bytes | None
@@ -57,22 +57,22 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A process ended without a reply. Not sent: what the pool notes down instead."""
+    """A process ended without a reply. Never sent: the pool records this in place of a reply."""
 
     text: str
 
 
 def send_message(connection: socket.socket, message: object) -> None:
-    """Send one message whole."""
+    """Send one complete message."""
     data = pickle.dumps(message, protocol=5)
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def read_message(connection: socket.socket) -> Any:
-    """Receive one message whole.
+    """Receive one complete message.
 
     Raises:
-        EOFError: The other side has ended.
+        EOFError: The peer has closed its connection.
     """
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     return pickle.loads(_read(connection, length))

@@ -1,4 +1,4 @@
-"""One rank process as its pool sees it: start, talk, watch, end."""
+"""Handle of the pool on one rank process: start, exchange of messages, timeout, end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dcp_ranks.testing.rank_messages import read_message, send_message
 
 __all__ = ["RankProcess"]
 
-# Not `python -m`, which looks for every module in the working folder first.
+# Not `python -m`, which would search the working directory for every module first.
 _WORKER = (
     "import sys; sys.path = [*filter(None, sys.path)]; "
     "from dcp_ranks.testing.rank_worker import main; main(sys.argv[1:])"
@@ -34,7 +34,7 @@ _ENVIRONMENT = {
 
 
 class RankProcess:
-    """A running `dcp_ranks.testing.rank_worker`. Its output goes to a file, of which `output` shows the latest part."""
+    """A running `dcp_ranks.testing.rank_worker`. Its output goes to a file; `output` returns the latest part."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -54,11 +54,11 @@ class RankProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def send(self, message: object) -> None:
-        """Send a message; nothing happens if the process has ended, as the next `read` will tell."""
+        """Send a message. Does nothing if the process has ended: the next `read` raises EOFError then."""
         with contextlib.suppress(ConnectionError):
             send_message(self.connection, message)
 
@@ -71,36 +71,36 @@ class RankProcess:
         return read_message(self.connection)
 
     def mark_output(self) -> None:
-        """Let `output` start here."""
+        """Mark the current end of the output, where `output` starts."""
         self._shown_from = os.fstat(self._output.fileno()).st_size
 
     def output(self) -> str:
-        """What the process wrote since `mark_output`, the last part of it if it is long."""
+        """Return the output since `mark_output`, or its last part if it is long."""
         size = os.fstat(self._output.fileno()).st_size
         start = max(self._shown_from, size - _SHOWN_BYTES)
         return os.pread(self._output.fileno(), size - start, start).decode(errors="replace")
 
     def kill_after(self, seconds: float) -> None:
-        """Kill the process when so much time has passed, unless `keep` is called before."""
+        """Kill the process after this time, unless `keep` is called before."""
         self._kill_timer = threading.Timer(seconds, self._process.kill)
         self._kill_timer.start()
 
     def keep(self) -> None:
-        """Take back `kill_after`."""
+        """Cancel `kill_after`."""
         if self._kill_timer is not None:
             self._kill_timer.cancel()
             self._kill_timer = None
 
     def how_it_ended(self) -> str:
-        """How a process that has ended, or is about to, ended."""
+        """Describe how the process ended; waits for one that is about to end."""
         try:
             code = self._process.wait(_ABORT_SECONDS)
         except subprocess.TimeoutExpired:
-            return "closed its connection, but still runs"
+            return "closed its connection, but is still running"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
     def abort(self) -> None:
-        """End a process that is stuck, letting it write where."""
+        """End a stuck process by a signal on which it prints its stack."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(signal.SIGABRT)
@@ -110,7 +110,7 @@ class RankProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """End the process and let go of everything."""
+        """End the process, and release its resources."""
         self.keep()
         self.connection.close()
         self._process.kill()

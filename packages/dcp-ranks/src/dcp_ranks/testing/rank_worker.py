@@ -1,4 +1,4 @@
-"""A rank process of `RankPool`: serves calls until its parent ends.
+"""Main program of a rank process of `RankPool`: serves calls until its parent ends.
 
 Started by `RankProcess` through `main`, with a socket's descriptor and the parent's process id.
 
@@ -43,7 +43,7 @@ _Filter: TypeAlias = "tuple[Any, re.Pattern[str] | str | None, type[Warning], re
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the pool at the other end of a socket.
+    """Serve the calls of the pool that arrive over a socket.
 
     Args:
         arguments: The socket's file descriptor and the process id of the pool's process.
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str]) -> None:
     descriptor, parent = map(int, arguments)
     _die_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.enable()  # the pool ends a stuck process by SIGABRT, to learn where it is stuck
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    faulthandler.enable()  # the pool ends a stuck process by SIGABRT, to get its stack
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     torch.set_num_threads(1)
     connection = socket.socket(fileno=descriptor)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
 
 
@@ -87,7 +87,7 @@ class _Worker:
         sys.meta_path.append(self._finder)
 
     def reply_to(self, message: Join | Call) -> Done | Raised:
-        """Do what the message asks."""
+        """Carry out the request in a message, and return the reply."""
         try:
             if isinstance(message, Join):
                 self._join(message)
@@ -123,7 +123,7 @@ class _Worker:
 
 
 class _FileFinder(importlib.abc.MetaPathFinder):
-    """Finds modules where the pool's process found them: pytest imports test files under names that lead nowhere."""
+    """Finder of modules in the files where the pool's process found them: test modules may not be on the path."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -146,7 +146,7 @@ class _FileFinder(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def _clean_slate() -> Iterator[None]:
-    """Start each call alike, and leave nothing behind for the next one."""
+    """Context manager that resets seed, environment and other global state around each call."""
     environment, folder, dtype = dict(os.environ), os.getcwd(), torch.get_default_dtype()
     torch.manual_seed(0)
     try:
@@ -174,7 +174,7 @@ def _set_filters(filters: Sequence[_Filter]) -> None:
 def _pattern(matcher: re.Pattern[str] | str | None) -> str:
     if isinstance(matcher, re.Pattern):
         return matcher.pattern
-    return "" if matcher is None else re.escape(matcher)  # the interpreter's own filters hold plain words
+    return "" if matcher is None else re.escape(matcher)  # the interpreter's default filters contain plain strings
 
 
 def _raised(error: BaseException) -> Raised:

@@ -1,6 +1,6 @@
-"""Real ranks for tests: processes that stay alive between tests, as starting torch costs seconds.
+"""Real ranks for tests: processes that are kept between tests, since starting torch takes seconds.
 
-Not for use outside tests. What a rank process does lives in `dcp_ranks.testing.rank_worker`.
+Not for use outside tests. The program of a rank process is `dcp_ranks.testing.rank_worker`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _START_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """What went wrong on one rank: text for people, the exception if there is one that could travel, and its output."""
+    """Failure of one rank: a readable text, the exception if it could be pickled, and the output of the rank."""
 
     text: str
     exception: BaseException | None
@@ -42,12 +42,12 @@ class RankFailure:
 
 
 class RankError(RanksError, RuntimeError):
-    """A function that ran on ranks did not go well on all of them.
+    """A function failed on at least one rank.
 
     Args:
-        what: What was run.
-        failures: Rank → what went wrong there.
-        outputs: Rank → stdout and stderr, for the ranks where nothing went wrong.
+        what: Description of the call.
+        failures: Rank → its failure.
+        outputs: Rank → stdout and stderr, for the ranks that did not fail.
     """
 
     def __init__(self, what: str, failures: Mapping[int, RankFailure], outputs: Mapping[int, str]) -> None:
@@ -62,17 +62,17 @@ class RankError(RanksError, RuntimeError):
 
 
 class RankPool:
-    """Runs functions on every rank of a process group of real processes on this machine.
+    """Pool of real rank processes on this machine that runs functions on every rank of a process group.
 
-    Processes start when they are first needed and stay; one that dies or gets stuck is replaced. Each call starts with
-    torch's seed 0, the caller's warning filters, and the environment and folder that the process started with. The
-    group is the default one, over loopback only, its store hosted by rank 0; it is kept from call to call with the same
-    world size and backend, and made anew after a call that failed.
+    Processes start when they are first needed, and are kept; one that dies or gets stuck is replaced. Each call starts
+    with torch's seed 0, the caller's warning filters, and the initial environment and working directory of the process.
+    The group is the default group, over loopback, with its store on rank 0. It is kept between calls with the same
+    world size and backend, and replaced after a failed call.
 
     Args:
         max_ranks: The largest world size.
-        timeout_seconds: How long a call may take, where `run` says nothing else.
-        grace_seconds: How long the other ranks may take when one has failed.
+        timeout_seconds: Default timeout of a call.
+        grace_seconds: Time that the other ranks get to finish after one has failed.
     """
 
     def __init__(self, max_ranks: int = 4, *, timeout_seconds: float = 60.0, grace_seconds: float = 10.0) -> None:
@@ -92,14 +92,15 @@ class RankPool:
         expect_death: Collection[int] = (),
         backend: str | None = "gloo",
     ) -> list[R]:
-        """Call `function(*args)` on each rank of the default process group; the results in rank order.
+        """Call `function(*args)` on each rank of the default process group; returns the results in rank order.
 
         Args:
-            world_size: How many ranks; the function finds its own in `torch.distributed.get_rank()`.
-            function: Any function that cloudpickle can ship; functions of test modules, lambdas and closures can.
-            args: Given to the function, the same on each rank.
-            timeout: Seconds until ranks that have not finished are ended and reported with their stacks.
-            kill_after: Rank → seconds from the start until it is killed (SIGKILL).
+            world_size: Number of ranks; the function gets its rank from `torch.distributed.get_rank()`.
+            function: Any function that cloudpickle can pickle, including functions of test modules, lambdas and
+                closures.
+            args: Arguments of the function, the same on each rank.
+            timeout: Seconds after which unfinished ranks are ended, and reported with their stacks.
+            kill_after: Rank → seconds after which it is killed (SIGKILL).
             expect_death: The ranks whose processes must end before the function does; their result is None.
             backend: The group's backend, such as `gloo`, `nccl` or `cpu:gloo,cuda:nccl`; None for no group at all.
 
@@ -170,14 +171,15 @@ class RankPool:
             self._processes[message.rank].send(message)
 
     def _collect(self, world_size: int, limit_seconds: float, *, expected: Collection[int]) -> dict[int, Reply]:
-        """The ranks' replies; ends the processes that do not reply in time."""
+        """Return the replies of the ranks; ends processes that do not reply in time."""
         replies: dict[int, Reply] = {}
         deadline = time.monotonic() + limit_seconds
         with selectors.DefaultSelector() as selector:
             for rank in range(world_size):
                 selector.register(self._processes[rank].connection, selectors.EVENT_READ, rank)
             while len(replies) < world_size:
-                # Looked at once more after the deadline: replies that lie there count, however late this process runs.
+                # Poll once more after the deadline: replies that have arrived count, however late this process gets to
+                # run.
                 found = selector.select(max(0.0, deadline - time.monotonic()))
                 if not found and time.monotonic() >= deadline:
                     break
@@ -244,7 +246,7 @@ def _call(function: Callable[..., Any], args: Sequence[Any]) -> Call:
 
 
 def _own_modules() -> dict[str, str]:
-    """The files of loaded modules that belong neither to Python nor to an installed package."""
+    """Return the files of loaded modules that belong neither to Python nor to an installed package."""
     paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *site.getsitepackages()]
     installed = tuple(f"{path}{os.sep}" for path in paths)
     found = {}

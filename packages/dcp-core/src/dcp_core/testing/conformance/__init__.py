@@ -1,6 +1,6 @@
-"""Conformance suites: what a storage's reader and writer, or a transform, must do, whoever wrote it. Need pytest.
+"""Conformance test suites for storages (reader and writer) and for transforms, of any author. Need pytest.
 
-Stores of bytes, on which most storages are built, have a suite of their own: `dcp_io.testing`.
+Byte stores, on which most storages are built, have their own suite: `dcp_io.testing`.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Actions that threads repeat while a test does something else."""
+"""Background threads that repeat actions during a test."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Background"]
 
 
 class Background:
-    """Repeats each action in a thread of its own, from the beginning of the block to its end or the first error.
+    """Context manager that repeats each action in its own thread, until the block ends or an action fails.
 
-    The end of the block raises the first error of any action.
+    On exit it raises the first error of any action.
     """
 
     def __init__(self, *actions: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class Background:
         self._threads = [threading.Thread(target=self._repeat, args=(action,)) for action in actions]
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait until the condition holds, an action has failed or time is up."""
+        """Wait until the condition holds, an action fails, or the time is up."""
         deadline = time.monotonic() + seconds
         while not condition() and not self._done.is_set() and time.monotonic() < deadline:
             time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Tests of damaged and hostile checkpoints: refused by name or loaded right, never wrong, never run."""
+"""Tests of damaged and hostile checkpoints: loads are right or raise an error that names the file; no code is run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dcp_core.testing.trees import same
 __all__ = ["DamageTests"]
 
 _PLACES = 24
-"""Bytes that are flipped, one after the other, evenly spread over an object."""
+"""Number of bytes to flip, one at a time, evenly spread over an object."""
 
 
 class DamageTests(StorageFixtures):
-    """Somebody changes bytes past the storage."""
+    """Tests of loads after bytes were changed behind the storage's back."""
 
     def test_missing_data_is_named(self, storage: Door, raw: RawFolder) -> None:
         storage.save(random_state())
@@ -60,7 +60,7 @@ class DamageTests(StorageFixtures):
         for error in errors:
             if error is not None:
                 assert_refused(error, name, keys)
-        # Nearly all of these bytes are values; few or none belong to headers that a load need not look at.
+        # Nearly all of these bytes are values; few or none belong to headers, which a load may ignore.
         assert sum(error is not None for error in errors) > _PLACES * 3 // 4
         assert attempt(storage) is None
 
@@ -115,21 +115,21 @@ class DamageTests(StorageFixtures):
 
     def test_a_hostile_object_does_not_run(self, storage: Door, tmp_path: Path) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the save says that it will not load
+            warnings.simplefilter("ignore")  # the save warns that the checkpoint cannot be loaded
             storage.save({"tensor": torch.ones(2), "attack": Hostile(tmp_path / "ran")})
         with pytest.raises(DcpError, match="attack"):
             storage.load({"tensor": torch.zeros(2), "attack": None})
         assert not (tmp_path / "ran").exists()
 
     def largest_data_file(self, storage: Door, raw: RawFolder) -> tuple[str, set[str]]:
-        """Name and keys of the object with most of the values."""
+        """Return the name and keys of the data file with the most values."""
         files = self.data_files(storage.checkpoint_id)
         name = max(files, key=lambda name: len(raw.get(name)))
         return name, files[name]
 
 
 class Hostile:
-    """Makes a folder when it is unpickled."""
+    """Object whose unpickling makes a folder, which proves that code was run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,7 +139,7 @@ class Hostile:
 
 
 def attempt(storage: Door) -> DcpError | None:
-    """Load `random_state()`: the error that refuses it, or None if what was loaded is right."""
+    """Load `random_state()`; returns the error, or None if the loaded values are right."""
     template = blank(random_state())
     try:
         storage.load(template)
@@ -150,7 +150,7 @@ def attempt(storage: Door) -> DcpError | None:
 
 
 def assert_refused(error: DcpError | None, name: str, keys: set[str]) -> None:
-    """The error says which object is damaged, and one of the keys in it."""
+    """Assert that the error names the damaged object, and one of its keys."""
     assert isinstance(error, CorruptCheckpointError)
     assert error.file == name
     assert error.key in keys
@@ -158,7 +158,7 @@ def assert_refused(error: DcpError | None, name: str, keys: set[str]) -> None:
 
 
 def flips(raw: RawFolder, name: str) -> Iterator[int]:
-    """Let the caller look at an object with one byte flipped, at one place after the other; restore it in the end."""
+    """Flip one byte of an object after another, yielding after each; restores the object at the end."""
     content = raw.get(name)
     for number in range(_PLACES):
         place = len(content) * number // _PLACES + len(content) // (2 * _PLACES)

@@ -1,4 +1,4 @@
-"""What the suite asks of whoever runs it, and helpers that look at a storage past the code under test."""
+"""Fixtures that a user of the suite provides, and raw access to a storage's objects."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["Door", "LocalFolder", "RawFolder", "StorageFixtures"]
 
 
 class RawFolder(Protocol):
-    """The objects (or files) of one checkpoint as the storage really holds them. Must not use the code under test."""
+    """Protocol of raw access to the objects (or files) of one checkpoint, without the code under test."""
 
     def names(self) -> list[str]:
-        """Names of all objects, hidden and temporary ones included; none if there is no folder."""
+        """Return the names of all objects, including hidden and temporary ones; empty if there is no folder."""
         ...
 
     def get(self, name: str) -> bytes:
-        """All bytes of an object."""
+        """Return all bytes of an object."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Make an object, or replace it."""
+        """Create or replace an object."""
         ...
 
     def delete(self, name: str) -> None:
@@ -40,17 +40,17 @@ class RawFolder(Protocol):
 
 
 class LocalFolder:
-    """The `RawFolder` of a storage that keeps files in a folder of this machine."""
+    """`RawFolder` for a storage with files in a local folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def names(self) -> list[str]:
-        """Paths of all files, relative to the folder."""
+        """Return the paths of all files, relative to the folder."""
         return sorted(path.relative_to(self._path).as_posix() for path in self._path.rglob("*") if not path.is_dir())
 
     def get(self, name: str) -> bytes:
-        """All bytes of a file."""
+        """Return all bytes of a file."""
         return (self._path / name).read_bytes()
 
     def put(self, name: str, data: bytes) -> None:
@@ -64,77 +64,78 @@ class LocalFolder:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """One of the two ways to a storage: by nothing but the checkpoint's id, or with its reader and writer."""
+    """One of the two ways to use a storage: by the checkpoint id alone, or with an explicit reader and writer."""
 
     checkpoint_id: str
     make_writer: Callable[[str], StorageWriter] | None
     make_reader: Callable[[str], StorageReader] | None
 
     def save(self, state: dict[str, Any], **options: Any) -> Metadata:
-        """`dcp_core.save`."""
+        """Call `dcp_core.save`."""
         if self.make_writer is None:
             return save(state, checkpoint_id=self.checkpoint_id, **options)
         return save(state, storage_writer=self.make_writer(self.checkpoint_id), **options)
 
     def load(self, template: dict[str, Any], **options: Any) -> LoadReport:
-        """`dcp_core.load`."""
+        """Call `dcp_core.load`."""
         if self.make_reader is None:
             return load(template, checkpoint_id=self.checkpoint_id, **options)
         return load(template, storage_reader=self.make_reader(self.checkpoint_id), **options)
 
 
 class StorageFixtures(ABC):
-    """What a derived class provides, and what the tests make of it."""
+    """The fixtures and methods that a derived class provides, and the fixtures built on them."""
 
     registered = True
-    """Whether an installed plugin registers the scheme of the ids; without it only explicit readers are judged."""
+    """Whether an installed plug-in registers the scheme of the ids; if not, only explicit readers and writers are
+    tested."""
 
     @pytest.fixture
     def checkpoint_id(self) -> str:
-        """An id with a scheme, under which there is nothing yet; another one for each test. To be overridden."""
+        """Return a checkpoint id with a scheme, unused and different for each test. To be overridden."""
         raise NotImplementedError("override the fixture `checkpoint_id`")
 
     @pytest.fixture
     def raw(self) -> RawFolder:
-        """The objects under `checkpoint_id`. To be overridden."""
+        """Return raw access to the objects under `checkpoint_id`. To be overridden."""
         raise NotImplementedError("override the fixture `raw`")
 
     @pytest.fixture
     def bytes_given(self) -> Callable[[], int] | None:
-        """What counts the bytes that the storage has given to this process and its ranks so far.
+        """Return a function that counts the bytes that this process and its ranks have read from the storage so far.
 
-        None (the default) where that cannot be told; then the reader's own figures must do.
+        None (the default) if they cannot be counted; then the reader's own figures are used.
         """
         return None
 
     @abstractmethod
     def make_writer(self, checkpoint_id: str) -> StorageWriter:
-        """A new writer. Also called on ranks, where no fixture is at hand."""
+        """Return a new writer. Also called on ranks, where fixtures are not available."""
 
     @abstractmethod
     def make_reader(self, checkpoint_id: str) -> StorageReader:
-        """A new reader. Also called on ranks."""
+        """Return a new reader. Also called on ranks."""
 
     def file_of(self, place: Any) -> str:
-        """Name of the object that holds an item, given a value of `Metadata.storage_data`."""
+        """Return the name of the object that contains an item, given a value of `Metadata.storage_data`."""
         return str(place.relative_path)
 
     @pytest.fixture(params=["by id", "explicit"])
     def door(self, request: pytest.FixtureRequest, checkpoint_id: str) -> Door:
-        """Both ways to the storage, one after the other."""
+        """Return each way to use the storage, one after the other."""
         if request.param == "explicit":
             return Door(checkpoint_id, self.make_writer, self.make_reader)
         if not self.registered:
-            pytest.skip("no plugin registers the scheme of these ids")
+            pytest.skip("no plug-in registers the scheme of these ids")
         return Door(checkpoint_id, None, None)
 
     @pytest.fixture
     def storage(self, checkpoint_id: str) -> Door:
-        """One way to the storage, where the way does not matter."""
+        """Return one way to use the storage, for tests where either will do."""
         return Door(checkpoint_id, self.make_writer, self.make_reader)
 
     def data_files(self, checkpoint_id: str) -> dict[str, set[str]]:
-        """The names of the objects that the checkpoint's index names → the keys that they hold parts of."""
+        """Return the data files in the checkpoint's index: name → keys of the values in it."""
         places = self.make_reader(checkpoint_id).read_metadata().storage_data or {}
         files: dict[str, set[str]] = {}
         for index, place in places.items():
@@ -142,5 +143,5 @@ class StorageFixtures(ABC):
         return files
 
     def index_files(self, checkpoint_id: str, raw: RawFolder) -> list[str]:
-        """The names of all other objects: the index, and any debris."""
+        """Return the names of all other objects: the index, and any leftovers."""
         return sorted(set(raw.names()) - self.data_files(checkpoint_id).keys())

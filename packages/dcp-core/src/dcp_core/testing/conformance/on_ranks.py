@@ -1,6 +1,6 @@
-"""Tests on two real ranks: they share one checkpoint, its failures and its replacement.
+"""Tests on two real ranks: shared checkpoints, failures, and replacement.
 
-The functions at the end run on the ranks and give back what the tests look at.
+The functions at the end run on the ranks; their results are checked by the tests.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["RankTests"]
 
 _ROWS, _COLUMNS = 1001, 600
 _SLACK_BYTES = 1 << 20
-"""Blocks that are checked whole though a part of them is wanted, and the index."""
+"""Allowance for the index, and for CRC blocks that are read whole although only a part is wanted."""
 
 State: TypeAlias = dict[str, Any]
 
 
 class RankTests(StorageFixtures):
-    """Saves and loads of two ranks."""
+    """Tests of saves and loads on two ranks."""
 
     def test_ranks_load_what_ranks_saved(self, ranks: Any, door: Door) -> None:
         ranks.run(2, save_on_ranks, door, 1.0, (Shard(0),))
@@ -117,7 +117,7 @@ class RankTests(StorageFixtures):
 
 
 def whole(value: float) -> State:
-    """What the ranks save, put together."""
+    """Return the state that the ranks save together."""
     rows = torch.arange(float(_ROWS)).unsqueeze(1)
     return {
         "sharded": rows * _COLUMNS + torch.arange(float(_COLUMNS)) + value,
@@ -128,7 +128,7 @@ def whole(value: float) -> State:
 
 
 def part(value: float, placements: tuple[Placement, ...]) -> State:
-    """This rank's part of it: its shard, its own object, and what all ranks have."""
+    """Return this rank's part of the state: its shard, its own object, and the values that all ranks have."""
     full = whole(value)
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -140,12 +140,12 @@ def part(value: float, placements: tuple[Placement, ...]) -> State:
 
 
 def save_on_ranks(door: Door, value: float, placements: tuple[Placement, ...], use_collectives: bool = True) -> None:
-    """Save every rank's part."""
+    """Save this rank's part."""
     door.save(part(value, placements), use_collectives=use_collectives)
 
 
 def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -> bool:
-    """Load every rank's part; whether it is right."""
+    """Load this rank's part; returns whether it is right."""
     template, wanted = part(0.0, placements), part(value, placements)
     template[f"object{dist.get_rank()}"] = None
     door.load(template)
@@ -154,7 +154,7 @@ def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -
 
 
 def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> int:
-    """Load this rank's shard alone; the number of bytes read, or -1 if it is wrong."""
+    """Load only this rank's shard; returns the number of bytes read, or -1 if the values are wrong."""
     template = {"sharded": part(0.0, placements)["sharded"]}
     report = door.load(template)
     right = same(template["sharded"].to_local(), part(value, placements)["sharded"].to_local())
@@ -162,7 +162,7 @@ def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> in
 
 
 def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
-    """Save, and fail on one rank; the ranks that the error names."""
+    """Save with a failure on one rank; returns the ranks that the error names."""
     planner = FailingPlanner(f"object{failing_rank}")
     try:
         door.save(part(value, (Shard(0),)), planner=planner)
@@ -172,11 +172,11 @@ def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
 
 
 def die_on_ranks(door: Door, value: float) -> None:
-    """Save; every rank is killed while it writes."""
+    """Save, and kill every rank while it writes."""
 
     def die() -> None:
         try:
-            dist.barrier()  # or the death of one rank ends the save of another before it writes
+            dist.barrier()  # otherwise the death of one rank could end the save of another before it writes
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -184,7 +184,7 @@ def die_on_ranks(door: Door, value: float) -> None:
 
 
 def refuse_on_ranks(door: Door) -> str:
-    """Load what is damaged; the error's message."""
+    """Load a damaged checkpoint; returns the error message."""
     try:
         door.load(part(0.0, (Shard(0),)))
     except DcpError as error:

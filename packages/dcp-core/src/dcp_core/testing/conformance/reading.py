@@ -1,4 +1,4 @@
-"""Tests of loading: what is not there, reading no more than needed, and loading while others save."""
+"""Tests of loading: missing checkpoints, partial reads, and loads during a save."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["ReadingTests"]
 
 _SAVES = 12
 _SLACK_BYTES = 256 << 10
-"""For the index and the like."""
+"""Allowance for the index and headers."""
 
 
 class ReadingTests(StorageFixtures):
-    """Loads of one process."""
+    """Tests of loads in one process."""
 
     def test_a_missing_checkpoint_is_named(self, door: Door, raw: RawFolder) -> None:
         folder = door.checkpoint_id.rstrip("/").rpartition("/")[2]
@@ -63,7 +63,7 @@ class ReadingTests(StorageFixtures):
             for number in range(1, _SAVES):
                 loads = len(seen)
                 storage.save(state(float(number)))
-                # A load begins anew when its checkpoint is replaced, but not for ever.
+                # A load starts over when its checkpoint is replaced, but not indefinitely.
                 readers.wait_for(lambda loads=loads: len(seen) > loads)  # type: ignore[misc]
         assert seen == sorted(seen)
         assert len(set(seen)) >= _SAVES // 2

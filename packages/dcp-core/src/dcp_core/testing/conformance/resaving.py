@@ -1,4 +1,4 @@
-"""Tests of saving over a checkpoint: it is replaced in one step or stays, and nothing else is left."""
+"""Tests of saving over a checkpoint: it is replaced atomically or stays, and no leftovers remain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAIT_SECONDS = 60.0
 
 
 class ResavingTests(StorageFixtures):
-    """Saves of one process."""
+    """Tests of saves over a checkpoint in one process."""
 
     def test_saving_again_replaces(self, door: Door, raw: RawFolder) -> None:
         door.save(state(1.0))
@@ -107,7 +107,7 @@ class ResavingTests(StorageFixtures):
         assert self.index_files(storage.checkpoint_id, raw) == index
 
     def assert_holds(self, door: Door, wanted: dict[str, Any]) -> None:
-        """Load everything, and compare."""
+        """Load everything, and assert that it equals the expected state."""
         template = blank(wanted)
         door.load(template)
         assert same(template, wanted)

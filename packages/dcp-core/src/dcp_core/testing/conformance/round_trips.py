@@ -1,4 +1,4 @@
-"""Tests of what is saved being what is loaded."""
+"""Round-trip tests: loaded values equal the saved ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RoundTripTests"]
 
 
 class RoundTripTests(StorageFixtures):
-    """One process saves and loads."""
+    """Tests of saves and loads in one process."""
 
     @pytest.mark.parametrize("kind", VALUES)
     def test_a_value_comes_back(self, door: Door, raw: RawFolder, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""The values that the suite saves: each comes with a template to load into, and is compared bit by bit."""
+"""The values that the suite saves, with templates to load into; all are compared bit by bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DTYPES = (
 
 
 def _filled(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """Any bit patterns of a dtype, NaNs included."""
+    """Return a tensor of arbitrary bit patterns, including NaNs."""
     count = torch.Size(shape).numel()
     draw = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8, generator=_generator(seed))
     return draw.gt(127).reshape(shape) if dtype is torch.bool else draw.view(dtype).reshape(shape)
@@ -50,11 +50,11 @@ VALUES: dict[str, Callable[[], Any]] = {
     "plain-objects": lambda: {"step": 7, "name": "größe", "none": None, "list": [1, (2.5, True)], "blob": b"\0\xff"},
     "only-an-object": lambda: "text",
 }
-"""Name → a new value, the same at each call."""
+"""Name → function that returns a new value, equal at each call."""
 
 
 def blank(value: Any) -> Any:
-    """A template for a value: the same structure with other contents."""
+    """Return a template for a value: the same structure with other contents."""
     if isinstance(value, torch.Tensor):
         return torch.zeros(value.shape, dtype=value.dtype)
     if isinstance(value, dict):
@@ -65,7 +65,7 @@ def blank(value: Any) -> Any:
 
 
 def state(value: float) -> dict[str, Any]:
-    """A small checkpoint in which everything says `value`."""
+    """Return a small state dict in which every element is `value`."""
     return {
         "large": torch.full((300, 1000), value),
         "small": torch.tensor(value),
@@ -75,16 +75,16 @@ def state(value: float) -> dict[str, Any]:
 
 
 def random_state(seed: int = 0) -> dict[str, Any]:
-    """A checkpoint in which no two stretches of bytes are alike."""
+    """Return a state dict of random bytes, in which no two ranges of bytes are equal."""
     return {"large": _filled(300, 1000, seed=seed), "small": _filled(9, 7, seed=seed + 1), "object": {"seed": seed}}
 
 
 class FailingPlanner(DefaultSavePlanner):
-    """Fails (or calls something else) when the value of one key is asked for, once other values have been written.
+    """Save planner that fails (or calls `action`) when one key is resolved, after other values were written.
 
     Args:
         key: FQN of the value.
-        action: Called instead of failing.
+        action: Function to call instead of failing.
     """
 
     def __init__(self, key: str = "small", action: Callable[[], object] | None = None) -> None:
@@ -93,7 +93,7 @@ class FailingPlanner(DefaultSavePlanner):
         self._action = action
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        """The value, unless it is that one."""
+        """Return the value of an item; fail, or call `action`, for the given key."""
         if write_item.index.fqn == self._key:
             if self._action is None:
                 raise DcpError("this save is meant to fail")

@@ -12,7 +12,7 @@ __all__ = ["StorageConformance"]
 
 
 class StorageConformance(RoundTripTests, ReadingTests, ResavingTests, DamageTests, RankTests):
-    """Derive a test class, and say which reader and writer to judge and how to get at their bytes past them.
+    """All tests of a storage. Derive a class that makes reader and writer, and gives raw access to their objects.
 
     ```python
     class TestMyStorage(StorageConformance):
@@ -31,7 +31,7 @@ class StorageConformance(RoundTripTests, ReadingTests, ResavingTests, DamageTest
             return MyReader(checkpoint_id)
     ```
 
-    A fixture `ranks` gives real ranks; in a `conftest.py`:
+    A fixture `ranks` provides real ranks, for example in `conftest.py`:
 
     ```python
     @pytest.fixture(scope="session")
@@ -40,5 +40,5 @@ class StorageConformance(RoundTripTests, ReadingTests, ResavingTests, DamageTest
             yield pool
     ```
 
-    The class is sent to the ranks by its name, so it must stand at the top of its module.
+    The class is pickled by name for the ranks, so it must be defined at the top level of its module.
     """

@@ -1,4 +1,4 @@
-"""The conformance suite for transforms: what one must do so that checkpoints written through it stay readable."""
+"""Conformance test suite for transforms: what a transform must guarantee so that checkpoints stay readable."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DTYPES = ("uint8", "bool", "bfloat16", "float16", "float32", "float64", "int64",
 
 
 class _ExtensionTests:
-    """What transforms of all kinds have in common."""
+    """Tests common to all kinds of transforms."""
 
     def make(self) -> Extension:
-        """The transform, with the settings to judge."""
+        """Return the transform under test, with its settings."""
         raise NotImplementedError
 
     def test_its_descriptor_finds_it(self) -> None:
@@ -49,7 +49,7 @@ class _ExtensionTests:
 
 
 class StreamTransformConformance(_ExtensionTests):
-    """Derive a test class and give it `make`, which returns a `StreamTransformExtension`."""
+    """All tests of a stream transform. Derive a test class with a `make` that returns a `StreamTransformExtension`."""
 
     def make(self) -> StreamTransformExtension:
         """See `_ExtensionTests`."""
@@ -82,7 +82,7 @@ class StreamTransformConformance(_ExtensionTests):
 
 
 class BlockTransformConformance(_ExtensionTests):
-    """Derive a test class and give it `make`, which returns a `BlockTransformExtension`."""
+    """All tests of a block transform. Derive a test class with a `make` that returns a `BlockTransformExtension`."""
 
     def make(self) -> BlockTransformExtension:
         """See `_ExtensionTests`."""
@@ -122,7 +122,7 @@ class BlockTransformConformance(_ExtensionTests):
         for place in range(0, len(encoded), max(1, len(encoded) // 60)):
             for damaged in (encoded[:place], encoded[:place] + bytes([encoded[place] ^ 64]) + encoded[place + 1 :]):
                 around = bytearray(b"\x5a" * (len(data) + 32))
-                with contextlib.suppress(Exception):  # refused or decoded to something else: its CRC is checked before
+                with contextlib.suppress(Exception):  # any result will do: the CRC is checked before decoding
                     self._reader().decode(memoryview(damaged), memoryview(around)[16:-16])
                 assert around[:16] == around[-16:] == b"\x5a" * 16
 
