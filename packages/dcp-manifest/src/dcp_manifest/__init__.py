@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint, its index as columns: read, written and verified without torch; and finding checkpoints."""
+"""Manifest of a checkpoint (its index as columns): reading, writing, verification; search for checkpoints. No torch."""
 
 from __future__ import annotations
 

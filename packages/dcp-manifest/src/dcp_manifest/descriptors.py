@@ -1,4 +1,4 @@
-"""Opening file descriptors safely: a KeyboardInterrupt leaves none behind. Reading and writing are elsewhere."""
+"""Opening of file descriptors so that a KeyboardInterrupt leaks none. Reading and writing are elsewhere."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ __all__ = ["open_descriptor"]
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777) -> int:
-    """Open a file like `os.open`; a signal whose handler raises meanwhile leaves no descriptor, and no new file.
+    """Open a file like `os.open`, without a leak if a signal handler raises meanwhile: no descriptor, no new file.
 
-    With `os.open` alone, a KeyboardInterrupt that comes while the system opens the file is raised when the call has
-    returned, before the descriptor is assigned to anything.
+    With `os.open` alone, a KeyboardInterrupt during the system call is raised when the call has returned but before the
+    descriptor is assigned, so that it leaks.
 
     Args:
         path: The file.
-        flags: As for `os.open`; a file that `O_EXCL` made is removed again.
+        flags: As for `os.open`; after an interrupt, a file created with `O_EXCL` is removed again.
         mode: As for `os.open`.
 
     Raises:
-        OSError: The system refused.
+        OSError: The system call failed.
     """
     opened: list[int] = []
     try:
-        opened.extend(map(os.open, (path,), (flags,), (mode,)))  # one step of the interpreter
+        opened.extend(map(os.open, (path,), (flags,), (mode,)))  # a single bytecode step
         return opened[0]
     except BaseException:
         for descriptor in opened:

@@ -1,6 +1,6 @@
 """Base class of all errors of the project, and the errors of reading a checkpoint's index.
 
-They live here because this is the lowest package; `dcp_core.errors` re-exports them.
+They are defined here because this is the lowest package; `dcp_core.errors` re-exports them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = [
 
 
 class DcpError(Exception):
-    """Base class of all errors that these packages raise on purpose.
+    """Base class of the errors that these packages define.
 
-    Its message is safe for terminals and logs, whatever the names in it hold: see `printable`.
+    The message is safe for terminals and logs, whatever names it contains: see `printable`.
     """
 
     def __str__(self) -> str:
@@ -29,13 +29,13 @@ class DcpError(Exception):
 
 
 class CheckpointNotFoundError(DcpError, FileNotFoundError):
-    """There is no checkpoint at this place, or a file that it needs is missing."""
+    """There is no checkpoint in this folder, or one of its files is missing."""
 
 
 class CorruptCheckpointError(DcpError, ValueError):
-    """Bytes of a checkpoint are not what was written: damaged, truncated, swapped or incomplete.
+    """Bytes of a checkpoint differ from what was written: damaged, truncated, swapped or incomplete.
 
-    The message names what is known of file, tensor and offset; the same facts are attributes.
+    The message names file, tensor and offset as far as they are known; they are attributes, too.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class CorruptCheckpointError(DcpError, ValueError):
 
 
 class InvalidIndexError(DcpError, ValueError):
-    """An index to be written contradicts itself, or holds data that a manifest cannot."""
+    """An index to be written is inconsistent, or contains data that a manifest cannot store."""
 
 
 class InvalidPlaceError(DcpError, ValueError):
-    """A path or URI names no place: it is empty, or a URI that lost a part on its way here."""
+    """A path or URI is invalid: it is empty, or looks like a URI that lost a part, such as a slash."""
 
 
 class UnsupportedFormatError(DcpError, ValueError):
-    """The checkpoint was written by a newer version, or in a layout that this reader does not know."""
+    """The checkpoint was written by a newer version, or in an unknown layout."""
 
 
 class UnsafeCheckpointError(DcpError, ValueError):
-    """The checkpoint asks for something that a reader must not do: run code, or leave its folder."""
+    """The checkpoint is hostile: reading it would run code, or access files outside of its folder."""

@@ -1,4 +1,4 @@
-"""Loggers of these packages: names in log records are safe for terminals. Handlers are the application's."""
+"""Loggers of these packages, which escape names in log records for terminals. Handlers are left to the application."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["library_logger"]
 
 
 def library_logger(name: str) -> logging.Logger:
-    """Return the logger of that name; strings and errors among a record's arguments are escaped by `printable`.
+    """Return the logger of that name; strings and errors in the arguments of its records are escaped by `printable`.
 
-    Paths, identifiers of checkpoints and texts of foreign errors may hold what a terminal would obey, or a line break
-    that looks like another record.
+    Paths, checkpoint ids and messages of foreign errors may contain control sequences of terminals, or line breaks that
+    fake another record.
     """
     logger = logging.getLogger(name)
     if _escape not in logger.filters:

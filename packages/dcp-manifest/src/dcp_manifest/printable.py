@@ -1,6 +1,6 @@
-"""Escaping of text for terminals, logs and pages: names in a checkpoint may hold control characters.
+"""Escaping of text for terminals, logs and pages: names in a checkpoint may contain control characters.
 
-Everything that the command prints goes through this, and so do the messages of this project's errors.
+All output of the command and all error messages of this project are escaped by it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ __all__ = ["printable"]
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Return the text with unprintable characters as escape sequences of Python, such as `\x1b` or `\u202e`.
+    r"""Replace unprintable characters by Python escape sequences, such as `\x1b` or `\u202e`.
 
     Escaped are control characters (C0, C1, DEL), line and paragraph separators, what reorders or hides text
     (bidirectional overrides, zero-width characters), lone surrogates, and blanks other than the space.
 
     Args:
         text: Any string, of any length.
-        keep: Characters that stay as they are: a line break, where the text is a block of lines.
+        keep: Characters that are not escaped, such as the line break in a text of several lines.
     """
     if text.isprintable():
         return text

@@ -82,11 +82,11 @@ def change(table, name, row, value):
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda items: change(items.blocks, "counts", 2, 2), "are not 3"),
-        (lambda items: change(items.blocks, "counts", 0, 3), "are not 7"),
+        (lambda items: change(items.blocks, "counts", 2, 2), "blocks is not 3"),
+        (lambda items: change(items.blocks, "counts", 0, 3), "blocks is not 7"),
         (lambda items: change(items.blocks, "block_bytes", 0, 3), "without encoded blocks"),
         (lambda items: change(items.blocks, "block_bytes", 2, 0), "without encoded blocks"),
-        (lambda items: change(items.blocks, "block_bytes", 2, 8192), "do not become"),
+        (lambda items: change(items.blocks, "block_bytes", 2, 8192), "do not add up to its dtype"),
         (lambda items: change(items.blocks, "block_bytes", 2, (64 << 20) + 1), "too long"),
         (lambda items: change(items.blocks, "lengths", 1, 2999), "do not fill"),
         (lambda items: change(items, "chain", 2, 0), "no transform|ask"),

@@ -34,7 +34,7 @@ STALE_AFTER_SECONDS = 3600.0
 _SETTLE_SECONDS = 10.0
 _SETTLE_STEP_SECONDS = 0.05
 
-# Markers of the saves running in this process, by store and name: the marker of a thread that died looks alive, since #
+# Markers of the saves running in this process, by store and name: the marker of a thread that died looks alive, since
 # its process is.
 _running: set[tuple[str, str]] = set()
 _running_lock = threading.RLock()  # reentrant: a finalizer may acquire it in any thread, at any allocation

@@ -267,7 +267,7 @@ def _item_bytes(key: str, payload: Payload, size: int) -> int:
     item_bytes = ITEM_BYTES.get(payload.dtype, size // count if count else 1)
     if size != count * item_bytes:
         raise ValueError(
-            f"the payload of {key!r} has {size} bytes; {payload.dtype} of sizes {payload.sizes} needs "
+            f"the payload of {key!r} has {size} bytes; {payload.dtype} of sizes {payload.sizes} takes "
             f"{count * item_bytes}"
         )
     return item_bytes

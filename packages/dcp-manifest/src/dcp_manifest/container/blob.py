@@ -1,7 +1,7 @@
-"""The manifest's container: named columns of unsigned numbers in a safetensors blob, with a CRC per 64 KiB.
+"""Container of a manifest: named columns of unsigned numbers in a safetensors blob, with a CRC per 64 KiB block.
 
-What the columns mean is not known here. `pack` makes the blob, `parse_header` finds the columns in one; who has the
-whole blob reads through `WholeBlob`, who wants little of it through `lazy_blob.LazyBlob`.
+The meaning of the columns is defined elsewhere. `pack` makes the blob, `parse_header` locates its columns. `WholeBlob`
+reads from a blob in memory, `lazy_blob.LazyBlob` reads parts of one from a file.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ __all__ = [
 
 BLOCK_BYTES = 64 * 1024
 BLOCK_CRCS = "block_crcs"
-"""The column with the CRC32 of each 64 KiB of every other column, columns in the order of their names."""
+"""Name of the column with the CRC32 of each 64 KiB block of all other columns, which are sorted by name."""
 PREFIX_BYTES = 8
-"""A safetensors blob begins with the length of its header as a little-endian u64."""
+"""Length of the prefix of a safetensors blob: the length of its header as a little-endian u64."""
 METADATA_KEY = "dcp-manifest"
-"""The one entry of the safetensors metadata: a JSON object. One, because the order of several is not stable."""
+"""Key of the only entry of the safetensors metadata, a JSON object. Only one, since the order of several is not
+stable."""
 
 Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 _WIDTHS: tuple[type[np.unsignedinteger[Any]], ...] = (np.uint8, np.uint16, np.uint32, np.uint64)
@@ -49,20 +50,20 @@ _DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Location of one column's numbers."""
+    """Location of one column in a blob."""
 
     dtype: str
-    """numpy's name, little-endian."""
+    """numpy's name of the dtype, little-endian."""
     start: int
     """First byte in the data part, which follows the header."""
     stop: int
     count: int
-    """Numbers stored: 1 for a column whose rows are all equal."""
+    """Number of stored values: 1 for a column whose rows are all equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Contents of a blob's header."""
+    """Parsed header of a blob."""
 
     metadata: Mapping[str, Any]
     columns: Mapping[str, Column]
@@ -70,34 +71,34 @@ class Header:
     extents: Mapping[str, tuple[int, int]]
     """First and last byte of every column, whatever it holds."""
     data_start: int
-    """Start of the data part in the blob, bytes."""
+    """Offset of the data part in the blob, bytes."""
     data_bytes: int
 
 
 class Blob(Protocol):
-    """A blob from which parts of columns can be read."""
+    """Protocol of a blob from which columns, or parts of them, can be read."""
 
     file: str
 
     @property
     def header(self) -> Header:
-        """Its header."""
+        """The parsed header."""
         ...
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Read numbers [start, stop) as they are stored, verified by CRCs."""
+        """Read numbers [start, stop) of a column, verified by CRCs and in the stored dtype."""
         ...
 
 
 class WholeBlob:
-    """A blob in memory, whose CRC was checked.
+    """A blob in memory, whose CRC the caller has checked.
 
     Args:
         data: The blob.
-        file: Name of its file, for messages.
+        file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: It has no valid header.
+        CorruptCheckpointError: The blob has no valid header.
     """
 
     def __init__(self, data: memoryview, *, file: str) -> None:
@@ -116,17 +117,17 @@ class WholeBlob:
         return self.data[self.header.data_start + start : self.header.data_start + stop]
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Read numbers [start, stop) as they are stored."""
+        """Read numbers [start, stop) of a column, in the stored dtype."""
         numbers: Unsigned = np.frombuffer(self.raw(name), self.header.columns[name].dtype)[start:stop]
         return numbers
 
 
 def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Unsigned:
-    """Convert non-negative numbers to the narrowest unsigned type that holds them; one number if all are equal.
+    """Convert non-negative numbers to the narrowest unsigned dtype; equal numbers may become a single one.
 
     Args:
-        values: One-dimensional.
-        collapse: Whether a column of equal numbers may be stored as one.
+        values: One-dimensional array.
+        collapse: Whether a column of equal numbers may be stored as one number.
     """
     if len(values) == 0:
         return np.zeros(0, np.uint8)
@@ -138,7 +139,7 @@ def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Unsigned:
 
 
 def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> bytes:
-    """Make the blob: `columns` as they are, their block CRCs, and `metadata` as JSON. Equal input gives equal bytes."""
+    """Make a blob of `columns` (unchanged), their block CRCs, and `metadata` as JSON. Equal input gives equal bytes."""
     ordered = {name: np.ascontiguousarray(columns[name]) for name in sorted(columns)}
     crcs = [
         zlib.crc32(raw[start : start + BLOCK_BYTES])
@@ -152,7 +153,7 @@ def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> bytes:
 
 
 def first_blocks(header: Header) -> tuple[dict[str, int], int]:
-    """Return each column's row of its first block's CRC in `block_crcs`, and the number of rows that there must be."""
+    """Return, for each column, the row in `block_crcs` of its first block, and the total number of rows."""
     first: dict[str, int] = {}
     total = 0
     for name in sorted(header.extents):
@@ -164,7 +165,7 @@ def first_blocks(header: Header) -> tuple[dict[str, int], int]:
 
 
 def index_crc32(blob: memoryview, header: Header) -> int:
-    """Return the CRC32 of the header with its length prefix, then of the block CRCs; they verify parts of a blob."""
+    """Return the CRC32 over length prefix, header and block CRCs, which in turn verify parts of a blob."""
     crc = zlib.crc32(blob[: header.data_start])
     column = header.columns.get(BLOCK_CRCS)
     if column is not None:
@@ -173,7 +174,7 @@ def index_crc32(blob: memoryview, header: Header) -> int:
 
 
 def header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
-    """Return the header's length from the blob's first bytes. Raises CorruptCheckpointError if it does not fit."""
+    """Parse the header's length from the first bytes of a blob. Raises CorruptCheckpointError if it does not fit."""
     length = int.from_bytes(prefix, "little")
     if len(prefix) < PREFIX_BYTES or length > size - PREFIX_BYTES:
         raise CorruptCheckpointError(f"the manifest of {size} bytes has no room for its header", file=file)
@@ -181,15 +182,15 @@ def header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
 
 
 def parse_header(text: bytes, *, data_bytes: int, file: str) -> Header:
-    """Parse the header of a blob, every number in it checked.
+    """Parse the header of a blob, and check every number in it.
 
     Args:
-        text: JSON.
-        data_bytes: Length of the part behind it.
-        file: Name of its file, for messages.
+        text: The header, JSON.
+        data_bytes: Length of the data part that follows it.
+        file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: It is not a header of a manifest.
+        CorruptCheckpointError: The text is not a valid header of a manifest.
     """
     try:
         entries = json.loads(text)
@@ -207,7 +208,7 @@ def parse_header(text: bytes, *, data_bytes: int, file: str) -> Header:
 def _extent(entry: Mapping[str, Any], data_bytes: int) -> tuple[int, int]:
     start, stop = entry["data_offsets"]
     if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= data_bytes:
-        raise ValueError(f"a column lies at {start}–{stop} of {data_bytes} bytes")
+        raise ValueError(f"a column is stored at {start}–{stop} of {data_bytes} bytes")
     return start, stop
 
 

@@ -1,6 +1,6 @@
-"""Footer of `.metadata`, its last 64 bytes: the location of the manifest, and the CRCs of the file's parts.
+"""Footer of `.metadata`, its last 64 bytes: location of the manifest, and CRCs of the parts of the file.
 
-Nothing here knows what is in the manifest.
+The contents of the manifest do not matter here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLAG_STUB_HEAD = 1
 
 _MAGIC = b"\x93DCPMAN\n"
 _END_MAGIC = b"DCP\x93"
-# The CRC of the footer covers everything before it; major versions may change all but magics, version and this CRC.
+# The CRC of the footer covers all bytes before it. A new major version may change all but magics, version and this CRC.
 _FIELDS = struct.Struct("<8sHHIQQIII12x")
 _TAIL = struct.Struct("<I4s")
 Buffer = bytes | bytearray | memoryview
@@ -32,12 +32,12 @@ class Footer:
     """Fields of the footer; see `docs/format.md`."""
 
     manifest_offset: int
-    """Also the length of the head."""
+    """Offset of the manifest, which is also the length of the head."""
     manifest_bytes: int
     head_crc32: int
     manifest_crc32: int
     index_crc32: int
-    """CRC32 of the data that verify single blocks: the manifest's length prefix, its header and its block CRCs."""
+    """CRC32 of the manifest's length prefix, header and block CRCs, which verify single blocks."""
     flags: int = 0
     major: int = MAJOR
     minor: int = MINOR
@@ -59,18 +59,18 @@ class Footer:
 
 
 def read_footer(tail: Buffer, *, size: int, file: str) -> Footer | None:
-    """Read the footer of a file, verified by its CRC and against the size of the file.
+    """Read the footer of a file, and verify it by its CRC and against the size of the file.
 
     Args:
         tail: The last 64 bytes of the file, or the whole file if it is shorter.
-        size: Of the file, bytes.
-        file: Its name, for messages.
+        size: Size of the file, bytes.
+        file: Name of the file, for messages.
 
     Returns:
-        None if nothing there looks like a footer.
+        The footer; None if the bytes do not look like one.
 
     Raises:
-        CorruptCheckpointError: It looks like a footer and is damaged, or contradicts the size of the file.
+        CorruptCheckpointError: The footer is damaged, or contradicts the size of the file.
         UnsupportedFormatError: A newer major version wrote it.
     """
     if len(tail) < FOOTER_BYTES:
@@ -90,7 +90,7 @@ def read_footer(tail: Buffer, *, size: int, file: str) -> Footer | None:
     if offset + length != where:
         raise CorruptCheckpointError(
             f"the footer expects {offset + length + FOOTER_BYTES} bytes and the file has {size}: bytes are missing or "
-            "were put in between",
+            "were inserted",
             file=file,
         )
     return Footer(offset, length, head_crc, manifest_crc, index_crc, flags, major, minor)

@@ -1,4 +1,4 @@
-"""Manifest container in a file: parts of columns are read on demand and verified by the CRCs of their blocks."""
+"""Manifest container in a file: parts of columns are read on demand, and verified by the CRCs of their blocks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from dcp_manifest.errors import CorruptCheckpointError
 __all__ = ["LazyBlob", "ReadRange", "read_exactly"]
 
 ReadRange = Callable[[int, int], bytes]
-"""Returns the bytes of a file from (offset, length)."""
+"""Function that reads bytes of a file: (offset, length) → bytes."""
 _CRC_DTYPE = "<u4"
 _FIRST_READ_BYTES = 16 * 1024
 
 
 class LazyBlob:
-    """A blob in a file, of which the header and the block CRCs are in memory.
+    """A blob in a file; only its header and its block CRCs are in memory.
 
     Args:
-        read: Returns bytes of the file.
+        read: Reads bytes of the file.
         footer: Footer of the file.
-        file: Its name, for messages.
+        file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: Header or block CRCs are damaged.
+        CorruptCheckpointError: The header or the block CRCs are damaged.
     """
 
     def __init__(self, read: ReadRange, footer: Footer, *, file: str) -> None:
@@ -51,7 +51,7 @@ class LazyBlob:
         )
         column = self.header.columns.get(BLOCK_CRCS)
         if column is not None and column.dtype != _CRC_DTYPE:
-            raise CorruptCheckpointError("the manifest's block CRCs are no 32-bit numbers", file=file)
+            raise CorruptCheckpointError("the manifest's block CRCs are not 32-bit numbers", file=file)
         crcs = b"" if column is None else self._bytes(column, 0, column.stop - column.start)
         if zlib.crc32(crcs, zlib.crc32(beginning)) != footer.index_crc32:
             raise CorruptCheckpointError("the manifest's header is damaged", file=file, offset=self._start)
@@ -61,7 +61,7 @@ class LazyBlob:
             raise CorruptCheckpointError(f"the manifest has {len(self._crcs)} block CRCs, not {total}", file=file)
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Read numbers [start, stop) as they are stored; every block that holds one of them is checked."""
+        """Read numbers [start, stop) of a column in the stored dtype; every block that contains one is checked."""
         column = self.header.columns[name]
         if start >= stop:
             return np.zeros(0, np.uint8)
@@ -78,7 +78,7 @@ class LazyBlob:
         return numbers
 
     def _beginning(self, size: int) -> bytes:
-        """Read the header with its length prefix."""
+        """Read the length prefix and the header."""
         data = read_exactly(self._read, self._start, min(size, _FIRST_READ_BYTES), file=self.file)
         needed = PREFIX_BYTES + header_length(data[:PREFIX_BYTES], size=size, file=self.file)
         if needed > len(data):
@@ -91,7 +91,7 @@ class LazyBlob:
 
 
 def read_exactly(read: ReadRange, offset: int, length: int, *, file: str) -> bytes:
-    """Read bytes of a file. Raises CorruptCheckpointError if it has fewer."""
+    """Read bytes of a file. Raises CorruptCheckpointError if the file is too short."""
     data = read(offset, length)
     if len(data) != length:
         raise CorruptCheckpointError(f"the file ends after {len(data)} of {length} bytes", file=file, offset=offset)

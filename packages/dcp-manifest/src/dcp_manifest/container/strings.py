@@ -1,4 +1,4 @@
-"""Tables of strings as two columns: all text in UTF-8, one string after another, and the length of each in bytes.
+"""Tables of strings as two columns: the strings concatenated as UTF-8, and the length of each in bytes.
 
 Lone surrogates, which Python's strings may hold, are encoded like other code points (`surrogatepass`).
 """
@@ -27,27 +27,27 @@ def decode_text(data: bytes) -> str:
 
 
 def pack_strings(strings: Iterable[str]) -> tuple[U8, U64]:
-    """Return the two columns of a table of strings: text and lengths."""
+    """Pack strings into the two columns of a table: text and lengths."""
     encoded = [encode_text(text) for text in strings]
     lengths = np.fromiter(map(len, encoded), np.uint64, len(encoded))
     return np.frombuffer(b"".join(encoded), np.uint8), lengths
 
 
 def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
-    """Return the strings of a table.
+    """Unpack the strings of a table.
 
     Raises:
         ValueError: The lengths do not add up to the text, or it is not UTF-8.
     """
     if len(lengths) and int(lengths.max()) > len(text):
-        raise ValueError(f"one of its strings would be longer than its text of {len(text)} bytes")
+        raise ValueError(f"a string is longer than the text of {len(text)} bytes")
     if int(lengths.sum()) != len(text):
-        raise ValueError(f"its strings have {int(lengths.sum())} bytes and its text has {len(text)}")
+        raise ValueError(f"the strings have {int(lengths.sum())} bytes and the text has {len(text)}")
     return split_text(text.tobytes(), lengths)
 
 
 def split_text(data: bytes, lengths: npt.NDArray[np.int64]) -> list[str]:
-    """Split `data` into strings, one after another. Raises ValueError if one is not UTF-8."""
+    """Split `data` into strings of the given lengths. Raises ValueError if one is not UTF-8."""
     ends = np.cumsum(lengths)
     pairs = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
     if data.isascii():

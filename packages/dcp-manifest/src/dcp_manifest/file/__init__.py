@@ -1,1 +1,1 @@
-"""Files of an index: all of `.metadata` as bytes, `[head][manifest][footer]`, to and from an index."""
+"""Index files: conversion between an index and the bytes of `.metadata`, `[head][manifest][footer]`."""

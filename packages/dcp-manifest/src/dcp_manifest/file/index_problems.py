@@ -1,4 +1,4 @@
-"""Problems in the bytes of an index, all found at once."""
+"""Verification of an index file: finds all problems of its bytes at once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Examined", "Problem", "examine", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a checkpoint: bytes that are not as they were written."""
+    """One problem of a checkpoint: bytes that differ from what was written."""
 
     message: str
     file: str | None = None
     key: str | None = None
     offset: int | None = None
-    """Offset in the file, bytes; None if the problem is not at one place."""
+    """Offset in the file, bytes; None if the problem has no single offset."""
 
     def __str__(self) -> str:
         facts = {"file": self.file, "key": self.key, "offset": self.offset}
@@ -36,24 +36,24 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Result of decoding an index: the index or the error, and all problems of its bytes."""
+    """Result of decoding an index: the index or an error, and all problems of its bytes."""
 
     index: CheckpointIndex | DcpError
     problems: tuple[Problem, ...] = ()
 
     def decoded(self) -> CheckpointIndex:
-        """Return the index, or raise why it cannot be read."""
+        """Return the index, or raise the error that decoding raised."""
         if isinstance(self.index, DcpError):
             raise self.index
         return self.index
 
 
 def verify(data: Buffer, *, file: str) -> list[Problem]:
-    """Return the problems of an index, including those in parts that reading does not need; empty if there are none.
+    """Return all problems of an index file, including those in parts that reading ignores; empty if there are none.
 
     Args:
-        data: The whole file, ours or stock's.
-        file: Its name, for messages.
+        data: The whole file, of this project or of stock.
+        file: Name of the file, for messages.
     """
     return [*examine(data, file=file).problems]
 
@@ -85,10 +85,12 @@ def _head_problems(view: memoryview, footer: Footer, file: str) -> Iterator[Prob
     head = view[: footer.manifest_offset]
     if zlib.crc32(head) != footer.head_crc32:
         yield Problem(
-            "the head is damaged: torch.distributed.checkpoint may read something else, we do not", file, offset=0
+            "the head is damaged: torch.distributed.checkpoint may read wrong values, this reader ignores it",
+            file,
+            offset=0,
         )
     elif is_stub(head) != bool(footer.flags & FLAG_STUB_HEAD):
-        yield Problem("the footer is wrong about whether the head is a stub", file, offset=0)
+        yield Problem("the footer contradicts the head on whether it is a stub", file, offset=0)
 
 
 def _manifest_problems(found: IndexFile, footer: Footer) -> Iterator[Problem]:

@@ -1,6 +1,6 @@
-"""Encoding and decoding of all of `.metadata`: `[head][manifest][footer]`, written from an index and read into one.
+"""Encoding and decoding of the file `.metadata`: `[head][manifest][footer]`, from and to an index.
 
-The head is for stock (see `stock_write`); reading begins at the footer and never looks at it.
+The head is for stock (see `stock_write`); this reader starts at the footer and ignores the head.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
     """Encode an index as the bytes of `.metadata`; `read_index` returns an equal index.
 
     Args:
-        index: With `info`; its items may be missing (None) for an index of nothing stored yet.
-        interop: Put an index before the manifest that stock can load, if stock can read the data files.
-        head: Take these bytes as the head instead.
+        index: The index, with `info`; its items are None if nothing is stored yet.
+        interop: Whether the head is an index that stock can load, provided that stock can read the data files.
+        head: Bytes to use as the head instead.
 
     Raises:
-        InvalidIndexError: The index contradicts itself.
+        InvalidIndexError: The index is inconsistent.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
     manifest = write_manifest(index)
@@ -44,7 +44,7 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
         reason = unreadable_reason(index) if interop else "it was saved with interop=False"
         head = stock_head(index) if reason is None else stub_head(reason)
         flags = 0 if reason is None else FLAG_STUB_HEAD
-    # Readers may want to map the numbers in place; a pickle ends at its own end, whatever follows.
+    # Aligned, so that readers can map the numbers in place. A pickle marks its own end, so padding may follow it.
     head += bytes(-len(head) % _ALIGNMENT)
     blob = WholeBlob(memoryview(manifest), file="the manifest to be written")
     footer = Footer(
@@ -59,14 +59,14 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
 
 
 def decode(data: Buffer, *, file: str) -> CheckpointIndex:
-    """Decode the index in the manifest of `data`, which must have one; every byte of manifest and footer is checked.
+    """Decode the index from the manifest in `data`; every byte of manifest and footer is checked.
 
     Args:
         data: The whole file.
-        file: Its name, for messages.
+        file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: There is no footer, or manifest or footer are damaged or contradict themselves.
+        CorruptCheckpointError: There is no footer, or the manifest or the footer is damaged or inconsistent.
         UnsupportedFormatError: A newer major version wrote it.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
@@ -77,17 +77,17 @@ def decode(data: Buffer, *, file: str) -> CheckpointIndex:
 
 
 def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
-    """Read the index in `data`, of any writer: ours through the manifest, stock's from its pickle. Runs no code.
+    """Read an index file of any writer: from its manifest or, if stock wrote it, from its pickle. Runs no code from it.
 
     Args:
         data: The whole file.
-        file: Its name, for messages.
+        file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: The bytes are damaged; also if they lost the manifest that they once had.
+        CorruptCheckpointError: The bytes are damaged, or have lost the manifest that they once had.
         UnsupportedFormatError: A newer major version wrote it.
-        UnsafeCheckpointError: The pickle asks for something that does not belong in an index, or a data file's
-            name leads out of the checkpoint's folder.
+        UnsafeCheckpointError: The pickle names or calls something that does not belong in an index, or the name of a
+            data file leads out of the checkpoint's folder.
     """
     return IndexFile(data, file=file).read()
 
@@ -130,7 +130,7 @@ class IndexFile:
         except (ValueError, TypeError, IndexError) as error:
             if isinstance(error, CorruptCheckpointError):
                 raise
-            raise CorruptCheckpointError(f"the manifest contradicts itself: {error}", file=self.file) from error
+            raise CorruptCheckpointError(f"the manifest is inconsistent: {error}", file=self.file) from error
         for path in index.files:
             check_relative_path(path, file=self.file)
         return index
@@ -141,8 +141,8 @@ class IndexFile:
         index, end, modules = read_stock(self.view, file=self.file)
         if MARKER_MODULE in modules or end != len(self.view):
             raise CorruptCheckpointError(
-                "the index is followed by bytes that are no valid manifest, or has lost the manifest that it once had; "
-                "it is not read without: restore the file from a copy",
+                "the index is followed by bytes that are not a valid manifest, or has lost its manifest, and is not "
+                "read without it: restore the file from a copy",
                 file=self.file,
                 offset=end,
             )

@@ -1,4 +1,4 @@
-"""`ManifestFile`: single tensors out of a large manifest, without reading or checking the rest of it."""
+"""`ManifestFile`: reads single tensors from a large manifest, without reading or checking the rest."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 
 class ManifestFile:
-    """A manifest that is read on demand. Not thread-safe.
+    """A manifest in a file that is read on demand. Not thread-safe.
 
-    Everything that is read is verified by the CRCs of its 64 KiB blocks; damage elsewhere goes unnoticed.
+    All bytes that are read are verified by the CRCs of their 64 KiB blocks; damage elsewhere goes unnoticed.
 
     Args:
-        read: Returns bytes of the file, from (offset, length).
+        read: Reads bytes of the file: (offset, length) → bytes.
         size: Size of the file, bytes.
-        file: Its name, for messages.
+        file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: Footer or header are damaged, or there is no manifest (stock's files have none: use
-            `read_index`).
+        CorruptCheckpointError: The footer or the header is damaged, or there is no manifest (stock's files have none:
+            use `read_index`).
         UnsupportedFormatError: A newer major version wrote it.
 
     Example:
@@ -61,23 +61,23 @@ class ManifestFile:
         """Facts about the checkpoint as a whole."""
 
     def names(self) -> list[str]:
-        """Return the names of all values: tensors, objects, aliases; each once, in this order."""
+        """Return the names of all values, each once: tensors, then objects, then aliases."""
         objects = self._sound(lambda: self._reader.strings("object", "object.name"))
         return list(dict.fromkeys((*self._tensors.names, *objects, *self._aliases)))
 
     def tensor(self, name: str, *, owner: int = 0) -> CheckpointIndex:
-        """Return the index of one tensor alone: its row, its chunks, their items; every number in it checked.
+        """Return an index of one tensor: its row, its chunks and their items, all checked.
 
         Args:
-            name: Name of the tensor, or an alias of it: then the alias is in the index too.
+            name: Name of the tensor, or an alias of it, which is then in the index too.
             owner: 0 for a value of the whole job, r + 1 for one of rank r alone.
 
         Returns:
-            An index with the tables of dtypes, files and chains of the whole checkpoint, and no paths.
+            An index with the complete tables of dtypes, files and chains, but without paths.
 
         Raises:
             KeyError: There is no such tensor.
-            CorruptCheckpointError: What was read is damaged or contradicts itself.
+            CorruptCheckpointError: The bytes that were read are damaged or inconsistent.
         """
         rows = self._rows.get(owner, {})
         alias = name not in rows and owner == 0
@@ -107,7 +107,7 @@ class ManifestFile:
 
     @cached_property
     def _rows(self) -> dict[int, dict[str, int]]:
-        """Owner → name → row of the table of tensors."""
+        """Map from owner and name to the row in the table of tensors."""
         tensors = self._tensors
         rows = {}
         for owner in np.unique(tensors.owner).tolist():
@@ -117,7 +117,7 @@ class ManifestFile:
 
     @cached_property
     def _aliases(self) -> dict[str, int]:
-        """Alias → row of its tensor."""
+        """Map from alias to the row of its tensor."""
 
         def read() -> dict[str, int]:
             names, targets = self._reader.aliases()
@@ -128,10 +128,10 @@ class ManifestFile:
         return self._sound(read)
 
     def _sound(self, read: Callable[[], T]) -> T:
-        """Return the result of `read`; its errors become errors of this file."""
+        """Call `read`, and raise its errors as CorruptCheckpointError of this file."""
         try:
             return read()
         except CorruptCheckpointError:
             raise
         except (ValueError, TypeError, IndexError) as error:
-            raise CorruptCheckpointError(f"the manifest contradicts itself: {error}", file=self.file) from error
+            raise CorruptCheckpointError(f"the manifest is inconsistent: {error}", file=self.file) from error

@@ -1,6 +1,6 @@
-"""Reader of a manifest: makes an index of its columns and metadata. Their meaning is in `docs/format.md`.
+"""Reader of a manifest: makes an index from its columns and metadata, which `docs/format.md` describes.
 
-Everything is read through a `Blob`, so the same code makes the index of a whole checkpoint and that of one tensor.
+All columns are read through a `Blob`, so the same code serves whole checkpoints and single tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ F = TypeVar("F", str, int)
 
 
 class TensorTable(NamedTuple):
-    """The table of tensors, whole."""
+    """The table of tensors, complete."""
 
     names: list[str]
     dtype: npt.NDArray[np.uint8]
@@ -40,10 +40,10 @@ class TensorTable(NamedTuple):
 
 
 class ManifestReader:
-    """Makes indexes from a manifest.
+    """Reader that makes indexes from a manifest.
 
-    Every method raises ValueError or TypeError, in a sentence, if columns contradict each other; what `check_index`
-    finds out is left to it. No table gets more memory than a constant factor of the manifest's own length.
+    Every method raises ValueError or TypeError, with a sentence, if columns contradict each other, except for what
+    `check_index` checks. No table takes more memory than a constant multiple of the manifest's length.
 
     Args:
         blob: The manifest's container.
@@ -88,7 +88,7 @@ class ManifestReader:
         return name in self.blob.header.columns
 
     def rows(self, name: str, total: int, dtype: type[N], start: int = 0, stop: int | None = None) -> npt.NDArray[N]:
-        """Return rows [start, stop) of a column of `total` rows, as numbers of type `dtype`."""
+        """Return rows [start, stop) of a column with `total` rows, converted to `dtype`."""
         column = self.blob.header.columns.get(name)
         if column is None:
             raise ValueError(f"the column {name} is missing")
@@ -113,11 +113,11 @@ class ManifestReader:
             raise ValueError(f"the table {name} is damaged: {error}") from error
 
     def tables(self) -> CheckpointIndex:
-        """Return an index with dtypes, files, chains and info, nothing else."""
+        """Return an index with the tables of dtypes, files and chains, and with info."""
         links = self.strings("link", "link")
         counts = self.rows("chain.links", self.count("chain"), np.int64)
         if not _add_up(counts, len(links)):
-            raise ValueError("the transforms do not fit their chains")
+            raise ValueError("the table of transforms does not match the chains")
         ends = starts(counts).tolist()
         return CheckpointIndex(
             dtypes=tuple(self.strings("dtype", "dtype")),
@@ -165,11 +165,11 @@ class ManifestReader:
         return index
 
     def aliases(self) -> tuple[list[str], npt.NDArray[np.uint32]]:
-        """Return the names of aliases, and the rows of their tensors."""
+        """Return the names of all aliases, and the rows of their tensors."""
         return self.strings("alias", "alias.name"), self.rows("alias.target", self.count("alias"), np.uint32)
 
     def put_chunks(self, index: CheckpointIndex, tensors: TensorTable, start: int, stop: int) -> None:
-        """Put the rows [start, stop) of the table of tensors, and their chunks, into `index`."""
+        """Add rows [start, stop) of the table of tensors, and their chunks, to `index`."""
         shapes = starts(tensors.ndim)
         rows = slice(start, stop)
         index.tensor_names = tensors.names[rows]
@@ -235,7 +235,7 @@ class ManifestReader:
         if len(frame) and int(frame.max()) >= len(leads):
             raise ValueError(f"the frame of a {table} is not in the table")
         if len(stored_bytes) and int(stored_bytes.max()) >= 1 << 62:
-            raise ValueError(f"a {table} lies beyond any file's end")
+            raise ValueError(f"the offset of a {table} is larger than any file")
         return ItemColumns(
             file=rows("file", np.uint32),
             offset=rows("position", np.uint64),
@@ -261,14 +261,14 @@ class ManifestReader:
         )
 
     def _part(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint32]:
-        """Return rows of a column whose length no table defines."""
+        """Return rows of a column whose length is not that of a table."""
         column = self.blob.header.columns.get(name)
         if column is None or not 0 <= start <= stop <= column.count:
             raise ValueError(f"the column {name} does not have the rows that the tables ask for")
         return _converted(self.blob.read(name, start, stop), name, np.uint32)
 
     def paths(self, names: list[str]) -> dict[str, tuple[PathElement, ...]] | None:
-        """Return the paths of `names` unless the table has names of its own; None if the manifest has no paths."""
+        """Return the paths of `names`, or of the path table's own names; None if the manifest has no paths."""
         if "path" not in self._rows:
             return None
         if self.has("path.name.bytes"):
@@ -276,11 +276,11 @@ class ManifestReader:
         count = self.count("path")
         elements = self.rows("path.elements", count, np.int64)
         if len(names) != count:
-            raise ValueError(f"there are {count} paths of {len(names)} names")
+            raise ValueError(f"there are {count} paths for {len(names)} names")
         kinds = self.rows("path.kind", self.count("element"), np.int64)
         separators = self.rows("path.element_bytes", self.count("separator"), np.int64)
         if not _add_up(elements, len(kinds)) or not _add_up(np.maximum(elements - 1, 0), len(separators)):
-            raise ValueError("the paths do not fit their elements")
+            raise ValueError("the lengths of the paths do not match their elements")
         texts = self.strings("path", "path.text") if self.has("path.text.bytes") else None
         paths = unpack_paths(names, PathColumns(elements, separators, kinds, texts))
         if self.has("path.name.bytes"):
@@ -289,7 +289,7 @@ class ManifestReader:
 
 
 def _add_up(counts: I64, total: int) -> bool:
-    """Whether non-negative counts have that sum; a sum that does not fit into 64 bits is none."""
+    """Whether non-negative counts have this sum; False if the sum overflows 64 bits."""
     return total == (int(counts.sum()) if len(counts) and int(counts.max()) <= total else 0)
 
 
@@ -312,8 +312,8 @@ def _is_pair(pair: object) -> bool:
 
 
 def _converted(values: Unsigned, name: str, dtype: type[N]) -> npt.NDArray[N]:
-    """Convert numbers to another type. Raises ValueError if one does not fit."""
+    """Convert numbers to another dtype. Raises ValueError if one does not fit."""
     top = int(values.max()) if len(values) else 0
     if top > np.iinfo(dtype).max:
-        raise ValueError(f"the column {name} holds {top}, which is more than its kind of number may be")
+        raise ValueError(f"the column {name} contains {top}, which is out of range")
     return values.astype(dtype)

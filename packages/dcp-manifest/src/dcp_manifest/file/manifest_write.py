@@ -1,4 +1,4 @@
-"""Writer of a manifest: makes columns and metadata of an index. Their meaning is in `docs/format.md`."""
+"""Writer of a manifest: makes columns and metadata from an index, as `docs/format.md` describes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_manifest(index: CheckpointIndex) -> bytes:
     """Write the manifest of an index; equal indexes give equal bytes.
 
     Raises:
-        InvalidIndexError: The index contradicts itself (see `check_index`), or has no `info`.
+        InvalidIndexError: The index is inconsistent (see `check_index`), or has no `info`.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
     if index.info is None:
@@ -54,7 +54,7 @@ def write_manifest(index: CheckpointIndex) -> bytes:
 
 
 class _Columns:
-    """The columns so far, and the number of rows of each table."""
+    """Builder of the columns; counts the rows of each table."""
 
     def __init__(self) -> None:
         self.narrow: dict[str, Numbers] = {}
@@ -141,7 +141,7 @@ def _add_items(columns: _Columns, index: CheckpointIndex) -> None:
 def _frames(items: ItemColumns) -> npt.NDArray[np.uint64]:
     trail = items.length - items.lead - items.stored_bytes
     if len(trail) and int(trail.max()) >= 1 << 32:
-        raise ValueError("an item has 4 GiB or more behind its stored range")
+        raise ValueError("an item has 4 GiB or more after its stored range")
     frames: npt.NDArray[np.uint64] = items.lead.astype(np.uint64) << np.uint64(32) | trail
     return frames
 
@@ -158,7 +158,7 @@ def _add_item_columns(columns: _Columns, table: str, items: ItemColumns, frames:
 
 
 def _add_counts(columns: _Columns, index: CheckpointIndex, name: str, counts: Numbers) -> None:
-    """Add the sum of the chunks' counts for each tensor; with it one tensor's are found without reading the others."""
+    """Add, for each tensor, the sum of its chunks' counts, by which a single tensor is found without the others."""
     columns.add(name, np.diff(starts(counts)[starts(index.tensor_chunks)]))
 
 
@@ -183,5 +183,5 @@ def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:
 
 
 def path_names(*tables: Sequence[str]) -> list[str]:
-    """Return the names of a path table that has none of its own: those of the tables, in order, each once."""
+    """Return the names of a path table without own names: those of all tables, in order, each once."""
     return list(dict.fromkeys(name for table in tables for name in table))

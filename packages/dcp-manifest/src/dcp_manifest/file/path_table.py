@@ -1,8 +1,8 @@
-"""Table of paths: places in the nested state dict, as columns.
+"""Table of paths as columns; a path is the position of a value in the nested state dict.
 
-A path's elements joined with `.` are, as a rule, the value's name: then only the lengths of the elements (but the
-last) and what they are (key, list index, key that was an `int` or
-another literal) are stored. Otherwise the joined text is stored too.
+The elements of a path, joined with `.`, usually are the name of the value. Then only the lengths of the elements
+(except the last) and their kinds (key, list index, key that was an `int` or another literal) are stored. Otherwise the
+joined text is stored too.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _KINDS: dict[type, int] = {str: KEY, int: LIST_INDEX}
 
 @dataclass(frozen=True, slots=True)
 class PathColumns:
-    """Paths of a list of names, row by row."""
+    """Paths of a list of names, as columns."""
 
     elements: I64
     """Number of elements of each path; 0 for a name without a path."""
     element_bytes: I64
-    """Length in UTF-8 of each element but the last of its path."""
+    """Length of each element in UTF-8, except for the last one of each path."""
     kinds: I64
     """Kind of each element."""
     texts: list[str] | None
-    """The joined elements, where they are not the names."""
+    """The joined elements of each path; None if these are the names."""
 
 
 def pack_paths(names: Sequence[str], paths: dict[str, Path]) -> PathColumns:

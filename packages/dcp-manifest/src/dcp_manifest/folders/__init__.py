@@ -1,1 +1,1 @@
-"""Folders with checkpoints: the index files that count in a folder, and the newest checkpoint of several."""
+"""Folders with checkpoints: choice of the current index in a folder, and search for the newest checkpoint."""

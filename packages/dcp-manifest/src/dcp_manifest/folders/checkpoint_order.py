@@ -1,7 +1,7 @@
-"""Order of checkpoints by steps, newest first: for the library, the command and the manager.
+"""Order of checkpoints by step, newest first: for the library, the command and the manager.
 
-A step is a number that a folder's name gives as such (`step-500`, `checkpoint-500`, `global_step500`,
-`epoch=1-step=20.ckpt`). Times of files decide last of all: a copy changes them. No storage here.
+The step is part of a folder's name (`step-500`, `checkpoint-500`, `global_step500`, `epoch=1-step=20.ckpt`).
+Modification times are used only as a last resort, since copying changes them. No access to storage here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 __all__ = ["Place", "newest_first", "step_of"]
 
 T = TypeVar("T")
-# The number must end there: `checkpoint-2024-01-31`, `step-1.5` and `step-10k` name no step.
-# Python refuses to convert thousands of digits, which stores other than file systems allow in a name.
+# The number must end there: `checkpoint-2024-01-31`, `step-1.5` and `step-10k` have no step.
+# Python refuses to convert thousands of digits, which names in object stores may contain.
 _DIGITS = "[0-9]{1,99}"
 _NUMBER = rf"s?[-_=. ]?({_DIGITS})(?![a-z0-9]|[-_.:][0-9])"
 _WORDS = tuple(
@@ -30,7 +30,7 @@ def step_of(name: str) -> int | None:
     """Return the step in a folder's name; None if it has none.
 
     The words `step` (`global_step`), `iter` (`iteration`), `checkpoint` (`ckpt`) and `epoch` count, in this order; so
-    does a name of digits alone. Other numbers (`seed-3`, `rank_0`, `2024-01-31`) are no steps.
+    does a name of digits alone. Other numbers (`seed-3`, `rank_0`, `2024-01-31`) are not steps.
     """
     for word in _WORDS:
         found = word.findall(name)
@@ -41,32 +41,33 @@ def step_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Location of a checkpoint below the searched folder, and the step that its folders or its note give."""
+    """Location of a checkpoint below the searched folder, and its step, from a folder's name or its note."""
 
     parts: tuple[str, ...] = ()
-    """Names of folders, from below the one that was searched down to the checkpoint's own."""
+    """Names of the folders from the searched folder (excluded) down to the checkpoint's own."""
     step: int | None = None
     run: tuple[str, ...] = ()
-    """The folders above the one that has the step: steps are compared within a run."""
+    """The folders above the one whose name has the step: steps are compared within a run."""
     series: tuple[str, ...] = ()
-    """The folder that has the step, without its numbers: the same for one program's saves at several steps."""
+    """Name of the folder with the step, without its numbers: equal for the saves of one program at several steps."""
 
     @property
     def folder(self) -> tuple[str, ...]:
-        """The folder that has the step: the checkpoint's own, or one above it that holds its parts."""
+        """The folder whose name has the step: the checkpoint's own, or a parent that contains its parts."""
         return self.parts[: len(self.run) + 1]
 
     @classmethod
     def of(cls, parts: tuple[str, ...], noted_step: int | None = None) -> Place:
-        """Return the place of a checkpoint.
+        """Make the place of a checkpoint.
 
         Args:
             parts: See the field.
-            noted_step: Step from the note beside it; counts if no name has a step.
+            noted_step: Step in the manager's note; used if no folder's name has a step.
         """
         for number in reversed(range(len(parts))):
             own = number == len(parts) - 1
-            # Digits alone are a step in the checkpoint's own name; above it they number jobs and ranks as well.
+            # A name of digits alone is a step only for the checkpoint's own folder; parents number jobs and ranks like
+            # that.
             step = step_of(parts[number]) if own or not _BARE.fullmatch(parts[number]) else None
             if step is not None:
                 return cls(parts, step, parts[:number], (*parts[:number], _without_numbers(parts[number])))
@@ -80,15 +81,15 @@ def _without_numbers(name: str) -> str:
 
 
 def newest_first(found: Iterable[T], place: Callable[[T], Place], made: Callable[[T], Any]) -> list[T]:
-    """Sort checkpoints: the higher step of a run first, of equal steps the one that was made later.
+    """Sort checkpoints: within a run by descending step; for equal steps, the one made later comes first.
 
-    Of several runs the one nearest to the folder that was searched comes first, then the one whose newest checkpoint
-    was made later. Those without a step come last, in the order in which they were made.
+    Of several runs, the one nearest to the searched folder comes first, then the one whose newest checkpoint was made
+    later. Checkpoints without a step come last, also the latest first.
 
     Args:
         found: The checkpoints.
-        place: Returns the place of one.
-        made: Returns the time when one was made, in comparable form; called only where steps do not decide.
+        place: Returns the place of a checkpoint.
+        made: Returns a comparable creation time of a checkpoint; called only if steps do not decide.
     """
     runs: dict[tuple[str, ...], dict[int, list[T]]] = defaultdict(lambda: defaultdict(list))
     without: list[T] = []

@@ -1,7 +1,7 @@
-"""Search for checkpoints: those below a folder, newest first; the newest that is valid; the current index of a folder.
+"""Search for checkpoints: all below a folder, newest first; the newest valid one; the current index of a folder.
 
-One implementation for every store and for `LocalFolder`: it uses the `Folder` contract alone. `index_choice` chooses
-between index files, `checkpoint_order` orders checkpoints.
+One implementation serves every store and `LocalFolder`, through the `Folder` protocol. `index_choice` chooses between
+index files, `checkpoint_order` orders checkpoints.
 """
 
 from __future__ import annotations
@@ -39,55 +39,55 @@ __all__ = [
 
 F = TypeVar("F", bound=Folder)
 Path_ = str | os.PathLike[str]
-# An index may be replaced between being listed and being read, and again.
+# An index may be replaced between listing and reading, repeatedly.
 _TRIES = 5
-# A note holds a step, a few metrics and a process; a larger file is not a note.
+# A note contains a step, a few metrics and a process; a larger file is not a note.
 _NOTE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint(Generic[F]):
-    """A found checkpoint: a folder that has an index, readable or not."""
+    """A folder with an index, readable or not."""
 
     store: F
     """The folder: a store of `dcp_io`, or a `LocalFolder`."""
     modified_seconds: float
-    """Time of the youngest index, seconds since the epoch on the storage's clock. A copy may change it."""
+    """Modification time of the latest index, seconds since the epoch on the storage's clock. Copying may change it."""
     place: Place = field(default_factory=Place)
     """Location below the searched folder, with its step."""
     put_aside: str | None = None
-    """Reason why no reader should choose it, although it has an index; None if one may."""
+    """Reason why readers should skip it although it has an index (quarantined, being removed); otherwise None."""
 
     @property
     def step(self) -> int | None:
-        """The step that its folder's name gives, or a folder's above it, or the note beside it."""
+        """Step from the name of its folder, of a parent folder, or from the manager's note; None if there is none."""
         return self.place.step
 
     @property
     def path(self) -> Path:
-        """The folder. Raises TypeError if it is none of the file system; its `store.url` says where it is."""
+        """The folder as a local path. Raises TypeError if it is not on a local file system: use `store.url` instead."""
         if not isinstance(self.store, os.PathLike):
-            raise TypeError(f"{self.store.url} is no folder of the file system: use .store, or .store.url as an id")
+            raise TypeError(f"{self.store.url} is not a folder of the file system: use .store, or .store.url as an id")
         return Path(self.store)
 
 
 def checkpoints_below(root: F) -> list[FoundCheckpoint[F]]:
     """Return the checkpoints in a folder and in those below it, newest first; see `checkpoint_order.newest_first`.
 
-    Indexes are read only where steps do not decide: of several runs, of equal steps, and where there is no step.
+    Indexes are read only if steps do not decide: for several runs, equal steps, or checkpoints without a step.
 
     Args:
-        root: May be missing. Symbolic links below it are not followed. A folder below it that may not be listed is
-            passed over.
+        root: The folder to search, which may be missing. Symbolic links below it are not followed. Subfolders without
+            permission to list them are skipped.
 
     Raises:
-        OSError: The storage failed, or `root` may not be listed.
+        OSError: The storage failed, or there is no permission to list `root`.
     """
     return _newest_first([*_walk(root)])
 
 
 def _walk(root: F) -> Iterator[FoundCheckpoint[F]]:
-    """Yield the checkpoints below a folder, in the order of their names."""
+    """Yield the checkpoints below a folder, sorted by name."""
     waiting: list[tuple[tuple[str, ...], F]] = [((), root)]
     while waiting:
         parts, folder = waiting.pop()
@@ -106,7 +106,7 @@ def _walk(root: F) -> Iterator[FoundCheckpoint[F]]:
 
 
 def _place(folder: Folder, parts: tuple[str, ...], entries: Sequence[Entry]) -> Place:
-    # Of a checkpoint in the folder that is searched, the folder's own name counts.
+    # For a checkpoint directly in the searched folder, that folder's own name counts.
     where = Place.of(parts or (os.path.basename(os.path.abspath(folder.url)),))
     if where.step is None:
         where = Place.of(where.parts, _noted_step(folder, entries))
@@ -114,7 +114,7 @@ def _place(folder: Folder, parts: tuple[str, ...], entries: Sequence[Entry]) -> 
 
 
 def noted_step_of(found: FoundCheckpoint[Any]) -> int | None:
-    """Return the step in the manager's note beside a checkpoint; None if there is none that can be read."""
+    """Return the step in the manager's note on a checkpoint; None if there is no readable note."""
     return _noted_step(found.store, found.store.list())
 
 
@@ -123,7 +123,7 @@ def _noted_step(folder: Folder, entries: Sequence[Entry]) -> int | None:
         return None
     try:
         return noted_step(folder.read(NOTE))
-    except (DcpError, OSError):  # gone meanwhile, or not to be read: a checkpoint without a note is still one
+    except (DcpError, OSError):  # removed meanwhile, or unreadable: the note is optional
         return None
 
 
@@ -140,7 +140,7 @@ def _newest_first(found: list[FoundCheckpoint[F]]) -> list[FoundCheckpoint[F]]:
 
 
 def _created_ns(folder: Folder) -> int:
-    """Return the time when a checkpoint's save began, from its index; 0 if the index does not say."""
+    """Return the start time of a checkpoint's save from its index, in ns; 0 if unknown."""
     try:
         info = index_of(folder).info
     except (DcpError, OSError):
@@ -151,7 +151,7 @@ def _created_ns(folder: Folder) -> int:
 def first_valid(
     found: Sequence[FoundCheckpoint[F]], check: Callable[[FoundCheckpoint[F]], None]
 ) -> FoundCheckpoint[F] | None:
-    """Return the first checkpoint that is not put aside and that `check` does not raise DcpError or OSError for."""
+    """Return the first checkpoint that is not put aside and passes `check` (raises neither DcpError nor OSError)."""
     for one in found:
         if one.put_aside is not None:
             continue
@@ -167,8 +167,8 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
     """Return the newest complete index in a folder; see `choose_index`.
 
     Raises:
-        CheckpointNotFoundError: There is none; names the folder.
-        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: It cannot be read.
+        CheckpointNotFoundError: There is no complete index; names the folder.
+        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index cannot be read.
     """
     place = _opened(folder)
     try:
@@ -183,15 +183,15 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
 
 
 def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> CheckpointIndex | None:
-    """Return the newest complete index in a folder; None if it has no file that is one.
+    """Return the newest complete index in a folder; None if it has no index file.
 
     Args:
         folder: The checkpoint's folder.
-        entries: Its listing, if there is a fresh one.
+        entries: Its listing, if the caller has a fresh one.
 
     Raises:
-        CheckpointNotFoundError: There are indexes, and none is complete; says which ranks' are missing.
-        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest cannot be read.
+        CheckpointNotFoundError: There are indexes, but none is complete; names the ranks whose indexes are missing.
+        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest index cannot be read.
         OSError: The storage failed.
     """
     for _ in range(_TRIES):
@@ -201,7 +201,7 @@ def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> Che
         try:
             return choose_index(times, folder.read)
         except CheckpointNotFoundError:
-            # No set is complete, unless a file went away between listing and reading.
+            # No set is complete, or a file was removed between listing and reading.
             entries = folder.list()
             if _index_times(entries).keys() == times.keys():
                 raise
@@ -213,11 +213,11 @@ def _index_times(entries: Sequence[Entry]) -> dict[str, float]:
 
 
 def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
-    """Check that the data files of a checkpoint exist and are long enough; their contents are not read.
+    """Check that the data files of a checkpoint exist and are long enough, without reading them.
 
     Raises:
-        CheckpointNotFoundError: One is missing; names it.
-        CorruptCheckpointError: One is too short; names it.
+        CheckpointNotFoundError: A data file is missing; names it.
+        CorruptCheckpointError: A data file is too short; names it.
     """
     place = _opened(folder)
     needed = needed_bytes(index)
@@ -238,13 +238,13 @@ def file_sizes(folder: Folder, needed: Mapping[str, int]) -> dict[str, int | Non
         needed: Result of `needed_bytes` for its index.
 
     Raises:
-        CorruptCheckpointError, UnsafeCheckpointError: There is something else in the place of a file.
+        CorruptCheckpointError, UnsafeCheckpointError: Something other than a file has the name of a data file.
         OSError: The storage failed.
     """
     sizes: dict[str, int | None] = {entry.name: entry.bytes for entry in folder.list()}
     for name, wanted in needed.items():
         listed = sizes.get(name)
-        if listed is None or listed < wanted:  # it is in a folder below, or a link, listed with its own length
+        if listed is None or listed < wanted:  # it is in a subfolder, or a link, which is listed with its own length
             try:
                 sizes[name] = folder.size(name)
             except CheckpointNotFoundError:
@@ -253,7 +253,7 @@ def file_sizes(folder: Folder, needed: Mapping[str, int]) -> dict[str, int | Non
 
 
 def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
-    """Return, for each data file of a checkpoint, the end of its last item: its least size."""
+    """Return the minimum size of each data file of a checkpoint: the end of its last item."""
     ends = np.zeros(len(index.files), np.uint64)
     for items in (index.chunk_items, index.object_items):
         if items is not None:

@@ -1,6 +1,6 @@
-"""Contract of a folder for finding checkpoints: files that are listed and read, and subfolders. Read-only.
+"""Protocol of a folder for finding checkpoints: list and read files, open subfolders. Read-only.
 
-`Folder` is the contract, which every `dcp_io.Store` meets; `LocalFolder` is the one for paths of this machine.
+`Folder` is the protocol, which every `dcp_io.Store` implements; `LocalFolder` implements it for local paths.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from dcp_manifest.folders.index_choice import is_index_name
 __all__ = ["DATA_SUFFIX", "Entry", "Folder", "LocalFolder"]
 
 DATA_SUFFIX = ".distcp"
-"""Suffix of the names of data files."""
-# Of notes, signs and markers of this family's packages.
+"""Suffix of data files."""
+# Prefix of notes, reader leases and save markers.
 _OURS = ".dcp-"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file or object of a folder."""
+    """Entry of a folder's listing: one file or object."""
 
     name: str
     bytes: int
     mtime: float
-    """Time of the last write, seconds on the storage's clock."""
+    """Modification time, seconds on the storage's clock."""
 
 
 @runtime_checkable
 class Folder(Protocol):
-    """The methods of a folder that finding checkpoints needs; see `dcp_io.Store` for their guarantees."""
+    """Protocol of a folder: the methods needed to find checkpoints; see `dcp_io.Store` for their guarantees."""
 
     @property
     def url(self) -> str:
-        """The folder's name in messages."""
+        """Name of the folder, for messages."""
 
     def list(self) -> list[Entry]:
-        """List the files directly in the folder; none if there is no folder."""
+        """List the files directly in the folder; empty if the folder does not exist."""
 
     def folders(self) -> Sequence[str]:
-        """Return the names of the folders directly in this one."""
+        """Return the names of the subfolders."""
 
     def child(self, name: str) -> Folder:
-        """Return the folder of that name in this one."""
+        """Open the subfolder of that name."""
 
     def read(self, name: str) -> bytes:
         """Read all bytes of a file. Raises CheckpointNotFoundError if it is missing."""
@@ -60,10 +60,10 @@ class Folder(Protocol):
 
 
 class LocalFolder:
-    """A folder of the local file system, for reading. Links to folders below it are not followed.
+    """A folder of the local file system, for reading. Links to folders inside it are not followed.
 
     Args:
-        path: May be missing.
+        path: Path of the folder, which may be missing.
 
     Example:
         ```python
@@ -86,23 +86,23 @@ class LocalFolder:
 
     @property
     def url(self) -> str:
-        """The folder's path, as it was given."""
+        """Path of the folder, as it was given."""
         return self._path
 
     def list(self) -> list[Entry]:
-        """List the files that saves and keepers make, by their names; other files are not looked at."""
+        """List the files whose names are those of checkpoint files, notes and markers; other files are left out."""
         found = []
         for item in self._scan():
             if item.name.endswith(DATA_SUFFIX) or item.name.startswith(_OURS) or is_index_name(item.name):
                 try:
                     status = item.stat()
-                except OSError:  # removed while we look, or a link that leads nowhere
+                except OSError:  # removed meanwhile, or a dangling link
                     continue
                 found.append(Entry(item.name, status.st_size, status.st_mtime_ns / 1e9))
         return found
 
     def folders(self) -> tuple[str, ...]:
-        """Return the folders directly in this one, sorted; links are left out."""
+        """Return the names of the subfolders, sorted; links are left out."""
         return tuple(sorted(item.name for item in self._scan() if item.is_dir(follow_symlinks=False)))
 
     def _scan(self) -> Sequence[os.DirEntry[str]]:
@@ -113,11 +113,11 @@ class LocalFolder:
             return []
 
     def child(self, name: str) -> LocalFolder:
-        """Return the folder of that name."""
+        """Open the subfolder of that name."""
         return LocalFolder(os.path.join(self._path, name))
 
     def read(self, name: str) -> bytes:
-        """Read all bytes of a file; a pipe is not waited for, and a device not read for ever."""
+        """Read all bytes of a file; refuses pipes and devices, which might block or never end."""
         path = Path(self._path, name)
         try:
             descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -132,7 +132,7 @@ class LocalFolder:
                 raise _no_file(path)
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 return file.read()
-        except MemoryError as error:  # a file with holes may be of any size
+        except MemoryError as error:  # a sparse file may have any size
             message = "the index is larger than the memory: damaged or hostile"
             raise CorruptCheckpointError(message, file=str(path)) from error
         finally:
@@ -146,7 +146,7 @@ class LocalFolder:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise _missing(path) from error
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptCheckpointError("there is something else in the place of a data file", file=str(path))
+            raise CorruptCheckpointError("a folder or device has the name of a data file", file=str(path))
         return status.st_size
 
 

@@ -1,6 +1,6 @@
-"""Notes that keepers of checkpoints leave beside an index: names of the files, and the facts that discovery uses.
+"""Notes on a checkpoint beside its index (manager's note, quarantine, removal): file names, and parsing for discovery.
 
-Nothing here decides what a keeper does; `dcp_manager` writes the note and the quarantine, `dcp_io` the removal sign.
+`dcp_manager` writes the note and the quarantine, and `dcp_io` announces removals.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 __all__ = ["NOTE", "QUARANTINE", "REMOVING", "noted_step", "put_aside_reason", "quarantine_reason"]
 
 NOTE = ".dcp-note.json"
-"""The manager's note on a checkpoint: its step, its metrics, the process that saved it."""
+"""File with the manager's note on a checkpoint: its step, its metrics, the process that saved it."""
 QUARANTINE = ".dcp-quarantined.json"
-"""Sign that the checkpoint was found damaged, with the reason."""
+"""File that quarantines a checkpoint as damaged, with the reason."""
 REMOVING = ".dcp-removing"
-"""Sign that the checkpoint is about to be removed."""
+"""File that announces the removal of a checkpoint."""
 
 
 def put_aside_reason(names: Collection[str]) -> str | None:
-    """Return why no reader should choose a checkpoint, from the names of the files beside it; None if one may."""
+    """Return why readers should skip a checkpoint, by the names of files beside its index; None if they may use it."""
     if REMOVING in names:
         return f"it is being removed ({REMOVING})"
     if QUARANTINE in names:
@@ -29,13 +29,13 @@ def put_aside_reason(names: Collection[str]) -> str | None:
 
 
 def noted_step(data: bytes) -> int | None:
-    """Return the step in the manager's note; None if the bytes are no note, or name no step."""
+    """Parse the step from the manager's note; None if the bytes are not a note, or the note has no step."""
     step = _fact(data, "step")
     return step if type(step) is int and step >= 0 else None
 
 
 def quarantine_reason(data: bytes) -> str:
-    """Return why a checkpoint was put aside as damaged; `unknown` if the bytes do not say."""
+    """Parse the reason for a quarantine; `unknown` if the bytes have none."""
     reason = _fact(data, "reason")
     return "unknown" if reason is None else str(reason)
 

@@ -1,7 +1,7 @@
-"""Choice between the index files in a folder. Pure decisions: the caller lists and reads.
+"""Choice of the current index among the index files in a folder. Pure logic: the caller lists and reads.
 
-Besides `.metadata` there are rank-local indexes, written by saves without a coordinator: `__<rank>.metadata`
-(overwritten by each save) and `__<rank>.<save id>.metadata`. They count only as a complete set of one save.
+Besides `.metadata` there may be rank-local indexes, written by saves without a coordinator: `__<rank>.metadata`
+(overwritten by each save) and `__<rank>.<save id>.metadata`. They count only if the set of one save is complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dcp_manifest.index.merge_indexes import merge_rank_indexes
 __all__ = ["METADATA_NAME", "RankIndexName", "choose_index", "is_index_name", "rank_index_name", "rank_prefix"]
 
 METADATA_NAME = ".metadata"
-"""Name of the index of a whole checkpoint; its existence makes the checkpoint exist."""
+"""Name of the index of a whole checkpoint. The checkpoint exists from the moment that this file does."""
 _RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
 T = TypeVar("T")
 Load = Callable[[str], CheckpointIndex]
@@ -27,7 +27,7 @@ Load = Callable[[str], CheckpointIndex]
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A complete index, of one file or of one per rank."""
+    """A complete index: one file, or one file for each rank."""
 
     mtime: float
     generation: int | None
@@ -35,16 +35,16 @@ class _Candidate:
     created_ns: int
     """Start of its save; 0 if unknown."""
     load: Callable[[], CheckpointIndex]
-    """Returns the index, or raises its error."""
+    """Returns the index, or raises the error of reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankIndexName:
-    """The parts of the name of a rank-local index."""
+    """Parsed name of a rank-local index."""
 
     rank: int
     save_id: str | None
-    """None in `__<rank>.metadata`, which is overwritten by each save."""
+    """Id of the save; None for `__<rank>.metadata`, which is overwritten by each save."""
 
     def __str__(self) -> str:
         save_id = "" if self.save_id is None else f".{self.save_id}"
@@ -63,22 +63,22 @@ def rank_index_name(name: str) -> RankIndexName | None:
 
 
 def is_index_name(name: str) -> bool:
-    """Whether a file of that name is an index, of a whole checkpoint or of one rank."""
+    """Whether this is the name of an index, of a whole checkpoint or of one rank."""
     return name == METADATA_NAME or _RANK_INDEX.fullmatch(name) is not None
 
 
 def choose_index(
     entries: Mapping[str, float], read: Callable[[str], T], *, decode: Callable[..., CheckpointIndex] = read_index
 ) -> CheckpointIndex:
-    """Choose the newest complete index of a folder, and return it.
+    """Return the newest complete index of a folder.
 
-    The higher generation is the newer, of equal ones the one whose save began later; where one does not say, the
-    younger file. A damaged index is not passed over for an older one.
+    The index with the higher generation is newer; for equal generations, the one whose save began later; if either is
+    unknown, the file with the later modification time. A damaged index is never skipped in favour of an older one.
 
     Args:
-        entries: Name → modification time of the folder's files; others than indexes are ignored.
-        read: Returns the bytes of one of them, or any value that `decode` takes.
-        decode: Returns the index in them, or raises its error, as `read_index` does.
+        entries: Name → modification time of the folder's files; only indexes are used.
+        read: Reads the bytes of an index, or any other value that `decode` accepts.
+        decode: Decodes the result of `read`, and raises the same errors as `read_index`.
 
     Raises:
         CheckpointNotFoundError: No index is complete; names the ranks whose indexes are missing.
@@ -114,7 +114,7 @@ def _whole(entries: Mapping[str, float], load: Load) -> Iterator[_Candidate]:
 
 
 def _candidate(mtime: float, load: Callable[[], CheckpointIndex]) -> _Candidate:
-    """Return a candidate that was loaded already, or failed to."""
+    """Read an index, and return it as a candidate, even if it failed to decode."""
     try:
         index = load()
     except CheckpointNotFoundError:
@@ -134,7 +134,7 @@ def _raiser(error: DcpError) -> Callable[[], CheckpointIndex]:
 
 
 def _rank_sets(entries: Mapping[str, float], load: Load, missing: list[str]) -> Iterator[_Candidate]:
-    """Yield complete sets of rank-local indexes; missing files of incomplete ones go into `missing`."""
+    """Yield the complete sets of rank-local indexes; the missing files of incomplete sets go into `missing`."""
     named: dict[str, dict[int, str]] = {}
     plain: dict[int, str] = {}
     for name in entries:
@@ -178,12 +178,12 @@ def _is_complete(files: Mapping[int, str], world_size: int, what: str, missing: 
 
 
 def _rank_index(name: str, save_id: str | None, rank: int, load: Load) -> CheckpointIndex:
-    """Load the index of one rank, checked to be that of `rank` in save `save_id`."""
+    """Load the index of one rank, and check that it is that of `rank` in save `save_id`."""
     index = load(name)
     info = index.info
     if info is not None and (info.rank != rank or (save_id is not None and info.save_id != save_id)):
         raise CorruptCheckpointError(
-            f"the index says that it is of rank {info.rank} in save {info.save_id}: it was renamed or swapped",
+            f"the index is that of rank {info.rank} in save {info.save_id}: the file was renamed or swapped",
             file=name,
         )
     if info is None and save_id is not None:
@@ -193,14 +193,14 @@ def _rank_index(name: str, save_id: str | None, rank: int, load: Load) -> Checkp
 
 def _info(index: CheckpointIndex) -> ManifestInfo:
     if index.info is None:
-        raise CorruptCheckpointError("the index does not say which save wrote it")
+        raise CorruptCheckpointError("the index has no save id")
     return index.info
 
 
 def _plain_set(
     files: dict[int, str], entries: Mapping[str, float], load: Load, complete: set[str], missing: list[str]
 ) -> Iterator[_Candidate]:
-    """Yield the set of `__<rank>.metadata`, unless it is a copy of a set with a save id in its names."""
+    """Yield the set of `__<rank>.metadata`, unless it is a copy of a set with the save id in its names."""
     if not files:
         return
     mtime = max(entries[name] for name in files.values())
@@ -213,7 +213,7 @@ def _plain_set(
         return
     if info is not None and info.save_id in complete:
         return
-    # Stock does not say how many ranks there were.
+    # Stock does not record the world size.
     world_size = max(files) + 1 if info is None else info.world_size
     if not _is_complete(files, world_size, "the set of __<rank>.metadata", missing):
         return
@@ -225,7 +225,7 @@ def _plain_set(
         indexes.append(index)
         ids.append(None if index.info is None else index.info.save_id)
     if len(set(ids)) > 1:
-        missing.append("the indexes __<rank>.metadata are of different saves")
+        missing.append("the indexes __<rank>.metadata belong to different saves")
         return
     yield replace(probe, load=lambda: _merged(indexes))
 

@@ -1,1 +1,1 @@
-"""Index of a checkpoint in memory: its columns, their records, and checks of their consistency."""
+"""Index of a checkpoint in memory: its columns, records of their rows, and consistency checks."""

@@ -1,4 +1,4 @@
-"""Columns of chunks' boxes: flat as in an index ↔ one column per dimension as in a manifest."""
+"""Columns of chunk boxes: conversion between the flat form of an index and the per-dimension columns of a manifest."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Bool = npt.NDArray[np.bool_]
 
 
 def starts(counts: npt.NDArray[np.integer[Any]]) -> I64:
-    """Return the start of each of several runs that follow one another; one more number than there are runs."""
+    """Return the start of each of several consecutive runs, and the end of the last one."""
     sums = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums
 
 
 def ranges(first: I64, last: I64) -> I64:
-    """Return the numbers of several half-open ranges, one after another."""
+    """Return the numbers in several half-open ranges, concatenated."""
     lengths = last - first
     sums = starts(lengths)
     numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)
@@ -29,7 +29,7 @@ def ranges(first: I64, last: I64) -> I64:
 
 
 class BoxLayout:
-    """Positions of the numbers of each dimension among the flat numbers of ragged boxes.
+    """Positions of each dimension's numbers in the flat column of boxes with different numbers of dimensions.
 
     Args:
         ndim: Number of dimensions of each box.
@@ -44,11 +44,11 @@ class BoxLayout:
         self._starts = None if self._uniform else starts(ndim)
 
     def rows(self, dim: int) -> Bool | slice:
-        """Return the boxes that have dimension `dim`."""
+        """Return the rows of the boxes that have dimension `dim`."""
         return slice(None) if self._uniform else self._ndim > dim
 
     def places(self, dim: int) -> I64 | slice:
-        """Return the positions of dimension `dim` in the flat numbers, box by box."""
+        """Return the positions of dimension `dim` in the flat column, box by box."""
         if self._starts is None:
             return slice(dim, None, self.dims)
         return self._starts[:-1][self._ndim > dim] + dim
@@ -57,14 +57,14 @@ class BoxLayout:
         """Return the number of elements of each box.
 
         Args:
-            sizes: The flat, non-negative sizes.
+            sizes: The flat column of sizes, not negative.
 
         Raises:
             ValueError: A box has 2⁶² elements or more.
         """
         products = np.ones(self.boxes, np.int64)
         estimates = np.ones(self.boxes)
-        # An integer product that overflows is wrong, unless one of the sizes is 0: then it ends as 0 all the same.
+        # An integer product that overflows is wrong, unless one of the sizes is 0: then the product is 0 all the same.
         with np.errstate(over="ignore", invalid="ignore"):
             for dim in range(self.dims):
                 rows, numbers = self.rows(dim), sizes[self.places(dim)]

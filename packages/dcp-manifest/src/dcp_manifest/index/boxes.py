@@ -1,8 +1,8 @@
 """Arithmetic of boxes: overlaps, bounds and holes. Integers only, no tensors.
 
-A box is a pair of sequences: start and extent per dimension, in elements, half-open. A box of a 0-dim tensor has
-volume 1. Boxes of volume 0 overlap nothing. Together, "no chunk out of bounds", "no two overlap" and "their volumes add
-up" prove that chunks make up a tensor exactly.
+A box is a pair of sequences: start and extent per dimension, in elements, half-open. A box of a 0-dim tensor has volume
+1. Boxes of volume 0 overlap nothing. Chunks cover a tensor exactly if none is out of bounds, no two overlap, and their
+volumes add up to that of the tensor.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Box(NamedTuple):
 
 
 def box_text(offsets: Sequence[int], sizes: Sequence[int]) -> str:
-    """Return a box as a reader of Python would index it: `[0:4, 2:3]`."""
+    """Format a box like a Python index: `[0:4, 2:3]`."""
     return f"[{', '.join(f'{start}:{start + size}' for start, size in zip(offsets, sizes, strict=True))}]"
 
 
 def intersect(first: BoxLike, second: BoxLike) -> Box | None:
-    """Return the region that both boxes hold, or None if there is none."""
+    """Return the intersection of two boxes, or None if they do not overlap."""
     offsets = []
     sizes = []
     for start, size, other_start, other_size in zip(*first, *second, strict=True):
@@ -55,9 +55,9 @@ def intersect(first: BoxLike, second: BoxLike) -> Box | None:
 
 
 def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Return every chunk that overlaps `box`: its position in `chunks`, start and extent of the shared region.
+    """Return every chunk that overlaps `box`: its position in `chunks`, and start and extent of the intersection.
 
-    In the order of `chunks`. Only the numbers of the boxes count: both are boxes of the same tensor.
+    In the order of `chunks`; all boxes belong to the same tensor.
     """
     if len(chunks) <= _FEW:
         return [(row, *shared) for row, chunk in enumerate(chunks) if (shared := intersect(box, chunk)) is not None]
@@ -70,7 +70,7 @@ def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[i
 
 
 def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether a box is no box of a tensor of that shape: negative, beyond its end, or of other dimensions."""
+    """Whether a box is invalid in a tensor of this shape: negative, beyond the end, or with other dimensions."""
     if not len(offsets) == len(sizes) == len(shape):
         return True
     return any(
@@ -80,10 +80,10 @@ def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[
 
 
 def find_overlap(chunks: Sequence[BoxLike]) -> tuple[int, int] | None:
-    """Find two chunks that overlap, as positions (smaller first); None if no two do.
+    """Find two chunks that overlap; returns their positions, the smaller first, or None.
 
-    Sorts along the dimension in which the chunks have the most different starts and splits the set where nothing
-    crosses; only what cannot be split in any dimension is compared pair by pair. n log n for grids of any shape.
+    Sorts along the dimension with the most distinct starts, and splits the set where no chunk crosses. Only sets that
+    cannot be split in any dimension are compared pair by pair. Takes n log n for grids of any shape.
     """
     if len(chunks) <= _FEW:
         for row, chunk in enumerate(chunks):
@@ -120,7 +120,7 @@ def _overlap_among(starts: I64, ends: I64, rows: I64) -> tuple[int, int] | None:
 
 
 def _overlap_by_pairs(starts: I64, ends: I64, ordered: I64, dim: int) -> tuple[int, int] | None:
-    # Box i can only meet those that start before it ends: positions i + 1 … last[i] of the sorted order.
+    # Box i can only overlap boxes that start before it ends: positions i + 1 … last[i] of the sorted order.
     last = np.searchsorted(starts[ordered, dim], ends[ordered, dim], side="left")
     partners = last - np.arange(1, len(ordered) + 1)
     total = np.concatenate([[0], np.cumsum(partners)])
@@ -140,7 +140,7 @@ def _overlap_by_pairs(starts: I64, ends: I64, ordered: I64, dim: int) -> tuple[i
 
 
 def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
-    """Find a region of `box` that no chunk holds (the one with the smallest start, row-major); None if there is none.
+    """Find a region of `box` that no chunk covers (the one with the smallest start, row-major); None if there is none.
 
     The chunks may overlap, and may reach beyond the box.
     """
@@ -160,7 +160,7 @@ def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
 
 
 def _hole_from(dim: int, low: list[int], high: list[int], starts: I64, ends: I64) -> list[tuple[int, int]] | None:
-    """Return the first region of [low, high), from dimension `dim` on, that none of the boxes holds."""
+    """Return the first region of [low, high), from dimension `dim` on, that none of the boxes covers."""
     if dim == len(low):
         return None if len(starts) else []
     if not len(starts):

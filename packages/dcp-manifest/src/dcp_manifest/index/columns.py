@@ -1,10 +1,10 @@
 """Columns of a checkpoint's index in memory.
 
-`CheckpointIndex` is the neutral form that every reader and writer of indexes shares: our manifest, stock's pickle and
-the planners' records are turned into it and made from it. Nothing here reads or writes bytes, and nothing needs torch.
+`CheckpointIndex` is the common form of all readers and writers of indexes: manifests, stock's pickle and the planners'
+records are converted to it and from it. No bytes are read or written here, and torch is not needed.
 
 Tables: tensors (T rows), chunks (C rows, grouped by tensor in table order), objects (O rows), aliases (A rows). Ragged
-columns (shapes, offsets, sizes) are flat; how many numbers a row has follows from the tensor's `ndim`.
+columns (shapes, offsets, sizes) are flat; a row has as many numbers as its tensor has dimensions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RaggedStarts = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class TensorFlags:
-    """Properties of a tensor beside its dtype, as stock records them."""
+    """Properties of a tensor other than its dtype, as stock records them."""
 
     requires_grad: bool = False
     pin_memory: bool = False
@@ -51,7 +51,7 @@ class TensorFlags:
 
     @classmethod
     def from_bits(cls, bits: int) -> TensorFlags:
-        """Return the flags of a byte from `to_bits`. Raises ValueError for any other value."""
+        """Parse the flags from a byte of `to_bits`. Raises ValueError for any other value."""
         layout = bits >> 4
         memory_format = bits >> 2 & 3
         if not 0 <= bits < 256 or layout >= len(_LAYOUTS) or memory_format > 2:
@@ -70,12 +70,12 @@ _KINDS = np.array(
     ],
     np.uint8,
 )  # fmt: skip
-"""`ItemKind` by framing, whether there is a chain, and whether there are blocks."""
+"""`ItemKind`, indexed by framing, by whether there is a chain, and by whether there are blocks."""
 
 
 @dataclass(slots=True)
 class BlockColumns:
-    """`EncodedBlocks` as columns: one row per item, and one per block, one item's after another's."""
+    """`EncodedBlocks` as columns: one row per item, and one row per block, grouped by item."""
 
     counts: U32
     """Number of blocks of each item; 0 for items that are not encoded in blocks."""
@@ -101,12 +101,12 @@ class ItemColumns:
     stored_bytes: npt.NDArray[np.uint64]
     framing: U8
     chain: U8
-    """0: no transform; n: `chains[n - 1]`."""
+    """Chain of transforms: 0 for none, n for `chains[n - 1]`."""
     checked: U8
-    """1 if the row has a CRC (and running CRCs), 0 if the writer left none."""
+    """1 if the row has a CRC (and running CRCs), 0 if its writer stored none."""
     crc32: U32
     running_crcs: U32
-    """Running CRCs of all checked rows, one after another; see `running_counts`."""
+    """Running CRCs of all checked rows, concatenated; see `running_counts`."""
     blocks: BlockColumns | None = None
     """None if no item is encoded in blocks."""
 
@@ -120,7 +120,7 @@ class ItemColumns:
         return kinds
 
     def running_counts(self) -> I64:
-        """Return the number of running CRCs of each row: 0 if unchecked, or encoded in blocks with their own CRCs."""
+        """Return the number of running CRCs of each row: 0 if unchecked, or in encoded blocks (with their own CRCs)."""
         bordered = self.checked != 0
         if self.blocks is not None:
             bordered &= self.blocks.counts == 0
@@ -130,30 +130,30 @@ class ItemColumns:
 
 @dataclass(frozen=True, slots=True)
 class ManifestInfo:
-    """Facts of a manifest about the checkpoint as a whole."""
+    """Facts about the checkpoint as a whole, stored in its manifest."""
 
     save_id: str
     world_size: int
     writer: str
     """Program and version that wrote it, e.g. `dcp-core/0.1.0`."""
     generation: int = 1
-    """Grows by one with each save under one id: of two indexes in a folder the higher one is the newer checkpoint."""
+    """Number that grows by one with each save to the same id: of two indexes in a folder, the higher one is newer."""
     rank: int | None = None
     """The rank that wrote a rank-local index (`use_collectives=False`); None for a whole checkpoint."""
     created_ns: int = 0
-    """Wall-clock time of the save's start, nanoseconds since the epoch; 0 if unknown. Orders what no step, and within a
-    folder no generation, orders."""
+    """Wall-clock time of the save's start, nanoseconds since the epoch; 0 if unknown. Used to order checkpoints only if
+    steps (or, within a folder, generations) do not decide."""
     user: tuple[tuple[str, str], ...] = ()
-    """Free metadata of the user."""
+    """User metadata: pairs of key and value."""
 
 
 @dataclass(slots=True)
 class CheckpointIndex:
     """Index of a checkpoint, as columns.
 
-    `chunk_items` and `object_items` are None while nothing is stored yet. `info` is None for what stock wrote.
-    `owner` is 0 for a value of the whole job and r + 1 for a value that belongs to rank r alone; (name, owner) is
-    unique. `paths` maps a name to its place in the nested state dict; None when it was saved flat.
+    `chunk_items` and `object_items` are None while nothing is stored yet. `info` is None for an index of stock. `owner`
+    is 0 for a value of the whole job and r + 1 for a value that belongs to rank r alone; (name, owner) is unique.
+    `paths` maps a name to its path in the nested state dict; None if the state dict was saved flat.
     """
 
     dtypes: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class CheckpointIndex:
     info: ManifestInfo | None = None
 
     def stored_item(self, columns: ItemColumns, row: int, starts: RaggedStarts | None = None) -> StoredItem:
-        """Return row `row` of `columns` as a record; `starts` is the result of `ragged_starts`, if already known."""
+        """Return a row of `columns` as a record; `starts` is the result of `ragged_starts`, if the caller has it."""
         chain = int(columns.chain[row])
         running_starts, block_starts = self.ragged_starts(columns) if starts is None else starts
         crc32: int | None = None

@@ -1,4 +1,4 @@
-"""Consistency check of an index, used for indexes to write and for those that were read."""
+"""Consistency check of an index, both before it is written and after it was read."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["MAX_NDIM", "MAX_NUMBERS_PER_BYTE", "check_index", "derived_bytes"]
 
 MAX_NDIM = 64
 MAX_NUMBERS_PER_BYTE = 16
-"""So many numbers may a column stand for, per byte of its manifest; a table may have one row per byte. It bounds what a
-crafted manifest takes in memory."""
+"""Limit of the numbers in a column, per byte of its manifest (a table may have one row per byte). It bounds the memory
+that a hostile manifest takes."""
 _MAX_POSITION = 1 << 62
 
 
 def check_index(index: CheckpointIndex) -> None:
-    """Check that the columns of an index fit each other, and that every number in them is valid.
+    """Check that the columns of an index are consistent, and that every number in them is valid.
 
-    Guarantees afterwards: each chunk with elements lies inside its tensor, every table row that is referred to exists,
-    names are unique, stored ranges lie inside their items, and raw items have the bytes that dtype and sizes ask for.
-    Not checked: whether chunks cover their tensor, and whether files exist.
+    Guarantees afterwards: each non-empty chunk is inside its tensor, all references between tables are valid, names are
+    unique, stored ranges are inside their items, and raw items have the size that follows from dtype and sizes. Not
+    checked: whether the chunks cover their tensor, and whether files exist.
 
     Raises:
-        ValueError: The first contradiction, in a sentence.
+        ValueError: The first problem, as a sentence.
     """
     if index.info is not None:
         _check_info(index.info)
@@ -49,10 +49,10 @@ def check_index(index: CheckpointIndex) -> None:
 
 
 def derived_bytes(index: CheckpointIndex) -> npt.NDArray[np.int64]:
-    """Return the bytes of each chunk as raw elements; -1 where the dtype is not known.
+    """Return the size of each chunk as raw elements, bytes; -1 if the dtype is unknown.
 
     Raises:
-        ValueError: It is more than any memory.
+        ValueError: A size exceeds any memory.
     """
     item_bytes = np.array([ITEM_BYTES.get(dtype, -1) for dtype in index.dtypes] or [0], np.int64)
     per_chunk = np.repeat(item_bytes[index.tensor_dtype], index.tensor_chunks)
@@ -100,10 +100,10 @@ def _check_boxes(index: CheckpointIndex) -> None:
         rows, places = layout.rows(dim), layout.places(dim)
         deep = index.tensor_ndim > dim
         limits = np.repeat(index.tensor_shape[shapes[:-1][deep] + dim], index.tensor_chunks[deep])
-        # Subtracting cannot overflow, adding could.
+        # Subtraction cannot overflow, addition could.
         outside[rows] |= sizes[places] > limits - offsets[places]
         empty[rows] |= sizes[places] == 0
-    # Empty shards are recorded at or beyond the end, depending on the writer.
+    # Empty shards are recorded at or beyond the end of the tensor, depending on the writer.
     bad = outside & ~empty
     if bad.any():
         tensor = int(np.searchsorted(starts(index.tensor_chunks), int(np.argmax(bad)), "right")) - 1
@@ -111,8 +111,8 @@ def _check_boxes(index: CheckpointIndex) -> None:
 
 
 def _check_names(index: CheckpointIndex) -> None:
-    _require(len(index.object_owner) == len(index.object_names), "the objects' owners do not fit their names")
-    _require(len(index.alias_targets) == len(index.alias_names), "the aliases' targets do not fit their names")
+    _require(len(index.object_owner) == len(index.object_names), "the objects' owners do not match their names")
+    _require(len(index.alias_targets) == len(index.alias_names), "the aliases' targets do not match their names")
     if len(index.alias_targets) and int(index.alias_targets.max()) >= len(index.tensor_names):
         raise ValueError("an alias names a tensor that is not in the table")
     if not index.tensor_owner.any() and not index.object_owner.any():
@@ -133,14 +133,16 @@ def _check_items(index: CheckpointIndex, items: ItemColumns, what: str, count: i
     fits = all(len(column) == count for column in (*columns, items.checked, items.crc32))
     _require(fits, f"a column of {what} items does not have {count} rows")
     if count == 0:
-        _require(len(items.running_crcs) == 0, f"there are running CRCs of no {what}")
+        _require(len(items.running_crcs) == 0, f"there are running CRCs that belong to no {what}")
         return
     _require(int(items.file.max()) < len(index.files), f"the file of a {what} is not in the table")
     _require(int(items.chain.max()) <= len(index.chains), f"the transforms of a {what} are not in the table")
     _require(int(items.framing.max()) <= max(Framing), f"the framing of a {what} is not known")
-    _require(int(items.checked.max()) <= 1, f"a {what} is neither checked nor unchecked")
+    _require(int(items.checked.max()) <= 1, f"a {what} is marked neither as checked nor as unchecked")
     numbers = (items.offset, items.length, items.stored_bytes)
-    _require(all(int(column.max()) < _MAX_POSITION for column in numbers), f"a {what} lies beyond any file's end")
+    _require(
+        all(int(column.max()) < _MAX_POSITION for column in numbers), f"the offset of a {what} is larger than any file"
+    )
     fits = bool((items.lead + items.stored_bytes <= items.length).all())
     _require(fits, f"the stored range of a {what} reaches beyond its item")
     if items.blocks is not None:
@@ -155,15 +157,17 @@ def _check_items(index: CheckpointIndex, items: ItemColumns, what: str, count: i
 def _check_blocks(items: ItemColumns, blocks: BlockColumns, decoded: npt.NDArray[np.int64]) -> None:
     encoded = blocks.counts > 0
     total = int(blocks.counts.sum(dtype=np.int64))
-    _require(len(blocks.lengths) == len(blocks.crcs) == total, f"the encoded blocks are not {total}")
-    _require(bool(((blocks.block_bytes > 0) == encoded).all()), "a chunk without encoded blocks says how long they are")
+    _require(len(blocks.lengths) == len(blocks.crcs) == total, f"the number of encoded blocks is not {total}")
+    _require(bool(((blocks.block_bytes > 0) == encoded).all()), "a chunk without encoded blocks has a block size")
     plain = (items.framing != Framing.RAW) | (items.chain == 0) | (items.checked == 0)
     _require(not (encoded & plain).any(), "a chunk in encoded blocks has no transform, no CRC or a frame")
     sizes = blocks.block_bytes.astype(np.int64)
-    _require(not len(sizes) or int(sizes.max()) <= ENCODED_BLOCK_MAX_BYTES, "an encoded block becomes too long")
+    _require(not len(sizes) or int(sizes.max()) <= ENCODED_BLOCK_MAX_BYTES, "a block is too long once decoded")
     known = encoded & (decoded >= 0)
     counts = -(-decoded[known] // sizes[known])
-    _require(bool((counts == blocks.counts[known]).all()), "a chunk's encoded blocks do not become its dtype and sizes")
+    _require(
+        bool((counts == blocks.counts[known]).all()), "a chunk's encoded blocks do not add up to its dtype and sizes"
+    )
     ends = starts(blocks.lengths)[blocks.starts()]
     fits = np.diff(ends)[encoded] == items.stored_bytes.astype(np.int64)[encoded]
     _require(bool(fits.all()), "a chunk's encoded blocks do not fill its stored range")
@@ -175,6 +179,6 @@ def _check_raw_bytes(index: CheckpointIndex, items: ItemColumns, wanted: npt.NDA
         row = int(np.argmax(bad))
         tensor = int(np.searchsorted(starts(index.tensor_chunks), row, "right")) - 1
         raise ValueError(
-            f"a chunk of {index.tensor_names[tensor]!r} has {items.stored_bytes[row]} bytes; its dtype and sizes ask "
-            f"for {wanted[row]}"
+            f"a chunk of {index.tensor_names[tensor]!r} has {items.stored_bytes[row]} bytes; its dtype and sizes "
+            f"need {wanted[row]}"
         )

@@ -1,7 +1,7 @@
-"""Coverage check of tensors, over columns: chunks are inside their tensor, do not overlap, and leave no hole.
+"""Coverage check of tensors, on columns: chunks are inside their tensor, do not overlap, and leave no hole.
 
-Most tensors are cut along one dimension, into a grid, or not at all: all of them together are a sort for each
-dimension. Only tensors that are cut in other ways are looked at one by one.
+Most tensors are one chunk, or sharded along one dimension or into a grid: all of them are checked together, with one
+sort per dimension. Only tensors that are sharded in other ways are checked one by one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SameDims:
-    """The chunks of all tensors with one number of dimensions, in the order of the table."""
+    """The chunks of all tensors with the same number of dimensions, in table order."""
 
     rows: I64
     """Rows of the table of chunks."""
     tensor: I64
-    """Row of each chunk's tensor: ascending."""
+    """Row of each chunk's tensor, ascending."""
     offsets: I64
-    """(chunks, dimensions)"""
+    """Offsets, as an array of (chunks, dimensions)."""
     sizes: I64
     shapes: I64
     """Shape of each chunk's tensor."""
 
 
 def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
-    """Yield the chunks of an index, those of one dimensionality after another."""
+    """Yield the chunks of an index, grouped by number of dimensions."""
     tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
     ndim = index.tensor_ndim[tensor]
     first, shape_first = starts(ndim)[:-1], index.shape_starts()[:-1]
@@ -50,9 +50,9 @@ def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
 
 
 def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
-    """Whether every chunk is within its tensor, no two overlap, and they fill it if `complete`.
+    """Whether every chunk is inside its tensor, no two overlap and, if `complete`, they leave no hole.
 
-    A tensor without chunks is not proper.
+    False for a tensor without chunks.
     """
     if not (index.tensor_chunks > 0).all():
         return False
@@ -60,7 +60,7 @@ def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
 
 
 def coverage_problems(index: CheckpointIndex) -> list[tuple[str, str]]:
-    """Return, for every tensor whose chunks do not cover it exactly, its name and a sentence that says where."""
+    """Return the name of every tensor whose chunks do not cover it exactly, and a sentence with the location."""
     if is_proper(index, complete=True):
         return []
     found: list[tuple[str, str]] = []
@@ -99,7 +99,7 @@ def _is_proper(chunks: SameDims, *, complete: bool) -> bool:
 
 
 def _group_starts(tensor: I64) -> I64:
-    """Return the positions at which a new tensor begins."""
+    """Return the position of the first chunk of each tensor."""
     return np.flatnonzero(np.concatenate([[True], tensor[1:] != tensor[:-1]]))
 
 
@@ -128,9 +128,9 @@ def _are_apart(tensor: I64, offsets: I64, sizes: I64) -> bool:
 
 
 def _not_in_grids(tensor: I64, offsets: I64, sizes: I64) -> list[int]:
-    """Return the tensors that are not obviously cut into a grid: only their boxes might overlap.
+    """Return the tensors whose chunks may not form a grid: only their boxes can overlap.
 
-    In a grid, boxes that begin differently along some dimension end before the other begins; and no two begin alike.
+    In a grid, two boxes with different starts in a dimension do not overlap there, and no two have all starts equal.
     """
     doubtful = [np.zeros(0, np.int64)]
     order = np.lexsort((*offsets.T, tensor))

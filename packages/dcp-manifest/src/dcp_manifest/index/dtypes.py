@@ -1,7 +1,7 @@
-"""torch's dtypes by name: the size of an element, and the storage class in pickles of torch.
+"""torch's dtypes by name: the size of an element, and the storage class in torch's pickles.
 
-Names are those of torch without `torch.`. A dtype that is not here is not an error for an index: its manifest says how
-many bytes an element takes.
+Names are those of torch without `torch.`. A dtype that is missing here is no error in an index: the manifest has the
+element size of every dtype.
 
 Source: torch 2.13 `torch.dtype.itemsize` and `torch.storage._dtype_to_storage_type_map`.
 """
@@ -30,7 +30,7 @@ _BY_ITEM_BYTES: dict[int, tuple[str, ...]] = {
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {name: item_bytes for item_bytes, names in _BY_ITEM_BYTES.items() for name in names}
 )
-"""dtype → bytes per element as torch counts them (`itemsize`): packed dtypes count their storage elements."""
+"""dtype → bytes per element, as in torch's `itemsize`: for packed dtypes, of a storage element."""
 
 TYPED_STORAGES: Mapping[str, str] = MappingProxyType(
     {

@@ -1,7 +1,7 @@
 """Records of stored items: the bytes in a file for one chunk of a tensor or one object.
 
-They are shared by the index, the IO engine and the planners. Byte ranges are half-open; an *item* is everything that
-belongs to one payload in a file (framing included), the *stored range* is the payload's own bytes in it.
+They are shared by the index, the byte engine and the planners. Byte ranges are half-open. An *item* is one payload in a
+file including its framing; the *stored range* is the bytes of the payload alone.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ CRC_BLOCK_MAX_BYTES = 1024 * 1024
 _BLOCK_STEP_BYTES = 4096
 
 ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
-"""Limit of the decoded size of one encoded block: it bounds the memory that a crafted index takes."""
+"""Limit of the decoded size of one encoded block: it bounds the memory that a hostile index takes."""
 
 
 class Framing(IntEnum):
-    """Framing of an item: whether its bytes are bare elements, or a `torch.save` archive."""
+    """Framing of an item: raw elements, or a `torch.save` archive."""
 
     RAW = 0
     """Little-endian row-major elements of the chunk, nothing else."""
     TORCH_ZIP = 1
-    """A whole `torch.save` archive that holds the tensor (what stock wrote, or a tensor that we do not frame)."""
+    """A whole `torch.save` archive that contains the tensor (written by stock, or of a dtype that cannot be framed)."""
     OBJECT = 2
-    """A whole `torch.save` archive that holds any other value."""
+    """A whole `torch.save` archive that contains any other value."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedBlocks:
-    """The blocks of an item that went through block transforms: each was encoded alone, and can be decoded alone."""
+    """The blocks of an item that was encoded by block transforms; each block can be decoded separately."""
 
     block_bytes: int
     """Decoded size of each block but the last one, which may be shorter."""
     lengths: npt.NDArray[np.uint32]
-    """Encoded bytes of each block; they lie one after another and fill the stored range."""
+    """Encoded size of each block, bytes; the blocks are contiguous and fill the stored range."""
     crcs: npt.NDArray[np.uint32]
     """CRC32 of each encoded block."""
 
 
 class ItemKind(IntEnum):
-    """Kind of a stored item: read in parts if `RAW` or in `BLOCKS`, else decoded from all of its bytes."""
+    """Kind of a stored item: `RAW` and `BLOCKS` can be read in parts, the others only as a whole."""
 
     RAW = 0
-    """The stored range is the values."""
+    """The stored range is the raw values."""
     BLOCKS = 1
     """The stored range is `EncodedBlocks`."""
     ARCHIVE = 2
-    """The stored range is an archive, which holds the values."""
+    """The stored range is an archive that contains the values."""
     STREAM = 3
-    """The stored range went through a chain of transforms whole; bare values or an archive come out of it."""
+    """The stored range was encoded as a whole by a chain of transforms; it decodes to raw values or to an archive."""
 
     @classmethod
     def of(cls, framing: int, *, has_chain: bool, has_blocks: bool) -> ItemKind:
-        """Return the kind of an item: the one place that decides it."""
+        """Return the kind of an item; the only place that decides it."""
         if has_blocks:
             return cls.BLOCKS
         if has_chain:
@@ -82,11 +82,11 @@ class ItemKind(IntEnum):
 class StoredItem:
     """Location of one item, and the CRCs that verify its bytes.
 
-    `offset` and `length` cover the item; the stored range begins `lead` bytes into it and has `stored_bytes` bytes.
-    `crc32` is that of the stored range, None if the writer left none; `running_crcs` are the CRC32s of its prefixes
-    at the interior borders of blocks of `block_bytes(stored_bytes)` bytes (uint32, `border_count(stored_bytes)` of
-    them, or None). `chain` lists transform descriptors in decoding order; `blocks` are there if those transform blocks,
-    and then there are no `running_crcs`.
+    `offset` and `length` span the item; the stored range begins `lead` bytes into it and has `stored_bytes` bytes.
+    `crc32` is that of the stored range, or None if the writer stored none. `running_crcs` are the CRC32s of its
+    prefixes at the interior borders of blocks of `block_bytes(stored_bytes)` bytes: `border_count(stored_bytes)` uint32
+    values, or None. `chain` lists transform descriptors in decoding order. If these are block transforms, the item has
+    `blocks`, and no `running_crcs`.
     """
 
     file: str
@@ -102,18 +102,18 @@ class StoredItem:
 
     @property
     def kind(self) -> ItemKind:
-        """Kind of the item, which says how its values are read."""
+        """Kind of the item, which determines how its values are read."""
         return ItemKind.of(self.framing, has_chain=bool(self.chain), has_blocks=self.blocks is not None)
 
 
 def block_bytes(stored_bytes: int) -> int:
-    """Return the size of the blocks at whose borders running CRCs are kept: range / 32, within 64 KiB and 1 MiB."""
+    """Return the size of CRC blocks, at whose borders running CRCs are recorded: range / 32, from 64 KiB to 1 MiB."""
     step = -(-stored_bytes // (32 * _BLOCK_STEP_BYTES)) * _BLOCK_STEP_BYTES
     return min(max(step, CRC_BLOCK_MIN_BYTES), CRC_BLOCK_MAX_BYTES)
 
 
 def border_count(stored_bytes: int) -> int:
-    """Return the number of interior block borders of a stored range: one less than its blocks, never negative."""
+    """Return the number of interior block borders of a stored range: its number of blocks minus one, at least 0."""
     return max(0, -(-stored_bytes // block_bytes(stored_bytes)) - 1)
 
 

@@ -1,7 +1,7 @@
-"""Dict keys that are no strings, as path elements: the text that stock writes for them, and the key of such a text.
+"""Dict keys other than strings as path elements: conversion between the key and the text that stock writes for it.
 
-Stock names a value by `str(key)` and keeps nothing else of the key. For plain literals (numbers, bool, None, bytes,
-tuples of those and of strings) that text says which key it was, so that a load without a template restores it.
+Stock names a value by `str(key)` and stores nothing else of the key. For plain literals (numbers, bool, None, bytes,
+tuples of those and of strings) the key can be restored from that text, so that a load without a template returns it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 4096
 
 
 class LiteralKey(str):
-    """The text of a dict key that was a plain literal other than a string; compares and hashes as that text.
+    """The text of a dict key that is a plain literal other than a string; compares and hashes like that text.
 
     Example:
         ```python
@@ -32,10 +32,10 @@ class LiteralKey(str):
 
     @classmethod
     def of(cls, key: object) -> LiteralKey | None:
-        """Make the path element of a dict key; None if its text does not tell which key it was.
+        """Make the path element of a dict key; None if the key cannot be restored from its text.
 
         Raises:
-            ValueError: The text of a number is longer than Python converts.
+            ValueError: A number has more digits than Python converts.
         """
         if type(key) is int:
             return cls(repr(key))
@@ -46,7 +46,7 @@ class LiteralKey(str):
 
     @property
     def value(self) -> Any:
-        """The key, or the text as a plain `str` where it is not the text of a literal."""
+        """The key; the text as a plain `str` if it is not that of a literal."""
         text = str(self)
         if len(text) <= _MAX_CHARACTERS:
             try:

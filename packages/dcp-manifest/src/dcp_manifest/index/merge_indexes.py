@@ -1,4 +1,4 @@
-"""Merging of rank-local indexes of one checkpoint to the index of all of it."""
+"""Merging of the rank-local indexes of one checkpoint into a single index."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Key = TypeVar("Key")
 
 
 def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
-    """Merge the ranks' indexes to their union.
+    """Merge the indexes of all ranks into their union.
 
-    Tensors have the chunks of all ranks; of equal boxes, and of objects and aliases of one name, the first index that
-    has them counts. Whether the chunks cover their tensor is not looked at.
+    Tensors get the chunks of all ranks. If several ranks have the same box, or an object or alias of the same name, the
+    first one is used. Coverage of the tensors is not checked.
 
     Args:
-        indexes: In the order of ranks, at least one; all with items, or all without.
+        indexes: The indexes in rank order, at least one; all with items, or all without.
 
     Returns:
-        A new index; `info` is that of the first, of a whole checkpoint.
+        A new index. Its `info` is that of the first index, changed to that of a whole checkpoint.
 
     Raises:
-        CorruptCheckpointError: The ranks contradict each other on a tensor's dtype, flags or shape.
+        CorruptCheckpointError: The ranks disagree on the dtype, flags or shape of a tensor.
     """
     dtypes = _table(part.dtypes for part in indexes)
     files = _table(part.files for part in indexes)
@@ -53,13 +53,13 @@ def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
 
 
 def _table(tables: Iterable[Sequence[Key]]) -> dict[Key, int]:
-    """Return each value of several tables once, with its row."""
+    """Merge several tables into one without duplicates: value → row."""
     values = dict.fromkeys(value for table in tables for value in table)
     return dict(zip(values, range(len(values)), strict=True))
 
 
 def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
-    """Return the names that are an alias in one index, and in another a tensor, or an alias of another tensor."""
+    """Return the names that are an alias in one index, but a tensor or an alias of another tensor in a second one."""
     targets: dict[str, set[str]] = {}
     for part in indexes:
         for name, row in zip(part.alias_names, part.alias_targets.tolist(), strict=True):
@@ -69,7 +69,7 @@ def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
 
 
 def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> CheckpointIndex:
-    """Return `part`, with those of its aliases that are among `names` made tensors of their own."""
+    """Return a copy of `part` in which the aliases among `names` are tensors of their own."""
     made = [row for row, name in enumerate(part.alias_names) if name in names]
     if not made:
         return part
@@ -83,7 +83,7 @@ def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> C
 
 
 def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
-    """Return the index with these rows of the table of tensors, in this order, and their chunks; names stay."""
+    """Return an index with these rows of the table of tensors, in this order, and their chunks; names are unchanged."""
     shapes, boxes, chunks = part.shape_starts(), part.box_starts(), part.chunk_starts()
     chunk_rows = ranges(chunks[:-1][rows], chunks[1:][rows])
     return replace(
@@ -101,7 +101,7 @@ def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
 
 
 def _merge_tensors(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], dtypes: dict[str, int]) -> list[I64]:
-    """Put the table of tensors into `merged`; returns for each part the rows there of its tensors."""
+    """Fill the table of tensors of `merged`; returns, for each part, the new rows of its tensors."""
     facts: dict[tuple[str, int], tuple[int, int, tuple[int, ...]]] = {}
     order: dict[tuple[str, int], int] = {}
     rows: list[I64] = []
@@ -152,7 +152,7 @@ def _merge_chunks(
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], offsets: I64, sizes: I64) -> I64:
-    """Return the first of the chunks with the same tensor and box; in order."""
+    """Return the first of all chunks with the same tensor and box, in order."""
     ends = starts(ndim)
     kept = []
     for dims in np.unique(ndim).tolist():
@@ -195,7 +195,7 @@ def _merge_aliases(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], ro
 def _renumbered(
     items: ItemColumns, part: CheckpointIndex, files: dict[str, int], chains: dict[tuple[str, ...], int]
 ) -> ItemColumns:
-    """Return `items` with the rows that files and chains have in the merged tables."""
+    """Return `items` with file and chain numbers of the merged tables."""
     file_rows = np.array([files[name] for name in part.files], np.uint32)
     chain_rows = np.array([0, *(chains[chain] + 1 for chain in part.chains)], np.uint8)
     return replace(items, file=file_rows[items.file], chain=chain_rows[items.chain])

@@ -1,4 +1,4 @@
-"""Check of the names of data files: they must stay inside the checkpoint's folder."""
+"""Check of the names of data files: paths must stay inside the checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["check_relative_path"]
 
 
 def check_relative_path(path: str, *, file: str) -> None:
-    r"""Make sure that joining `path` to the checkpoint's folder stays inside of it, on any system.
+    r"""Check that a relative path stays inside the checkpoint's folder on any system.
 
     Args:
-        path: Parts with `/` between; no part may be empty, `.` or `..`, nor contain `\`, NUL or a drive's `:`.
-        file: The index that names it, for messages.
+        path: Parts separated by `/`; no part may be empty, `.` or `..`, or contain `\`, NUL or a drive's `:`.
+        file: Name of the index that contains the path, for messages.
 
     Raises:
-        UnsafeCheckpointError: It may lead elsewhere.
+        UnsafeCheckpointError: The path may lead out of the folder.
     """
     parts = path.split("/")
     if any(part in {"", ".", ".."} for part in parts) or "\\" in path or "\0" in path or parts[0][1:2] == ":":

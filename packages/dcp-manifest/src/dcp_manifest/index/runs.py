@@ -1,6 +1,6 @@
-"""Equal runs of bytes on a regular grid: the positions of a box among the bytes of a row-major chunk.
+"""Runs of bytes on a regular grid: the positions of a box in the bytes of a row-major chunk.
 
-As data they take a few numbers however many runs there are; `within` lists those of one range. Nothing is read here.
+A few numbers describe any number of equal runs; `within` lists those in a range. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs of `run_bytes` bytes, the first at `start`; dimension d of the grid has `counts[d]` at `strides[d]` bytes.
+    """Grid of runs of `run_bytes` bytes from `start` on; dimension d has `counts[d]` steps of `strides[d]` bytes.
 
-    Outermost dimension first; a stride is at least as long as what the inner dimensions span, so runs ascend and never
-    overlap. Without dimensions there is one run.
+    The outermost dimension is first. A stride is at least the span of the inner dimensions, so runs are ascending and
+    never overlap. Without dimensions there is one run.
     """
 
     start: int
@@ -35,7 +35,7 @@ class Runs:
         return self.start + _span(self.counts, self.strides, self.run_bytes)
 
     def joined(self, gap_bytes: int) -> Runs:
-        """Return the grid with runs less than `gap_bytes` apart joined, as far as whole dimensions are."""
+        """Return a grid in which inner dimensions with gaps below `gap_bytes` are joined into longer runs."""
         run, depth = self.run_bytes, len(self.counts)
         while depth and self.strides[depth - 1] - run < gap_bytes:
             depth -= 1
@@ -43,7 +43,7 @@ class Runs:
         return Runs(self.start, run, self.counts[:depth], self.strides[:depth])
 
     def within(self, start: int, stop: int) -> tuple[Positions, Positions]:
-        """Return starts and stops of the runs' parts in [start, stop), ascending. Takes memory in proportion."""
+        """Return starts and stops of the parts of runs in [start, stop), ascending. Takes memory for each of them."""
         first = _starts(self, start, stop, self.start, 0)
         last = first + self.run_bytes
         inside = (first < stop) & (last > start)
@@ -51,7 +51,7 @@ class Runs:
 
 
 def box_runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], item_bytes: int) -> Runs:
-    """Return the contiguous byte runs of a box within a row-major chunk; without grid dimensions if it is one run.
+    """Return the contiguous byte runs of a box in a row-major chunk; a single run has no grid dimensions.
 
     Args:
         sizes: Sizes of the chunk, elements.
@@ -93,7 +93,7 @@ def _span(counts: Sequence[int], strides: Sequence[int], run_bytes: int) -> int:
 
 
 def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> Positions:
-    """Return starts of runs that cover all those in [start, stop), of the inner grid of `depth` at `base`."""
+    """Return the starts of all runs that may overlap [start, stop), in the inner grid from `depth` on, at `base`."""
     if depth == len(runs.counts):
         return np.array([base], np.int64)
     stride = runs.strides[depth]
@@ -102,7 +102,7 @@ def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> Positio
     last = min(runs.counts[depth], -(-(stop - base) // stride))
     if last <= first:
         return np.zeros(0, np.int64)
-    if last - first <= 2:  # at the edges inner grids may be far larger than what is wanted of them
+    if last - first <= 2:  # at the edges, inner grids may be far larger than their wanted part
         edges = [_starts(runs, start, stop, base + index * stride, depth + 1) for index in range(first, last)]
         return np.concatenate(edges)
     found = base + np.arange(first, last, dtype=np.int64) * stride

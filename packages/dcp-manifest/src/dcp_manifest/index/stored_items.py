@@ -1,6 +1,6 @@
 """Sequence of stored items: columns inside, records on access.
 
-A save of 20,000 small tensors makes no record per tensor this way: what the engine finds out goes to the index as is.
+So a save of 20,000 small tensors makes no record per tensor: the engine's results go to the index as columns.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class StoredItems(Sequence[StoredItem]):
     """Locations of items, in the order of their write requests.
 
     Args:
-        columns: One row per item; `file` and `chain` count in the tables given here.
+        columns: One row per item; `file` and `chain` index the tables below.
         files: Names of the data files.
-        chains: Transform chains; row value n means `chains[n - 1]`, 0 none.
+        chains: Chains of transforms; n in the column stands for `chains[n - 1]`, 0 for none.
 
     Example:
         ```python
@@ -49,7 +49,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def of(cls, items: Iterable[StoredItem]) -> StoredItems:
-        """Make the columns of single records."""
+        """Make columns from single records."""
         items = list(items)
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
@@ -71,7 +71,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def joined(cls, parts: Sequence[StoredItems]) -> StoredItems:
-        """Join the items of several sequences; equal file names and chains become one."""
+        """Concatenate several sequences; equal file names and chains are merged."""
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
         pieces: list[ItemColumns] = []
@@ -112,7 +112,7 @@ class StoredItems(Sequence[StoredItem]):
 
 
 def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None:
-    """Return the columns of the blocks of items; None if no item has any."""
+    """Make columns from the encoded blocks of items; None if no item has any."""
     if not any(blocks):
         return None
     return BlockColumns(

@@ -1,1 +1,1 @@
-"""Pickles: read by tables of allowed calls, and written opcode by opcode; nothing in them runs."""
+"""Pickles: safe reading by tables of allowed calls, and writing opcode by opcode. No code of a pickle runs."""

@@ -1,6 +1,6 @@
-"""Pickle writer, opcode by opcode: values, records of classes that need not exist here, and a memo.
+"""Pickle writer, opcode by opcode: values, instances of classes that need not be importable, and a memo.
 
-Protocol 4, and protocol 2 where torch.load wants it (`text_2`, `global_2`; all other opcodes are of both).
+Protocol 4, or protocol 2 where torch.load requires it (`text_2`, `global_2`; all other opcodes are in both).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def collected(items: Sequence[bytes]) -> bytes:
 
 
 class PickleWriter:
-    """Collects the opcodes of a pickle. A remembered value is referred to by few bytes afterwards."""
+    """Builder of a pickle from opcodes. A memoized value is referred to by a few bytes afterwards."""
 
     def __init__(self, start: bytes = b"\x80\x04") -> None:
         self._parts: list[bytes] = [start]
@@ -69,26 +69,26 @@ class PickleWriter:
         self._remembered = 0
 
     def put_all(self, parts: Iterable[bytes]) -> None:
-        """Append opcodes, in pieces."""
+        """Append opcodes from several pieces."""
         self._parts.extend(parts)
 
     def remember(self, opcodes: bytes) -> bytes:
-        """Append opcodes that push a value; returns opcodes that push the same object again later."""
+        """Append opcodes that push a value, and memoize it; returns opcodes that push the same object again."""
         self._parts.append(opcodes + MEMOIZE)
         return self.reserve()
 
     def reserve(self) -> bytes:
-        """Return opcodes that push the value of the caller's next `MEMOIZE`; it must append one for each."""
+        """Reserve the next memo slot; returns opcodes that push its value. The caller must append a `MEMOIZE`."""
         number = self._remembered
         self._remembered += 1
         return b"h" + bytes((number,)) if number < 256 else b"j" + _U32.pack(number)
 
     def prepare(self, opcodes: bytes) -> bytes:
-        """Remember a value like `remember`, but leave nothing on the stack."""
+        """Memoize a value like `remember`, but leave nothing on the stack."""
         reference = self.remember(opcodes)
         self._parts.append(b"0")
         return reference
 
     def getvalue(self) -> bytes:
-        """Return the pickle of the one value that is left."""
+        """Return the pickle, whose value is the only one on the stack."""
         return b"".join((*self._parts, b"."))

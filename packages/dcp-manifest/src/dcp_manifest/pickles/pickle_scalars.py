@@ -9,15 +9,15 @@ from typing import Any
 
 __all__ = ["SCALAR_OPCODES", "ScalarReader"]
 
-# As many digits as Python itself turns into a number: more take quadratic time.
+# Python's own default limit of digits: conversion takes quadratic time.
 _MAX_DIGITS = 4300
 _U32, _I32, _F64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct(">d")
 
 
 class ScalarReader:
-    """A position in a pickle, and the stack that values are pushed onto; each method `do_x` carries out one opcode.
+    """Reader of scalar opcodes: a position in a pickle, and a stack; each method `do_x` executes one opcode.
 
-    Lengths are compared with what is there before memory is taken for them.
+    Lengths are checked against the remaining bytes before memory is allocated.
     """
 
     __slots__ = ("at", "data", "stack")
@@ -28,7 +28,7 @@ class ScalarReader:
         self.stack: list[Any] = []
 
     def take(self, count: int) -> bytes:
-        """Read so many bytes."""
+        """Read that many bytes."""
         end = self.at + count
         if count < 0 or end > len(self.data):
             raise ValueError("the pickle is truncated")
@@ -37,7 +37,7 @@ class ScalarReader:
         return taken
 
     def number(self, width: int) -> int:
-        """Read an unsigned integer of so many bytes."""
+        """Read an unsigned integer of that many bytes."""
         return int.from_bytes(self.take(width), "little")
 
     def line(self) -> bytes:
@@ -69,7 +69,7 @@ class ScalarReader:
         self.stack.append(self.number(2))
 
     def do_long(self, width: int) -> None:
-        """Push an int of any size, whose length has so many bytes."""
+        """Push an int of any size; its length field has that many bytes."""
         self.stack.append(int.from_bytes(self.take(self.number(width)), "little", signed=True))
 
     def do_text_int(self) -> None:
@@ -93,11 +93,11 @@ class ScalarReader:
         self.at += 8
 
     def do_unicode(self, width: int) -> None:
-        """Push a string, whose length has so many bytes."""
+        """Push a string; its length field has that many bytes."""
         self.stack.append(self.take(self.number(width)).decode("utf-8", "surrogatepass"))
 
     def do_unicode4(self) -> None:
-        """Push a string, whose length has 4 bytes."""
+        """Push a string; its length field has 4 bytes."""
         start = self.at + 4
         self.at = start + _U32.unpack_from(self.data, self.at)[0]
         if self.at > len(self.data):
@@ -109,7 +109,7 @@ class ScalarReader:
         self.stack.append(self.line().decode("raw-unicode-escape"))
 
     def do_python2_string(self, width: int) -> None:
-        """Push a string of Python 2, whose length has so many bytes."""
+        """Push a string of Python 2; its length field has that many bytes."""
         self.stack.append(self.take(self.number(width)).decode("utf-8"))
 
     def do_text_string(self) -> None:
@@ -121,7 +121,7 @@ class ScalarReader:
         self.stack.append(unescape(quoted[1:-1])[0].decode("utf-8"))
 
     def do_bytes(self, width: int) -> None:
-        """Push bytes, whose length has so many bytes."""
+        """Push bytes; their length field has that many bytes."""
         self.stack.append(self.take(self.number(width)))
 
     def do_bytearray(self) -> None:

@@ -1,7 +1,7 @@
-"""Allow-table of the pickle reader: names, calls, states and containers, and a budget of work.
+"""Allow-table of the safe pickle reader: allowed names, calls, states and containers, and a work budget.
 
-`safe_pickle` is the machine that reads a pickle by such a table. A table lists what may be named, and, for each thing
-that may be called, a function that checks the arguments and makes the value instead of the thing itself.
+`safe_pickle` reads a pickle by such a table. A table lists the globals that a pickle may name. For each callable one it
+has a replacement, which checks the arguments and makes the value; the real function is never called.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = [
 ]
 
 _FREE_WORK = 1 << 20
-# A tuple is hashed part by part, by recursion in C, each time: nested as deep as that it is still hashed safely.
+# Tuples are hashed by recursion in C. This depth of nesting is still safe.
 _MAX_KEY_PARTS = 1000
-# So many keys of one container may have the same hash: each is compared with all others.
+# Limit of keys with the same hash in one container, since each is compared with all the others.
 _MAX_SAME_HASH = 1000
-_SMALL = 1 << 60  # smaller integers have hashes of their own
+_SMALL = 1 << 60  # hashes of smaller integers are distinct
 _FRAGILE = frozenset((collections.deque, collections.defaultdict, np.ndarray))
 _MAX_NESTED = 50
 _CHEAP = frozenset((str, bytes, bool, type(None)))
 
 
 class BrokenPickleError(ValueError):
-    """The bytes are no pickle, or an incomplete one. `offset` is where reading stopped."""
+    """The bytes are not a complete pickle. `offset` is the position at which reading stopped."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
@@ -49,11 +49,11 @@ class BrokenPickleError(ValueError):
 
 
 class UnsafePickleError(ValueError):
-    """The pickle uses something that the caller's table does not allow, or too much work or memory."""
+    """The pickle uses a feature that the table does not allow, or exceeds its limit of work or memory."""
 
 
 class ForbiddenGlobalError(UnsafePickleError):
-    """The pickle names a global that is not in the table; `path` is its module and name."""
+    """The pickle names a global that the table does not allow; `path` is its module and name."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"asks for {path}")
@@ -61,48 +61,48 @@ class ForbiddenGlobalError(UnsafePickleError):
 
 
 class Budget:
-    """The work that the calls and keys of one pickle may still cause, in copied or hashed elements.
+    """Work budget of one pickle: the number of elements that its calls may still copy and its keys may still hash.
 
-    A pickle that was written from values hands each of them to one call only, so that its calls copy no more elements
-    than it has bytes. A hostile one would have `set(range(1 << 40))`, or one list copied a million times.
+    In a pickle written from values each value is an argument of one call only, so its calls copy no more elements than
+    the pickle has bytes. A hostile one may contain `set(range(1 << 40))`, or copy one list a million times.
 
     Args:
-        total: How many elements may be copied or hashed in all, beside a million that are free.
+        total: Limit of copied and hashed elements, in addition to a million that are always allowed.
     """
 
     __slots__ = ("_crowds", "_late", "_left", "_levels", "_within")
 
     def __init__(self, total: int) -> None:
         self._left = total + _FREE_WORK
-        # id of a fragile container → it, and how many such it has within; the same for those that are within one
+        # id of a container that is freed by recursion → the container and its depth of nesting, also for nested ones
         self._levels: dict[int, tuple[object, int]] = {}
         self._within: dict[int, object] = {}
         self._late = 0
-        # id of a container → the container, and how many of its keys have each hash
+        # id of a container → the container, and the number of its keys for each hash
         self._crowds: dict[int, tuple[object, dict[int, int]]] = {}
 
     def spend(self, amount: int) -> None:
-        """Charge work before it is done. Raises UnsafePickleError when the budget is spent."""
+        """Charge work before it is done. Raises UnsafePickleError if the budget is exhausted."""
         self._left -= amount
         if self._left < 0:
-            raise UnsafePickleError("asks for far more memory or work than it has bytes")
+            raise UnsafePickleError("needs far more memory or work than its size justifies")
 
     def admit_key(self, container: object, key: Any) -> None:
-        """Check a key before a dict or set on the stack hashes it.
+        """Check that a key is cheap to hash and compare, before it goes into a dict or set.
 
-        Python hashes a tuple part by part and without end if its parts are shared, and compares keys of equal hash one
-        with the other.
+        Python hashes a tuple part by part, which takes exponential time if parts are shared, and compares keys with
+        equal hashes pair by pair.
 
         Raises:
-            UnsafePickleError: Hashing or comparing it would take too long, or too deep a recursion.
-            TypeError: It cannot be hashed.
+            UnsafePickleError: Hashing or comparing the key would take too long, or recurse too deeply.
+            TypeError: The key is not hashable.
         """
         if not _is_cheap(key):
             _, crowds = self._crowds.setdefault(id(container), (container, {}))
             self._admit(key, crowds)
 
     def admit_keys(self, keys: Iterable[Any]) -> None:
-        """Check all keys of a new container; raises as `admit_key`."""
+        """Check all keys of a new container like `admit_key`."""
         crowds: dict[int, int] = {}
         for key in keys:
             if not _is_cheap(key):
@@ -116,17 +116,17 @@ class Budget:
             raise UnsafePickleError(f"has more than {_MAX_SAME_HASH} keys of the same hash")
 
     def nest(self, container: object, values: Iterable[Any]) -> None:
-        """Bound the depth of containers that Python frees by recursion; call it after `values` were put in.
+        """Limit the nesting of containers that Python frees by recursion; call this after `values` were added.
 
-        Freeing a `deque` in a `deque` in a `deque` … ends the process, as that of the others here: C has no stack left.
+        Freeing a deeply nested `deque`, or one of the similar types, overflows the C stack and ends the process.
 
         Raises:
-            UnsafePickleError: They are nested too deeply.
+            UnsafePickleError: The containers are nested too deeply.
         """
         inner = [value for value in values if type(value) in _FRAGILE] if type(container) in _FRAGILE else []
         if not inner:
             return
-        # What is filled after it was put into another one makes that one deeper, which has been counted by then.
+        # A container may be filled after it was put into another one, whose depth must then grow as well.
         self._late += id(container) in self._within
         level = 1 + max(self._levels.get(id(value), (value, 0))[1] for value in inner)
         known = self._levels.get(id(container), (container, 0))[1]
@@ -136,7 +136,7 @@ class Budget:
             raise UnsafePickleError(f"nests {described(container)} more than {_MAX_NESTED} deep, which is not allowed")
 
     def _weigh(self, key: Any) -> None:
-        """Charge the work of hashing and comparing a key."""
+        """Charge the work of hashing and comparing a key to the budget."""
         parts, nested = [key], 0
         while parts:
             part = parts.pop()
@@ -154,36 +154,36 @@ class Budget:
 
 
 def _is_cheap(key: Any) -> bool:
-    """Whether a key is hashed in no time, and to a hash that is almost unique."""
+    """Whether a key is hashed quickly, to an almost unique hash."""
     kind = type(key)
     return kind in _CHEAP or (kind is int and -_SMALL < key < _SMALL)
 
 
 Call = Callable[[Budget, tuple[Any, ...]], Any]
-"""Makes the value of a call in the pickle, from checked arguments; raises if they are not allowed."""
+"""Replacement of a call in the pickle: checks the arguments, and returns the value; raises if they are not allowed."""
 New = Callable[[Budget, tuple[Any, ...], dict[str, Any]], Any]
-"""As `Call`, for an instance that is made without its constructor."""
+"""Like `Call`, for an instance that is made without its constructor."""
 State = Callable[[Budget, Any, Any], Any]
-"""Sets an instance's checked state; returns it, or the value that replaces it."""
+"""Checks and sets the state of an instance; returns the instance, or a value that replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordClass:
-    """Stand-in for a class: instances become `Record`s."""
+    """Stand-in for a class, whose instances become `Record`s."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Stand-in for a function that the pickle calls: `call` is called instead."""
+    """Stand-in for a function: when the pickle calls it, `call` is called instead."""
 
     name: str
     call: Call
 
 
 class Record:
-    """An instance of a `RecordClass`, as its state."""
+    """An instance of a `RecordClass`, represented by its state."""
 
     __slots__ = ("name", "state")
 
@@ -194,19 +194,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class PickleTable:
-    """Allow-table of a pickle. Types and objects count by identity, and allow nothing reachable through them."""
+    """Allow-table of a pickle. Types and objects are matched by identity; their attributes are not allowed."""
 
     find: Callable[[str], Any]
-    """Full name (under Python 3) → what stands for it: a stand-in of this module, or any value.
+    """Full name (under Python 3) → its replacement: a stand-in of this module, or any value.
 
     Raises `ForbiddenGlobalError` for a name that is not allowed.
     """
     calls: Mapping[int, Call] = field(default_factory=dict)
-    """`id` of a value from `find` → rule for calling it; values without a rule are not called."""
+    """`id` of a value from `find` → function that replaces a call of it; values without one cannot be called."""
     news: Mapping[int, New] = field(default_factory=dict)
-    """`id` of a class → what `__new__` does, where that differs from a call."""
+    """`id` of a class → function that replaces its `__new__`, if that differs from a call."""
     states: Mapping[type, State] = field(default_factory=dict)
-    """Type of an instance → rule for setting its state."""
+    """Type of an instance → function that sets its state."""
     lists: frozenset[type] = frozenset((list,))
     """Types that take items by `extend`."""
     dicts: frozenset[type] = frozenset((dict,))
@@ -214,11 +214,11 @@ class PickleTable:
     sets: frozenset[type] = frozenset((set,))
     """Types that take items by `update`."""
     drafts: frozenset[type] = frozenset()
-    """Types of immutable values that a state replaces by another value."""
+    """Types of immutable values, which are replaced by another value when their state is set."""
 
 
 def described(value: object) -> str:
-    """Return the kind of a value, for messages. Not its `repr`: a few bytes may make a value whose text never ends."""
+    """Describe a value by its type, for messages. Not by `repr`: a tiny pickle may make a value with endless text."""
     if isinstance(value, (Record, RecordClass, Function)):
         return value.name
     if isinstance(value, type):
@@ -227,7 +227,7 @@ def described(value: object) -> str:
 
 
 def python3_name(module: str, name: str) -> str:
-    """Return the full name of a global that a pickle of protocol 2 or lower may give under its Python 2 name."""
+    """Return the full Python 3 name of a global; pickles of protocol 2 or lower may use its Python 2 name."""
     if (module, name) in _compat_pickle.NAME_MAPPING:
         module, name = _compat_pickle.NAME_MAPPING[(module, name)]
     else:

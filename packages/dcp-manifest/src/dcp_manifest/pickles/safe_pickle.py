@@ -1,10 +1,10 @@
-"""Safe pickle reader that runs only calls in a table; the only reader of pickles from checkpoints.
+"""Safe pickle reader that makes only the calls in an allow-table; the only reader of pickles from checkpoints.
 
-A small machine of its own instead of `pickle.Unpickler`: names are looked up in a table of the caller and are never
-imported, calls reach only functions of that table, state and items go only into types of it, memory and work stay
-within a constant factor of the pickle's length, and no key is hashed before it is known to be hashed quickly.
+It does not use `pickle.Unpickler`. Names are looked up in the caller's table and never imported; only functions of the
+table are called; state and items go only into types of the table. Memory and work stay within a constant multiple of
+the pickle's length, and a key is hashed only if that is known to be quick.
 
-What may be named and called is decided elsewhere: for PyTorch's index in `stock_names`, for objects in `dcp_core`.
+The tables are elsewhere: for PyTorch's index in `stock_names`, for objects in `dcp_core`.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ def read_pickle(
     budget: Budget | None = None,
     persistent: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, int]:
-    """Read the pickle that begins at `start`, and return its value.
+    """Read the pickle that begins at `start`, and return its value and its end.
 
     Args:
-        data: Any bytes; may go on behind the pickle.
-        table: What the pickle may name, call and fill.
-        start: Where the pickle begins.
-        budget: How much work its calls may cause; as much as it has bytes if None.
-        persistent: Gives what a persistent id stands for; without it there must be none.
+        data: The bytes; others may follow the pickle.
+        table: Allow-table of the pickle.
+        start: Offset of the pickle in `data`.
+        budget: Limit of the work of its calls; None for one element per byte.
+        persistent: Returns the value of a persistent id; if None, persistent ids are refused.
 
     Returns:
-        The value, and where the pickle ends.
+        The value, and the offset of the end of the pickle.
 
     Raises:
-        BrokenPickleError: It is none, or a call in it failed.
-        UnsafePickleError: It asks for something that the table does not allow.
+        BrokenPickleError: The bytes are not a pickle, or a call in it failed.
+        UnsafePickleError: The pickle uses something that the table does not allow.
     """
     machine = _Machine(data, start, table, Budget(len(data)) if budget is None else budget, persistent)
     try:
@@ -65,7 +65,7 @@ def read_pickle(
 
 
 class _Machine(ScalarReader):
-    """The state of reading one pickle; each method `do_x` carries out one opcode."""
+    """Pickle machine: the state of reading one pickle; each method `do_x` executes one opcode."""
 
     __slots__ = ("below", "budget", "drafts", "memo", "persistent", "proto", "table")
 
@@ -79,7 +79,7 @@ class _Machine(ScalarReader):
         self.proto = 0
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        # id of a value that a state may replace → the value, and where the memo has it
+        # id of a value that its state may replace → the value, and its memo slots
         self.drafts: dict[int, tuple[Any, list[int]]] = {}
 
     def run(self) -> Any:
@@ -169,7 +169,7 @@ class _Machine(ScalarReader):
         target.update(items)
 
     def take_items(self, types: frozenset[type]) -> Any:
-        """Return the value on top of the stack, if items may go into it."""
+        """Return the container on top of the stack, if items may be added to it."""
         target = self.stack[-1]
         if type(target) not in types:
             raise TypeError(f"items for {described(target)} are not allowed")
@@ -198,7 +198,7 @@ class _Machine(ScalarReader):
         name = self.stack.pop()
         module = self.stack.pop()
         if type(name) is not str or type(module) is not str:
-            raise TypeError("a global without a name")
+            raise TypeError("a global has no name")
         self.find(module, name)
 
     def find(self, module: str, name: str) -> None:
@@ -235,7 +235,7 @@ class _Machine(ScalarReader):
         self.put_made(new(self.budget, arguments, named))
 
     def put_made(self, made: Any) -> None:
-        """Put the result of a call in the place of the called value."""
+        """Replace the called value on the stack by the result of the call."""
         self.stack[-1] = made
         if type(made) in self.table.drafts:
             self.drafts[id(made)] = made, []

@@ -1,7 +1,7 @@
-"""Names by which pickles of `torch.distributed.checkpoint` call its classes. Only strings: nothing is imported.
+"""Class names in pickles of `torch.distributed.checkpoint`, as strings: nothing is imported.
 
-Source: torch 2.13 `torch.distributed.checkpoint.metadata` and `.filesystem`; the paths of older versions and of
-CPython 3.13.0's `pathlib` beside them.
+Source: torch 2.13 `torch.distributed.checkpoint.metadata` and `.filesystem`; also the names in older versions, and of
+`pathlib` in CPython 3.13.0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Allow-table for the names in stock's pickles: records, and a few functions of our own.
+"""Allow-table for stock's pickles: their classes become records, their functions are replaced by our own.
 
 Everything else is refused. Covered: torch 2.3 to 2.15, pickle protocols 2 to 5, CPython 3.9 to 3.14.
 """
@@ -25,7 +25,7 @@ from dcp_manifest.stock.stock_class_paths import FILESYSTEM, GET_LAYOUT, METADAT
 __all__ = ["DtypeName", "Layout", "Size", "read_stock_pickle"]
 
 _MAX_DEPTH = 4
-# What calls may copy in all, relative to the length of the pickle: otherwise few bytes could ask for any amount.
+# Work budget of calls per byte of the pickle, without which a few bytes could demand any amount of memory.
 _COPIED_PER_BYTE = 8
 _MEMORY_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT")
 
@@ -49,13 +49,13 @@ class Size(NamedTuple):
 
 
 def read_stock_pickle(data: bytes) -> tuple[Any, int]:
-    """Read a pickle of stock's; returns the value, and the end of the pickle; see `read_pickle`."""
+    """Read a pickle that stock wrote; returns its value and its end, like `read_pickle`."""
     return read_pickle(data, _table(0), budget=Budget(len(data) * _COPIED_PER_BYTE))
 
 
 @functools.cache
 def _table(depth: int) -> PickleTable:
-    """Return the table of what a pickle may use at that depth of nested pickles."""
+    """Return the allow-table for this depth of nested pickles."""
     loads = Function("pickle.loads", lambda budget, arguments: _loads(budget, arguments, depth + 1))
     names = {**_NAMES, "pickle.loads": loads, "_pickle.loads": loads}
 
@@ -69,12 +69,12 @@ def _table(depth: int) -> PickleTable:
 
 
 def _loads(budget: Budget, arguments: tuple[Any, ...], depth: int) -> Any:
-    """Read a pickle within the pickle, and return its value."""
+    """Read a pickle nested in the pickle, and return its value."""
     (data,) = arguments
     if type(data) is not bytes:
         raise TypeError("a nested pickle is not bytes")
     if depth > _MAX_DEPTH:
-        raise UnsafePickleError("nests pickles in pickles")
+        raise UnsafePickleError("nests pickles too deeply")
     budget.spend(len(data))
     value, end = read_pickle(data, _table(depth), budget=budget)
     if end != len(data):
@@ -83,10 +83,10 @@ def _loads(budget: Budget, arguments: tuple[Any, ...], depth: int) -> Any:
 
 
 def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
-    """Encode a string: protocol 2 has no bytes, and writes them as this call."""
+    """Return bytes: protocol 2 has no opcode for them, and stores this call of `encode` instead."""
     text, encoding = arguments
     if type(text) is not str or encoding != "latin1":
-        raise UnsafePickleError("encodes something that is not bytes")
+        raise UnsafePickleError("encodes text in an unexpected way")
     budget.spend(len(text))
     return text.encode("latin1")
 
@@ -94,29 +94,29 @@ def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
 def _size(_: Budget, arguments: tuple[Any, ...]) -> Size:
     (numbers,) = arguments
     if type(numbers) is not tuple or len(numbers) > MAX_NDIM or not all(type(number) is int for number in numbers):
-        raise TypeError(f"a size that is not made of at most {MAX_NDIM} ints")
+        raise TypeError(f"a size is not a sequence of at most {MAX_NDIM} ints")
     return Size(numbers)
 
 
 def _layout(_: Budget, arguments: tuple[Any, ...]) -> Layout:
     (name,) = arguments
     if type(name) is not str or not name.startswith("torch."):
-        raise TypeError("a layout without a name")
+        raise TypeError("a layout has no name")
     return Layout(name.removeprefix("torch."))
 
 
 def _memory_format(_: Budget, arguments: tuple[Any, ...]) -> int:
     (number,) = arguments
     if type(number) is not int or not 0 <= number < len(_MEMORY_FORMATS):
-        raise ValueError("a memory format that is not known")
+        raise ValueError("a memory format is unknown")
     return number
 
 
 def _getattr(_: Budget, arguments: tuple[Any, ...]) -> int:
-    """Return an enum member, which some versions of Python pickle as an attribute of its class."""
+    """Return an enum member, which some versions of Python pickle as an attribute of the enum class."""
     owner, name = arguments
     if owner is not _MEMORY_FORMAT or name not in _MEMORY_FORMATS:
-        raise UnsafePickleError(f"asks for an attribute of {described(owner)}")
+        raise UnsafePickleError(f"gets an attribute of {described(owner)}")
     return _MEMORY_FORMATS.index(name)
 
 

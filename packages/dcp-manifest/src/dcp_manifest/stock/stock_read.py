@@ -1,6 +1,6 @@
-"""Reader of stock's `.metadata`, which makes an index of it. Its pickle is read by `safe_pickle`: nothing in it runs.
+"""Reader of stock's `.metadata`, which converts it to an index. `safe_pickle` reads the pickle: no code in it runs.
 
-Source: torch 2.13 `torch.distributed.checkpoint.metadata` (what the records hold) and `.filesystem._StorageInfo`.
+Source: torch 2.13 `torch.distributed.checkpoint.metadata` (contents of the records) and `.filesystem._StorageInfo`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _MAX_LINKS = 16
 
 
 def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[str]]:
-    """Read the index in a pickle of stock's `Metadata`, of torch 2.3 to 2.15.
+    """Read the index from a pickle of stock's `Metadata`, of torch 2.3 to 2.15.
 
     Args:
-        data: Begins with the pickle; may go on behind it.
-        file: Its name, for messages.
+        data: Bytes that begin with the pickle; others may follow it.
+        file: Name of the file, for messages.
 
     Returns:
-        The index, without `info`, its items unchecked; where the pickle ends; `StorageMeta.modules`.
+        The index, without `info` and with unchecked items; the offset of the end of the pickle; `StorageMeta.modules`.
 
     Raises:
-        CorruptCheckpointError: It is no pickle, or not one of a `Metadata` that makes sense.
-        UnsafeCheckpointError: It asks for something that has no place in an index, or a data file's name leads out
-            of the checkpoint's folder.
+        CorruptCheckpointError: The bytes are not a pickle of a valid `Metadata`.
+        UnsafeCheckpointError: The pickle names or calls something that does not belong in an index, or the name of a
+            data file leads out of the checkpoint's folder.
     """
     try:
         value, end = read_stock_pickle(bytes(data))
@@ -47,18 +47,18 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
         check_index(index)
     except UnsafePickleError as error:
         raise UnsafeCheckpointError(
-            f"{file} {error}, which has no place in a checkpoint's index; nothing of it was run. If you trust its "
+            f"{file} {error}, which does not belong in a checkpoint's index; no code was run. If you trust its "
             "author, load the checkpoint with torch.distributed.checkpoint and save it again"
         ) from error
     except BrokenPickleError as error:
         raise CorruptCheckpointError(
-            f"the index is not a whole pickle: {error}; restore the file from a copy", file=file, offset=error.offset
+            f"the index is not a complete pickle: {error}; restore the file from a copy", file=file, offset=error.offset
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, CorruptCheckpointError):
             raise
         detail = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise CorruptCheckpointError(f"the index is not a checkpoint's: {detail}", file=file) from error
+        raise CorruptCheckpointError(f"the index is not that of a checkpoint: {detail}", file=file) from error
     for path in index.files:
         check_relative_path(path, file=file)
     return index, end, _modules(metadata)
@@ -67,7 +67,7 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
 def _state(value: object, name: str) -> dict[str, Any]:
     """Return the state of a record of class `name`."""
     if not isinstance(value, Record) or value.name != name:
-        raise TypeError(f"{described(value)} is where a {name} should be")
+        raise TypeError(f"{described(value)} is in the place of a {name}")
     state = {} if value.state is None else value.state
     if type(state) is not dict:
         raise TypeError(f"the state of a {name} is not a dict")
@@ -82,7 +82,7 @@ def _modules(metadata: dict[str, Any]) -> list[str]:
 
 def _numbers(value: object) -> tuple[int, ...]:
     if not isinstance(value, Size):
-        raise TypeError(f"{described(value)} is where a size should be")
+        raise TypeError(f"{described(value)} is in the place of a size")
     return value.numbers
 
 
@@ -90,7 +90,7 @@ class _Reader:
     """Tables of an index while its rows are collected.
 
     Args:
-        limit: How many rows a table may have. A pickle may refer to one list any number of times; stock's never do.
+        limit: Limit of the rows of a table: a hostile pickle may refer to one list any number of times.
     """
 
     def __init__(self, limit: int) -> None:
@@ -104,7 +104,7 @@ class _Reader:
         objects: list[str] = []
         for name, value in values.items():
             if type(name) is not str or not isinstance(value, Record):
-                raise TypeError(f"an entry is {described(value)}, neither that of a tensor nor of an object")
+                raise TypeError(f"an entry is {described(value)}, not the entry of a tensor or of an object")
             if value.name == "BytesStorageMetadata":
                 objects.append(name)
             else:
@@ -158,7 +158,7 @@ class _Reader:
         )
 
     def paths(self, planner_data: object) -> dict[str, tuple[PathElement, ...]] | None:
-        """Return the paths, if stock's planner wrote the planner data; those of other planners are ignored."""
+        """Return the paths, if the planner data is that of stock's planner; that of other planners is ignored."""
         if type(planner_data) is not dict or not all(type(path) is tuple for path in planner_data.values()):
             return None
         if sum(map(len, planner_data.values())) > self.limit:
@@ -186,18 +186,18 @@ def _properties(value: object) -> tuple[str, int]:
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise TypeError(f"{described(value)} is where a string should be")
+        raise TypeError(f"{described(value)} is in the place of a string")
     return value
 
 
 def _number(value: object) -> int:
     if type(value) is not int:
-        raise TypeError(f"{described(value)} is where a number of bytes should be")
+        raise TypeError(f"{described(value)} is in the place of a number of bytes")
     return value
 
 
 def _chain(value: object) -> tuple[str, ...]:
-    """Return the transforms of an item in the order of decoding, the reverse of stock's order."""
+    """Return the transforms of an item in decoding order, the reverse of stock's order."""
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)) or len(value) > _MAX_LINKS or not all(type(link) is str for link in value):
@@ -220,5 +220,5 @@ def _place(places: dict[tuple[str, tuple[int, ...] | None], Place], key: tuple[s
     if place is None:
         name, offsets = key
         at = "" if offsets is None else f" at offsets {offsets}"
-        raise ValueError(f"it does not say where {name!r}{at} is stored")
+        raise ValueError(f"it has no location of {name!r}{at}")
     return place

@@ -1,6 +1,6 @@
-"""The head of `.metadata`: a pickle that stock reads as its own `Metadata`.
+"""Writer of the head of `.metadata`: a pickle that stock reads as its own `Metadata`.
 
-Written opcode by opcode, so neither torch nor stock is needed. The facts on stock's pickles are in `docs/format.md`.
+It is written opcode by opcode, so torch is not needed. Stock's pickles are described in `docs/format.md`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dcp_manifest.stock.stock_class_paths import FILESYSTEM, GET_LAYOUT, METADAT
 __all__ = ["MARKER_MODULE", "is_stock_readable", "stock_head", "unreadable_reason"]
 
 MARKER_MODULE = "dcp-manifest/1"
-"""Marker in `StorageMeta.modules` of every head: a manifest must follow. Stock ignores it."""
+"""Marker in `StorageMeta.modules` of every head: it requires that a manifest follows. Stock ignores it."""
 _STOCK_CHAINS = {(), ("stream.zstd/1",)}
 _NEW, _STATE, _DONE = b")\x81", b"}(", b"ub"
 _NONE, _TRUE, _FALSE = b"N", b"\x88", b"\x89"
@@ -26,7 +26,7 @@ Box = tuple[int, ...]
 
 
 def unreadable_reason(index: CheckpointIndex) -> str | None:
-    """Return why stock could not load a checkpoint with this index, as a clause; None if it could."""
+    """Return the reason why stock cannot load a checkpoint with this index, as a clause; None if it can."""
     if index.tensor_owner.any() or index.object_owner.any():
         return "it holds values that belong to single ranks"
     if index.chunk_items is None or index.object_items is None:
@@ -39,12 +39,12 @@ def unreadable_reason(index: CheckpointIndex) -> str | None:
 
 
 def is_stock_readable(index: CheckpointIndex) -> bool:
-    """Whether stock could load every value of a checkpoint with this index."""
+    """Whether stock can load every value of a checkpoint with this index."""
     return unreadable_reason(index) is None
 
 
 def _are_archives(items: ItemColumns) -> bool:
-    """Whether each item is, once decoded, a whole `torch.save` archive."""
+    """Whether every item is a whole `torch.save` archive after decoding."""
     trail = items.length - items.lead - items.stored_bytes
     framed = (items.framing == Framing.RAW) & (items.chain == 0) & (items.lead > 0) & (trail > 0)
     whole = (items.framing != Framing.RAW) & (items.lead == 0) & (trail == 0)
@@ -55,7 +55,7 @@ def stock_head(index: CheckpointIndex) -> bytes:
     """Write the pickle that stock loads as a `Metadata` equal to the index, with the marker in its `StorageMeta`.
 
     Args:
-        index: One that `is_stock_readable`; aliases become entries that share their target's items.
+        index: An index that `is_stock_readable`; aliases become entries that share their target's items.
     """
     return _Head(index).pickle()
 
@@ -63,8 +63,8 @@ def stock_head(index: CheckpointIndex) -> bytes:
 class _Head:
     """Builder of one head.
 
-    Whatever occurs more than once is pushed and taken off again at the beginning, what is frequent first: it gets the
-    shortest references, and all that follows can be put together in any order.
+    Values that occur more than once are memoized at the beginning, the most frequent first: these get the shortest
+    references, and the rest can be assembled in any order.
     """
 
     def __init__(self, index: CheckpointIndex) -> None:
@@ -80,7 +80,7 @@ class _Head:
         self.files = [out.prepare(text(name)) for name in index.files]
         kinds = zip(index.tensor_dtype.tolist(), index.tensor_flags.tolist(), strict=True)
         self.properties = [properties[kind] for kind in kinds]
-        # Rows of the table of tensors, under each of their names.
+        # Rows of the table of tensors, for each name (aliases included).
         self.rows = dict(zip(index.tensor_names, range(len(index.tensor_names)), strict=True))
         self.rows.update(zip(index.alias_names, index.alias_targets.tolist(), strict=True))
         self.starts: list[int] = index.chunk_starts().tolist()
@@ -89,7 +89,7 @@ class _Head:
         self.chunk_sizes = self.prepared_sizes(_boxes(index, index.chunk_sizes.tolist()))
         self.chunk_offsets = self.prepared_sizes(_boxes(index, index.chunk_offsets.tolist()))
         self.parts = dict(self.prepared_parts())
-        # Names are remembered where they first occur, as keys of the entries, in this order.
+        # Names are memoized where they first occur, as keys of the entries, in this order.
         self.texts = {name: out.reserve() for name in (*self.rows, *index.object_names)}
 
     def pickle(self) -> bytes:
@@ -107,7 +107,7 @@ class _Head:
         return out.getvalue()
 
     def prepared_sizes(self, values: Iterable[Box]) -> list[bytes]:
-        """Return opcodes that push each as a `torch.Size`."""
+        """Memoize each size as a `torch.Size`; returns opcodes that push it."""
         values = list(values)
         sizes, size_class, prepare = self.sizes, self.size_class, self.out.prepare
         for value in dict.fromkeys(values):
@@ -116,7 +116,7 @@ class _Head:
         return list(map(sizes.__getitem__, values))
 
     def prepared_properties(self) -> Iterator[tuple[tuple[int, int], bytes]]:
-        """Yield each (dtype, flags) that occurs, with the opcodes that push a new `TensorProperties` of it."""
+        """Yield each pair (dtype, flags), with opcodes that push a new `TensorProperties`."""
         index = self.index
         pairs = sorted(set(zip(index.tensor_dtype.tolist(), index.tensor_flags.tolist(), strict=True)))
         for dtype, bits in pairs:
@@ -131,7 +131,7 @@ class _Head:
             yield (dtype, bits), self.new["TensorProperties"] + self.out.prepare(collected(fields)) + b"b"
 
     def tensors(self) -> Iterator[bytes]:
-        """Yield each name with its `TensorStorageMetadata`, as opcodes."""
+        """Yield opcodes that push each name with its `TensorStorageMetadata`."""
         chunk, sizes = self.new["ChunkStorageMetadata"] + _STATE + self.key["offsets"], self.key["sizes"]
         tensor = MEMOIZE + self.new["TensorStorageMetadata"] + _STATE + self.key["properties"]
         size, begin, end = self.key["size"], self.key["chunks"] + b"](", b"e" + _DONE
@@ -148,10 +148,10 @@ class _Head:
             yield text(name) + tail
 
     def prepared_parts(self) -> Iterator[tuple[PathElement, bytes]]:
-        """Yield each path element that is not a name as well, with the opcodes that push it."""
+        """Yield each path element that is not itself a name, with opcodes that push it."""
         paths = self.index.paths or {}
         names = {*self.rows, *self.index.object_names}
-        # A `LiteralKey` equals the text that stock writes in its place.
+        # A `LiteralKey` equals the text that stock writes for the key.
         for part in dict.fromkeys(chain(paths, chain.from_iterable(paths.values()))):
             if not isinstance(part, str):
                 yield part, integer(part)
@@ -159,7 +159,7 @@ class _Head:
                 yield part, self.out.prepare(text(part))
 
     def paths(self) -> Iterator[bytes]:
-        """Yield opcodes that push the planner data: each name with its path."""
+        """Yield opcodes that push the planner data: names with their paths."""
         if self.index.paths is None:
             yield _NONE
             return
@@ -171,7 +171,7 @@ class _Head:
         yield b"u"
 
     def stored_chunks(self) -> Iterator[bytes]:
-        """Yield each chunk's `MetadataIndex` with its `_StorageInfo`, as opcodes."""
+        """Yield opcodes that push each chunk's `MetadataIndex` with its `_StorageInfo`."""
         if self.index.chunk_items is None:
             return
         key, index, offset = self.new["MetadataIndex"] + _STATE + self.key["fqn"], self.key["index"], self.key["offset"]
@@ -184,7 +184,7 @@ class _Head:
                 yield b"".join((start, position, at, place))
 
     def stored_objects(self) -> Iterator[bytes]:
-        """Yield each object's `MetadataIndex` with its `_StorageInfo`, as opcodes."""
+        """Yield opcodes that push each object's `MetadataIndex` with its `_StorageInfo`."""
         if self.index.object_items is None:
             return
         key, no_index = self.new["MetadataIndex"] + _STATE + self.key["fqn"], self.key["index"] + _NONE
@@ -192,7 +192,7 @@ class _Head:
             yield b"".join((key, self.texts[name], no_index, place))
 
     def places(self, items: ItemColumns) -> Iterator[bytes]:
-        """Yield for each item the opcodes that end its key and push its `_StorageInfo`."""
+        """Yield, for each item, opcodes that complete its key and push its `_StorageInfo`."""
         start = _DONE + self.new["_StorageInfo"] + _STATE + self.key["relative_path"]
         offset, length = self.key["offset"], self.key["length"]
         ends = [_DONE, *(_descriptors(links) + _DONE for links in self.index.chains)]
@@ -209,7 +209,7 @@ class _Head:
 
 
 def _descriptors(links: tuple[str, ...]) -> bytes:
-    """Return the transforms of an item in stock's order, the reverse of decoding."""
+    """Return the transforms of an item in stock's order, the reverse of decoding order."""
     return text("transform_descriptors") + b"](" + b"".join(map(text, reversed(links))) + b"e"
 
 
@@ -219,7 +219,7 @@ def _shapes(index: CheckpointIndex) -> Iterator[Box]:
 
 
 def _boxes(index: CheckpointIndex, numbers: list[int]) -> Iterator[Box]:
-    """Yield the offsets or sizes of each chunk, from all of them in a row."""
+    """Yield the offsets or sizes of each chunk, from the flat column."""
     following = iter(numbers)
     for ndim, chunks in zip(index.tensor_ndim.tolist(), index.tensor_chunks.tolist(), strict=True):
         if ndim == 0:

@@ -1,4 +1,4 @@
-"""Stub head of a `.metadata` that stock cannot use: a pickle whose loading fails with an error message."""
+"""Stub head of a `.metadata` that stock cannot read: a pickle that raises an error message when it is loaded."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ _START = b"\x80\x04" + text("dcp-manifest stub") + b"0"
 
 
 def is_stub(data: bytes | memoryview) -> bool:
-    """Whether a file begins with a stub."""
+    """Whether a file begins with a stub head."""
     return bytes(data[: len(_START)]) == _START
 
 
 def stub_head(reason: str) -> bytes:
-    """Return a pickle whose loading raises RuntimeError: with the writer of the checkpoint, the reason, and the remedy.
+    """Return a pickle that raises RuntimeError when loaded; the message has the writer, the reason and the remedy.
 
     Args:
-        reason: A clause that goes on after "because".
+        reason: A clause that continues a sentence after "because".
     """
     sentence = (
         "this checkpoint was written by dcp (dcp-manifest) and torch.distributed.checkpoint cannot load it, because "
         f"{reason}; load it with dcp_all.load (pip install dcp-all), or save it again there with layout='torch' and "
         "interop=True"
     )
-    # A future that failed is the shortest way to raise a chosen sentence from inside of any unpickler.
+    # A failed future is the shortest way to raise a chosen message inside any unpickler.
     futures = "concurrent.futures"
     writer = PickleWriter(_START)
     future = writer.prepare(global_(futures, "Future") + b")R")

@@ -1,0 +1,214 @@
+"""`dcp rm` and `dcp prune`: which files go, which stay, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dcp_io import ProcessIdentity, this_process
+from dcp_manifest import encode, index_of
+
+Dcp = Callable[..., tuple[int, str, str]]
+Write = Callable[..., Path]
+DataFile = Callable[[Path], Path]
+
+
+def test_rm(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None:
+    path = write(tmp_path / "c")
+    (path / "mine.txt").write_text("stays")
+    code, out, _ = dcp("rm", path, "--dry-run")
+    assert (code, data_file(path).exists()) == (0, True)
+    assert out.startswith("would remove")
+    code, out, _ = dcp("rm", path, "--yes")
+    assert code == 0
+    assert [each.name for each in path.iterdir()] == ["mine.txt"]
+    code, _, err = dcp("rm", path, "--yes")
+    assert (code, err) == (3, f"dcp: there is no checkpoint in {path}: it has no .metadata\n")
+
+
+def test_rm_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dcp: Dcp, write: Write, data_file: DataFile) -> None:
+    import io
+
+    path = write(tmp_path / "c")
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert dcp("rm", path)[0] == 130
+    assert data_file(path).exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert dcp("rm", path)[0] == 0
+    assert not path.exists()
+
+
+def test_rm_leaves_a_running_save_alone(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    path = write(tmp_path / "c")
+    (path / ".dcp-save-0123456789abcdef").write_bytes(b"{}")
+    code, _, err = dcp("rm", path, "--yes")
+    assert code != 0
+    assert "a save is writing" in err
+    assert dcp("rm", path, "--yes", "--force")[0] == 0
+    assert not path.exists()
+
+
+def sign(process: ProcessIdentity) -> str:
+    return json.dumps(process.to_dict())
+
+
+def gone() -> ProcessIdentity:
+    return replace(this_process(), pid=2**22 + 1, start_ticks=1)
+
+
+@pytest.mark.parametrize("name", [".dcp-reading-1", ".dcp-save-0123456789abcdef"])
+def test_rm_and_prune_leave_what_is_used_alone(
+    tmp_path: Path, name: str, dcp: Dcp, write: Write, data_file: DataFile
+) -> None:
+    path, newer = write(tmp_path / "step-1"), write(tmp_path / "step-2")
+    marker = {"save_id": "0123456789abcdef", "rank": None, "phase": "saving", "started_ns": 1, "replaced": []}
+
+    def used_by(process: ProcessIdentity) -> None:
+        (path / name).write_text(json.dumps({**process.to_dict(), **marker, "process": process.to_dict()}))
+
+    used_by(this_process())
+    for command in (("rm", path, "--yes"), ("prune", tmp_path, "--keep", 1, "--yes")):
+        code, _, err = dcp(*command)
+        assert (code != 0, name.removeprefix(".dcp-save-") in err) == (True, True)
+        assert data_file(path).exists()
+    used_by(gone())  # however young it is
+    assert dcp("prune", tmp_path, "--keep", 1, "--yes")[0] == 0
+    assert (path.exists(), newer.exists()) == (False, True)
+    assert newer.exists()
+
+
+def test_rm_and_prune_work_on_a_full_disk(
+    tmp_path: Path, fill_disk: Callable[[], None], dcp: Dcp, write: Write
+) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path / f"step-{step}")
+    fill_disk()
+    assert dcp("prune", tmp_path, "--keep", 2, "--yes")[0] == 0
+    assert dcp("rm", tmp_path / "step-2", "--yes")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+
+
+def test_rm_of_a_link_to_a_checkpoint_removes_the_checkpoint_alone(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    path = write(tmp_path / "step-1")
+    (tmp_path / "last").symlink_to(path)
+    code, out, _ = dcp("rm", tmp_path / "last", "--yes")
+    assert (code, "removed" in out, [*path.iterdir()]) == (0, True, [])
+    assert (tmp_path / "last").is_symlink()
+
+
+def test_rm_looks_again_after_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dcp: Dcp, write: Write, data_file: DataFile
+) -> None:
+    path = write(tmp_path / "c")
+    meanwhile: list[Callable[[], object]] = [
+        lambda: (path / ".dcp-reading-1").write_text(sign(this_process())),
+        lambda: write(path),
+    ]
+    for happens in meanwhile:
+        monkeypatch.setattr("click.confirm", lambda *_, happens=happens, **__: happens())
+        code, _, err = dcp("rm", path)
+        assert code == 4
+        assert str(path) in err
+        assert data_file(path).exists()
+        assert not (path / ".dcp-removing").exists()
+        (path / ".dcp-reading-1").unlink(missing_ok=True)
+
+
+def test_rm_takes_what_the_manager_left(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    path = write(tmp_path / "c")
+    (path / ".dcp-note.json").write_text("{}")
+    (path / ".dcp-reading-1").write_text(sign(gone()))
+    assert dcp("rm", path, "--yes")[0] == 0
+    assert not path.exists()
+
+
+def test_prune(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None:
+    for step in range(1, 6):
+        path = write(tmp_path / f"step-{step}")
+        os.utime(path / ".metadata", (step, step))
+    data_file(tmp_path / "step-5").unlink()
+    assert dcp("prune", tmp_path, "--keep", 2, "--dry-run")[0] == 0
+    assert len(list(tmp_path.iterdir())) == 5
+    code, out, _ = dcp("prune", tmp_path, "--keep", 2, "--yes", "--json")
+    assert code == 0
+    assert [Path(each).name for each in json.loads(out)["kept"]] == ["step-4", "step-3"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["step-3", "step-4", "step-5"]
+
+
+def begun_at(path: Path, created_ns: int) -> Path:
+    """Let the save of a checkpoint have begun then, whatever the times of its files."""
+    index = index_of(path)
+    assert index.info is not None
+    index.info = replace(index.info, created_ns=created_ns)
+    (path / ".metadata").write_bytes(encode(index))
+    return path
+
+
+PRUNED: dict[str, tuple[dict[str, int], int, set[str], set[str]]] = {
+    # what there is and when it was made; how many to keep; what goes; what goes with --force besides
+    "by step": ({"step-1": 1, "step-2": 2, "step-10": 3}, 1, {"step-1", "step-2"}, set()),
+    "leading zeros": ({"step-1": 1, "step-002": 2}, 1, {"step-1"}, set()),
+    "two runs in a folder": ({"a-step-9": 1, "a-step-10": 2, "b-step-1": 3, "step-5": 9}, 1, {"a-step-9"}, set()),
+    "two folders": ({"a/step-9": 1, "a/step-10": 2, "b/step-1": 3}, 1, {"a/step-9"}, set()),
+    "without a step": ({"step-1": 1, "step-2": 2, "odd": 9, "older": 0}, 1, {"step-1"}, set()),
+    "only without a step": ({"a": 1, "b": 2, "seed-1": 3, "seed-2": 4}, 1, set(), set()),
+    "other numbers": ({"2024-01-30": 1, "2024-01-31": 2, "rank_0": 3, "rank_1": 4}, 1, set(), set()),
+    "went back": ({"step-1": 1, "step-9": 2, "step-2": 3, "step-3": 4}, 1, {"step-1"}, {"step-2", "step-3"}),
+    "stock notes no time": ({"step-1": 0, "step-9": 0, "step-2": 0}, 1, {"step-1", "step-2"}, set()),
+    "the same step twice": ({"step-7": 2, "step-07": 1}, 1, {"step-07"}, set()),
+    "parts of a step": (
+        {"checkpoint-1/model": 1, "checkpoint-1/optim": 1, "checkpoint-2/model": 2, "checkpoint-2/optim": 2},
+        1,
+        {"checkpoint-1/model", "checkpoint-1/optim"},
+        set(),
+    ),
+    "a part of the newest is missing": (
+        {"checkpoint-1/model": 1, "checkpoint-1/optim": 1, "checkpoint-2/model": 2},
+        1,
+        set(),
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PRUNED)
+def test_prune_goes_by_steps_within_a_run(tmp_path: Path, case: str, dcp: Dcp, write: Write) -> None:
+    there, keep, removed, forced = PRUNED[case]
+    for number, (name, created_ns) in enumerate(there.items()):
+        path = begun_at(write(tmp_path / name), created_ns)
+        os.utime(path / ".metadata", (9000 - number, 9000 - number))  # the first is the youngest file
+    for options, gone in (((), removed), (("--force",), removed | forced)):
+        _, out, _ = dcp("prune", tmp_path, "--keep", keep, *options, "--dry-run", "--json")
+        said = json.loads(out)
+        assert {os.path.relpath(each, tmp_path) for each in said["checkpoints"]} == gone
+        assert set(said["doubtful"]) == (set() if options else {str(tmp_path / name) for name in forced})
+    assert dcp("prune", tmp_path, "--keep", keep, "--yes")[0] == 0
+    left = {os.path.relpath(each.parent, tmp_path) for each in tmp_path.rglob(".metadata")}
+    assert left == set(there) - removed
+
+
+def test_prune_leaves_what_its_note_calls_newer(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    for step in (1, 2):
+        write(tmp_path / f"step-{step}")
+    (tmp_path / "step-1" / ".dcp-note.json").write_text('{"step": 700}')
+    code, out, _ = dcp("prune", tmp_path, "--keep", 1, "--yes")
+    assert code == 0
+    assert "its folder says step 1 and the note in it step 700; --force removes it" in out
+    assert (tmp_path / "step-1").exists()
+    dcp("prune", tmp_path, "--keep", 1, "--yes", "--force")
+    assert not (tmp_path / "step-1").exists()
+
+
+def test_what_was_put_aside_as_damaged_is_not_kept_for_a_good_one(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    for step in (1, 2):
+        write(tmp_path / f"step-{step}")
+    (tmp_path / "step-2" / ".dcp-quarantined.json").write_text('{"reason": "a bit flipped"}')
+    _, out, _ = dcp("ls", tmp_path)
+    assert "put aside as damaged" in out
+    assert dcp("prune", tmp_path, "--keep", 1, "--yes")[0] == 0
+    assert {each.name for each in tmp_path.iterdir()} == {"step-1", "step-2"}

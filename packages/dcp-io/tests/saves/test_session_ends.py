@@ -1,0 +1,127 @@
+"""Ends of a save: abort and finish, and the marker until then (its loss, its renewal)."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import time
+
+import pytest
+
+from dcp_io import SaveLostError, SaveSession
+from dcp_io.saves.own_files import data_mark
+from dcp_io.saves.save_markers import find_markers
+from dcp_manifest.file.manifest import encode
+from dcp_manifest.index.columns import ManifestInfo
+
+OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
+
+
+def test_abort_removes_all_of_the_save_and_nothing_else(store, helpers):
+    helpers.save_all(store, OLD)
+    before = helpers.names(store)
+    session = SaveSession.begin(store)
+    for rank in (0, 5):
+        store.publish(f"__{rank}_0.{session.save_id}.distcp", data_mark(session.save_id))
+    session.abort()
+    session.abort()
+    assert helpers.names(store) == before
+    assert helpers.load_all(store) == helpers.merged(OLD)
+
+
+def test_abort_after_publishing_keeps_the_checkpoint(store, helpers):
+    session = SaveSession.begin(store)
+    store.publish(f"__0_0.{session.save_id}.distcp", b"x")
+    info = ManifestInfo(session.save_id, 1, "test")
+    session.publish(".metadata", encode(helpers.make_index({}, info=info)))
+    session.abort()
+    assert store.exists(f"__0_0.{session.save_id}.distcp")
+    (found,) = find_markers(store, store.list())
+    assert found.marker.phase == "ended"
+    SaveSession.begin(store).abort()
+    assert find_markers(store, store.list()) == []
+
+
+def test_abort_when_publishing_failed_halfway(store, helpers, patch_os):
+    """The error came after the replacement: nobody may remove what is published now."""
+    session = SaveSession.begin(store)
+    name = f"__0_0.{session.save_id}.distcp"
+    store.publish(name, b"x")
+    folder_syncs = []
+
+    def fsync(fd):
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            folder_syncs.append(fd)
+            raise OSError(errno.EIO, "broken")
+        os.fsync(fd)
+
+    patch_os(fsync=fsync)
+    with pytest.raises(OSError, match="Input/output"):
+        session.publish(".metadata", encode(helpers.make_index({}, info=ManifestInfo(session.save_id, 1, "test"))))
+    assert folder_syncs
+    session.abort()
+    assert store.exists(name)
+
+
+def test_a_save_that_lost_its_marker_does_not_publish(store, helpers):
+    session = SaveSession.begin(store)
+    store.delete(f".dcp-save-{session.save_id}")
+    with pytest.raises(SaveLostError, match="another save considered it dead"):
+        session.publish(".metadata", b"x")
+    assert not store.exists(".metadata")
+    session.abort()
+    assert store.list() == []
+
+
+def test_markers_are_renewed_and_never_come_back(store):
+    session = SaveSession.begin(store, stale_after_seconds=0.5)
+    path = os.path.join(store.path, f".dcp-save-{session.save_id}")
+    os.utime(path, (1, 1))
+    deadline = time.monotonic() + 30
+    while os.stat(path).st_mtime == 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    renewing = session._renewal._thread
+    session.abort()
+    assert not renewing.is_alive()
+    assert store.list() == []
+
+
+def test_a_renewal_that_misses_the_marker_is_noticed(store):
+    session = SaveSession.begin(store, stale_after_seconds=0.5)
+    store.delete(f".dcp-save-{session.save_id}")
+    deadline = time.monotonic() + 30
+    while not session._renewal.lost:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    session.abort()
+
+
+def test_a_session_that_is_dropped_without_an_end_blocks_nobody(store, helpers):
+    session = SaveSession.begin(store, stale_after_seconds=0.5)
+    name = f"__0_0.{session.save_id}.distcp"
+    store.publish(name, data_mark(session.save_id))
+    del session
+    gc.collect()
+    helpers.save_all(store, NEW)
+    assert helpers.load_all(store) == helpers.merged(NEW)
+    assert not store.exists(name)
+
+
+def test_finish_does_not_raise_and_the_next_save_makes_up_for_it(store, helpers, patch_os, caplog):
+    helpers.save_all(store, OLD)
+    old = [name for name in helpers.names(store) if name != ".metadata"]
+
+    def unlink(path):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    patch_os(unlink=unlink)
+    helpers.save_all(store, NEW)
+    assert "could not remove" in caplog.text
+    patch_os()
+    assert helpers.load_all(store) == helpers.merged(NEW)
+    assert set(old) < set(helpers.names(store))
+    SaveSession.begin(store).abort()
+    assert not set(old) & set(helpers.names(store))
+    assert find_markers(store, store.list()) == []
