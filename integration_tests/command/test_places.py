@@ -179,7 +179,7 @@ def test_rm_at_a_uri_leaves_what_is_read_alone(here: Path, s3: S3Server, capsys:
 
     with ReadingSign(dcp.open_store(place), stale_after_seconds=3600):
         assert dcp.run_command(["rm", place, "--yes"]) == 4
-        assert "somebody is reading" in capsys.readouterr().err
+        assert "a process is reading" in capsys.readouterr().err
         assert is_there(place)
     assert dcp.run_command(["rm", place, "--yes"]) == 0
 

@@ -1,6 +1,6 @@
 """Asynchronous saving: stage the state dict in a reused host buffer, and save it from there in a thread or process.
 
-What is saved, and how, is the affair of `dcp_core`; this package says when, from which memory and by whom.
+Planning and writing are done by `dcp_core`; this package decides when a save runs, from which memory, in which process.
 """
 
 from __future__ import annotations

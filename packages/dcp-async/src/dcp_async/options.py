@@ -13,8 +13,8 @@ from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
 __all__ = ["AsyncCheckpointerType", "Overlap", "SaverOptions", "WorkerOptions", "check_overlap"]
 
 Overlap = Literal["wait", "skip", "latest"]
-"""What a save does that comes while another one runs: `wait` for its end, be left out (`skip`), or replace the one that
-waits for its turn (`latest`)."""
+"""Policy for a save that starts while another one runs: `wait` for it, `skip` the new one, or let the new one replace
+the save that is queued (`latest`)."""
 
 
 class AsyncCheckpointerType(Enum):
@@ -29,16 +29,16 @@ class WorkerOptions:
     """Options of the worker process: its share of the machine, and the timeout after which it counts as dead.
 
     Attributes:
-        nice: Added to this process's niceness, so that the trainer goes first where they share a core.
-        batch: Let the kernel treat it as a batch job (`SCHED_BATCH`): when it wakes up, it does not take the core from
-            a thread that runs.
-        ionice: Class and level of disk access (`("best-effort", 7)`, `("idle", 0)`); None leaves it.
-        torch_threads: Threads that torch may use in one operation.
-        cpu_affinity: The cores that it may run on; None leaves it.
-        process_group: Give it a gloo group of all savers over the trainer's store, for storage writers that use
-            collectives.
-        start_seconds: How long it may take to start.
-        silence_seconds: After how long without a sign of life it is ended.
+        nice: Increment of the niceness, so that the trainer has priority on a shared core.
+        batch: Whether the kernel schedules it as a batch job (`SCHED_BATCH`), which does not preempt running threads
+            when it wakes up.
+        ionice: I/O scheduling class and level (`("best-effort", 7)`, `("idle", 0)`); None leaves it unchanged.
+        torch_threads: Number of threads for one operation of torch.
+        cpu_affinity: The cores that it may run on; None leaves them unchanged.
+        process_group: Whether it joins a gloo group of all savers over the trainer's store, for storage writers that
+            use collectives.
+        start_seconds: Timeout of its start.
+        silence_seconds: Time without a heartbeat after which it is killed.
 
     Example:
         ```python
@@ -66,19 +66,19 @@ def _copy_threads() -> int:
 
 @dataclass(frozen=True, slots=True)
 class SaverOptions:
-    """How a saver stages and saves.
+    """Options of a saver: staging memory, timeouts, and the worker process.
 
     Attributes:
-        max_staging_bytes: Memory that staged copies of this rank may take, all together; None for no limit.
-        copy_threads: Threads that copy tensors of host memory while `save` waits.
-        pin_memory: Pin staging memory where CUDA is there.
-        mutation_guard: Compare samples of each copy with its source when copying is done: see `mutation_guard`.
-        save_seconds: How long one save may take in a process, which is ended if it takes longer; a save in a thread
-            has no such deadline. So long is waited for an earlier save and for a copy, too.
-        close_seconds: How long `close` waits for saves that run.
-        timeout_seconds: How long a rank waits for the others in one phase; see `dcp_core.save`.
-        peers: How savers of different ranks watch each other; see `dcp_core.save`.
-        worker: For a process saver.
+        max_staging_bytes: Limit of the memory for all staged copies of this rank; None for no limit.
+        copy_threads: Number of threads that copy tensors in host memory while `save` waits.
+        pin_memory: Whether staging memory is pinned, if CUDA is available.
+        mutation_guard: Whether samples of each copy are compared with the source after copying: see `mutation_guard`.
+        save_seconds: Deadline of one save in a worker process, which is killed when it is exceeded; a save in a thread
+            has none. Also the limit of waiting for an earlier save, and for a copy.
+        close_seconds: Limit of the time that `close` waits for running saves.
+        timeout_seconds: Timeout of a rank that waits for the others in one phase; see `dcp_core.save`.
+        peers: Options of the connections by which savers of different ranks watch each other; see `dcp_core.save`.
+        worker: Options of the worker process.
 
     Example:
         ```python

@@ -1,6 +1,6 @@
 """`AsyncSaver`: saves in the background, from a staged copy, one after the other.
 
-What carries a save out (a thread, a process) is a `Backend`, found by hook; how copies are made is `staging`.
+A save is carried out by a `Backend` (a thread, a process), found by hook; copies are made in `staging`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Backend(Protocol):
     """Backend that carries out saves; plugins register a factory by name, which is called with `SaverOptions`."""
 
     shares_memory: bool
-    """Whether copies must lie in memory that another process can map."""
+    """Whether copies must be in memory that another process can map."""
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
         """Prepare for the first save of a group, and of a state of that structure if one is given."""
@@ -73,7 +73,7 @@ class AsyncSaver:
 
     Args:
         kind: `AsyncCheckpointerType.PROCESS`, `THREAD`, or the name of a saver that a plugin registers.
-        overlap: What a save does that comes while another one runs: `wait`, `skip` or `latest`.
+        overlap: Policy for a save that starts while another one runs: `wait`, `skip` or `latest`.
         options: See `SaverOptions`.
 
     Saves of one saver run in the order in which they were started. Several groups, models and checkpoint ids may take
@@ -147,13 +147,14 @@ class AsyncSaver:
 
         Args:
             process_group: The ranks that will save together; None takes all.
-            state_dict: What will be saved: memory for its copy is allocated, and its structure sent to the worker, now.
+            state_dict: The state to be saved later: allocates memory for its copy, and sends its structure to the
+                worker.
             no_dist: See `save`.
 
         Raises:
             WorkerError: The process cannot be started.
             SaverClosedError: The saver is closed.
-            Exception: What is wrong with the state.
+            Exception: The state cannot be saved.
 
         Ranks: every rank of the group; waits for none, but for this rank's own earlier saves.
         """
@@ -192,7 +193,7 @@ class AsyncSaver:
         Args:
             state_dict: As for `dcp_core.save`. With the stager that is used if none is given, values may change as
                 soon as this returns.
-            checkpoint_id: Where to save. A relative path means the folder at the time of this call.
+            checkpoint_id: Path or URI of the checkpoint. A relative path is resolved at the time of this call.
             storage_writer: Used instead of the one that `checkpoint_id` would choose. A process saver gets a copy.
             planner: See `dcp_core.save`. A process saver gets a copy, unless it is a `DefaultSavePlanner`'s subclass
                 or another kind, whose methods that touch values run here.
@@ -257,7 +258,7 @@ class AsyncSaver:
         """Wait for all saves, end the thread or worker, and raise errors that were never read.
 
         Args:
-            seconds: How long to wait; None takes `SaverOptions.close_seconds`.
+            seconds: Limit of the time to wait; None takes `SaverOptions.close_seconds`.
 
         Raises:
             SaverDeadlineError: A save takes longer; see `end`.
@@ -359,8 +360,8 @@ class _Run:
     """Callback that runs a save in the queue's thread.
 
     Args:
-        backend: Of the saver.
-        copies: Of the saver.
+        backend: Backend of the saver.
+        copies: Copies of the saver.
     """
 
     def __init__(self, backend: Backend, copies: JobStager) -> None:

@@ -32,13 +32,13 @@ def warn_dropped(name: str, owner: int) -> None:
     """Warn of a saver without references, in the process that made it; a finalizer.
 
     Args:
-        name: Its kind.
-        owner: The process that made it.
+        name: Kind of the saver.
+        owner: Id of the process that made it.
     """
     if os.getpid() == owner:
         warnings.warn(
-            f"a {name} saver was dropped without close(): what it holds is released once its saves have ended, but "
-            "nobody waits for them, and failures are logged only. Use it as a context manager, or close it",
+            f"a {name} saver was dropped without close(): its resources are released once its saves have ended, but "
+            "nothing waits for them, and failures are only logged. Use it as a context manager, or close it",
             ResourceWarning,
             stacklevel=3,  # the caller of the finalizer
         )

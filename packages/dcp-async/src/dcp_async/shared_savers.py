@@ -44,11 +44,11 @@ def async_save(
 
     Args:
         state_dict: See `AsyncSaver.save`, as for the other arguments.
-        checkpoint_id: Where to save.
+        checkpoint_id: Path or URI of the checkpoint.
         storage_writer: Used instead of the one that `checkpoint_id` would choose.
-        planner: Decides what is written by whom.
+        planner: Decides which rank writes which item.
         process_group: The ranks that save together; None takes all.
-        async_checkpointer_type: In a thread, or in a process of its own.
+        async_checkpointer_type: Whether the save runs in a thread or in a worker process.
         async_stager: Makes the copy.
         no_dist: Save from this process alone.
         use_collectives: False lets every rank plan alone.
@@ -70,7 +70,7 @@ def async_save(
 
         weights = torch.ones(1000)
         future = async_save({"weights": weights}, checkpoint_id="step-1")
-        weights.zero_()  # training goes on; what is saved are the ones
+        weights.zero_()  # training goes on; the saved values are the ones
         future.result()  # raises if the save failed
         ```
     """
@@ -94,7 +94,7 @@ def shared_saver(
 
     Args:
         kind: The type, or the name of a saver that a plugin registers.
-        options: For the saver, if this call makes it.
+        options: Options of the saver, if this call makes it.
 
     Raises:
         ValueError: It has other options already; close it first.

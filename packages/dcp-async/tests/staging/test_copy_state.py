@@ -238,7 +238,7 @@ def test_a_placement_that_would_mix_up_values_is_found(monkeypatch: pytest.Monke
     base = torch.arange(100.0).reshape(10, 10)
     state = {"a": base[:2], "b": base[1:3, 2:], "c": torch.ones(30), "d": torch.ones(10, 10)[:, ::2]}
     monkeypatch.setattr(staging, "place", spoiled)
-    with pytest.raises(StagingMismatchError, match=r"'[abcd]' would not be copied to where its copy is looked for"):
+    with pytest.raises(StagingMismatchError, match=r"'[abcd]' would be copied to a wrong location"):
         _stager().stage(state)
 
 

@@ -61,17 +61,17 @@ class Operation:
     def phase(self, name: str) -> Iterator[Phase]:
         """Report the start and the end of a phase."""
         phase = Phase()
-        self._tell(name, "started")
+        self._notify(name, "started")
         start = time.monotonic()
         try:
             yield phase
         except BaseException as error:
-            told = f"{type(error).__name__}: {error}".partition("\n")[0]
-            self._tell(name, "failed", seconds=time.monotonic() - start, error=told)
+            message = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._notify(name, "failed", seconds=time.monotonic() - start, error=message)
             raise
         slowest = self._coordinator.slowest
         rank, longest = (self._coordinator.rank, phase.own_seconds) if slowest is None else slowest
-        self._tell(
+        self._notify(
             name,
             "finished",
             seconds=time.monotonic() - start,
@@ -81,7 +81,7 @@ class Operation:
             slowest_seconds=longest,
         )
 
-    def _tell(self, phase: str, state: str, **facts: Any) -> None:
+    def _notify(self, phase: str, state: str, **facts: Any) -> None:
         """Send an event of a phase to observers and the log; `facts` are fields of the event."""
         rank, world_size = self._coordinator.rank, self._coordinator.world_size
         event = CheckpointEvent(self._name, phase, state, rank, self._checkpoint_id, **facts)

@@ -126,7 +126,7 @@ class Memory:
             return int(next(lines).split()[1])
 
     def file(self, number: int, offset: int, count: int) -> bytes:
-        """Read bytes of the file behind an open descriptor."""
+        """Read bytes of the file of an open descriptor."""
         with open(f"/proc/{self._tid}/fd/{_signed(number)}", "rb") as file:
             file.seek(offset)
             return file.read(count)

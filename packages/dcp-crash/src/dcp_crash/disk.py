@@ -49,12 +49,12 @@ class DiskState:
     """
 
     at: int
-    """How many changes of the recording were made before the power went."""
+    """Number of recorded changes before the loss of power."""
     how: str
     """Which of the changes that were not synced the disk kept, in words."""
     tree: Tree
     marks: tuple[str, ...]
-    """What the processes had said by then."""
+    """The marks of the processes up to then."""
 
     def put(self, folder: str | os.PathLike[str], *, recorded: str | os.PathLike[str], seconds_ago: float = 60) -> None:
         """Make an empty folder hold this state.
@@ -94,11 +94,11 @@ def disk_states(
     were given already are left out.
 
     Args:
-        before: What was there, see `snapshot`.
+        before: Contents of the folder at the start, see `snapshot`.
         changes: The recording.
-        every: Look at every so many moments only; the last one is among them.
-        random_states: How many random choices per moment.
-        seed: Of those.
+        every: Step between the moments to examine; the last moment is always included.
+        random_states: Number of random states per moment.
+        seed: Seed of the random states.
 
     Example:
         ```python
@@ -127,7 +127,8 @@ def disk_states(
 
 
 Choose = Callable[[int], "bool | str | random.Random"]
-"""For the number of a change: whether it is kept; `length` keeps the length of a write alone; a generator tears it."""
+"""Decision for the number of a change: whether it reaches the disk; `length` keeps only the length of a write; a random
+generator tears the write."""
 _FILE = frozenset({"write", "truncate", "grow"})
 _NAME = frozenset({"create", "mkdir", "unlink", "rmdir", "rename", "link", "symlink"})
 
@@ -219,7 +220,7 @@ class _Disk:
 
     def __init__(self, before: Tree) -> None:
         self._files: list[bytearray | None] = []
-        # What processes see, and what the disk has.
+        # The contents that processes see, and the contents of the disk.
         self._seen: dict[str, int] = {}
         for path, data in before.items():
             self._seen[path] = self._new(None if data is None else bytearray(data))

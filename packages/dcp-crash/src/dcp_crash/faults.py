@@ -24,7 +24,7 @@ class Fault:
     Attributes:
         kind: See above.
         at: Which call, counted from 1 on.
-        rank: Whose calls are counted.
+        rank: Rank whose calls are counted.
         of: Count the calls of the rank's own process (`own`), of those that it started (`started`), or of both (`all`).
             Who makes the call meets the fault.
 

@@ -1,6 +1,6 @@
 """The kernel's tracing interface over ctypes: ptrace, seccomp filters, registers. x86-64 Linux only.
 
-What is done with it is in `tracer`. Needs no privileges beyond tracing one's own children.
+It is used by `tracer`. Needs no privileges except for tracing one's own children.
 
 Source: ptrace(2), seccomp(2), linux/filter.h, linux/seccomp.h.
 """
@@ -33,7 +33,7 @@ __all__ = [
 EVENT_SECCOMP, EVENT_STOP = 7, 128
 
 _CONT, _GETREGS, _SETREGS, _SYSCALL, _SEIZE, _LISTEN = 7, 12, 13, 24, 0x4206, 0x4208
-# Syscall stops are marked; forks, vforks, clones and execs are followed; who is traced dies with who traces.
+# Syscall stops are marked; forks, vforks, clones and execs are followed; traced processes die with the tracer.
 _OPTIONS = 0x01 | 0x02 | 0x04 | 0x08 | 0x10 | 0x80 | 0x100000
 
 _PR_SET_NO_NEW_PRIVS = 38

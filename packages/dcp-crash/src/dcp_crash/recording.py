@@ -1,6 +1,6 @@
 """Recording of the changes that processes made to a folder: changes and sync barriers in order, with the bytes.
 
-Only what a system call had done when it returned is here. What a disk keeps of it is `disk`.
+A record has the effect of a system call at its return. Which effects reach the disk is modelled in `disk`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ class Change:
     """One recorded change, mark or barrier; all paths are absolute.
 
     `create`, `mkdir`, `unlink`, `rmdir`: `path`. `rename`, `link`: from `path` to `target`. `symlink`: `path`, to
-    `target`. `write`: `data` at `offset`. `truncate`: to `offset` bytes (`grow`: at least). `sync`: everything that
-    was done to `path`, file or folder, before change number `begun` is durable. `mark`: the process said `path`.
+    `target`. `write`: `data` at `offset`. `truncate`: to `offset` bytes (`grow`: at least). `sync`: everything that was
+    done to `path`, file or folder, before change number `begun` is durable. `mark`: a mark of the process, with the
+    text in `path`.
     """
 
     kind: str

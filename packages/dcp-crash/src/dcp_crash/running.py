@@ -26,7 +26,7 @@ __all__ = ["RankEnd", "Run", "mark", "run_traced"]
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended: its exit status or signal."""
+    """End of one rank: its exit status or signal."""
 
     signal: int | None
     """The signal that killed it; None if it ended by itself."""
@@ -52,7 +52,7 @@ class Run:
     struck: bool
     """Whether the call of the fault was reached."""
     changes: list[Change]
-    """What was done to the folder, if it was recorded."""
+    """The changes of the folder, if they were recorded."""
 
 
 def mark(text: str) -> None:
@@ -80,16 +80,16 @@ def run_traced(
     Processes that the ranks start are followed as well. None is left when this returns.
 
     Args:
-        action: What the ranks do; what it returns must be JSON. Only its calls are counted.
+        action: Function that the ranks run; its result must be JSON. Only its system calls are counted.
         folder: Calls on this folder and all below it are counted.
-        world: How many ranks.
+        world: Number of ranks.
         prepare: Run in each rank before, uncounted.
-        fault: What goes wrong; None only counts.
-        record: Take down what is changed, for `dcp_crash.disk`.
+        fault: The fault to inject; None only counts calls.
+        record: Whether changes of the folder are recorded, for `dcp_crash.disk`.
         reads: Count calls that read instead of those that change something.
         timeout_seconds: After so long everything is killed, and TimeoutError raised.
-        grace_seconds: How long ranks may live on after one of them was killed, as under a launcher.
-        started: Told the process ids once the ranks run.
+        grace_seconds: Time that the other ranks may go on after one was killed, as under a launcher.
+        started: Called with the process ids once the ranks run.
         held: Called with the process id while `stop` holds it; it goes on when this returns.
 
     Raises:

@@ -1,7 +1,7 @@
 """Tracer of processes: counts and records their system calls on one folder, and injects a fault into one of them.
 
 The kernel stops a process at those calls alone (a seccomp filter names them), so everything else runs at full speed.
-Starting the processes is `running`; what a disk would hold after a power loss is `disk`.
+Processes are started by `running`; the states of a disk after a loss of power are computed by `disk`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Tracer:
     """Tracer of ranks; used only from the thread that started the processes.
 
     Attributes:
-        folder: What is looked at, with all that is below.
-        ranks: Process id → rank, of the processes that were started; what they start belongs to the same rank.
-        fault: What goes wrong.
+        folder: The folder whose files are watched, with all subfolders.
+        ranks: Process id → rank of the started processes; their children belong to the same rank.
+        fault: The fault to inject.
         reads: Look at calls that read instead of those that change something.
-        recorder: Told of all that changed.
+        recorder: Receives all changes.
         held: Called while a process is held by a `stop`; it goes on when this returns.
     """
 

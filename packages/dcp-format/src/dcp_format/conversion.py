@@ -80,15 +80,15 @@ def convert(
         exclude: Shell patterns of names to leave out.
         rename: Name (or path) in the source → name in the result.
         rename_regex: (regular expression, replacement) pairs for other names.
-        dtype: Of floating-point tensors in the result; None leaves them as they are.
-        options: How to write.
+        dtype: Dtype of floating-point tensors in the result; None leaves it unchanged.
+        options: Options of the written format.
         started: Is given the content that will be written, before it is.
 
     Returns:
         The name of the format that was written.
 
     Raises:
-        DcpError: Its subclasses say what: not found, damaged, unsafe, cannot be held by the format.
+        DcpError: A subclass for each kind of failure: not found, damaged, unsafe, unsupported by the format.
         UnsupportedFormatError: The format cannot be written to a URI; nothing has been read or written.
         StoreNotFoundError: No installed package opens a URI; names the one to install.
         InvalidPlaceError: A place is empty, or a URI that has lost a slash.

@@ -28,7 +28,7 @@ class Converter(Protocol):
     """Converter of one format: detects, reads and writes it.
 
     Paths are those of files and folders of this machine. A converter with a true attribute `takes_uris` gets URIs of
-    installed storages, too, to detect, read and write; for others, what is at a URI is copied before it is read.
+    installed storages, too, to detect, read and write; for other converters, the files at a URI are downloaded first.
     """
 
     def detect(self, path: str | os.PathLike[str]) -> bool:
@@ -63,7 +63,7 @@ def converter_for(name: str) -> Converter:
 
 
 def detect(path: str | os.PathLike[str]) -> str:
-    """Return the name of the format of a path or URI; what is at a URI may be downloaded to find out.
+    """Return the name of the format of a path or URI; files at a URI may be downloaded for that.
 
     Raises:
         CheckpointNotFoundError: There is nothing.
@@ -124,6 +124,6 @@ def format_of_name(path: str | os.PathLike[str]) -> str:
     if len(suited) == 1:
         return next(iter(suited))
     raise UnsupportedFormatError(
-        f"the name {os.fspath(path)} does not tell the format to write: say which one "
+        f"the name {os.fspath(path)} does not determine the format to write: choose one with format= "
         f"({', '.join(plugins.names('converters'))})"
     )

@@ -25,7 +25,7 @@ class Fetched:
     """A downloaded copy of a URI's files, until `close`.
 
     Args:
-        uri: Of a file, or of a folder that holds safetensors files.
+        uri: URI of a file, or of a folder that holds safetensors files.
 
     Raises:
         CheckpointNotFoundError: There is neither.

@@ -25,7 +25,7 @@ class CheckpointConverter:
     """Converter of checkpoint folders, which have a `.metadata`."""
 
     fallback = True
-    """Its names are those of no other format, which others may bring."""
+    """It is chosen for names that match no other format."""
     takes_uris = True
     """A store publishes its index in one step, wherever it is."""
 

@@ -36,6 +36,6 @@ def repeated(what: str, function: Callable[[], T], *, attempts: int = _ATTEMPTS)
         except _FINAL:
             raise
         except Exception as error:  # implementations raise what their own clients do, not only OSError
-            told = f"{type(error).__name__}: {error}"
-            if isinstance(error, (TypeError, NotImplementedError)) or not made.wait(told):
-                raise made.failure(told, "check the connection and the service") from error
+            message = f"{type(error).__name__}: {error}"
+            if isinstance(error, (TypeError, NotImplementedError)) or not made.wait(message):
+                raise made.failure(message, "check the connection and the service") from error

@@ -22,14 +22,14 @@ def modified_seconds(info: Mapping[str, Any], fs: Any, *, otherwise: float) -> f
         fs: The file system, asked again if `info` has no time.
         otherwise: The answer where no time is known.
     """
-    found = _told(info)
+    found = _time_of(info)
     if found is None:
         with contextlib.suppress(Exception):
             found = _seconds(fs.modified(info["name"]))
     return otherwise if found is None else found
 
 
-def _told(info: Mapping[str, Any]) -> float | None:
+def _time_of(info: Mapping[str, Any]) -> float | None:
     if info.get("modificationTime") is not None:  # WebHDFS; its `modified` gives the hour of this machine's zone
         return float(info["modificationTime"]) / 1000
     if (of_ftp := _FTP.fullmatch(str(info.get("modify")))) is not None:  # RFC 3659: UTC

@@ -1,6 +1,6 @@
 """The `dcp` command: look at checkpoints, verify, compare, convert, plan and remove them.
 
-The commands are in `dcp_inspect.commands`, one module each; what they share is beside this file.
+The commands are in `dcp_inspect.commands`, one module each; shared code is in this folder.
 """
 
 from dcp_inspect.cli import main, run

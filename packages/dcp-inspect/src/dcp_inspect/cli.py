@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "completion": ("completion", "Print a script that completes commands in a shell."),
     }
 )
-"""Command → its module in `dcp_inspect.commands`, and what it does."""
+"""Command → its module in `dcp_inspect.commands`, and its description."""
 
 
 class _Lazy(click.Group):
@@ -73,7 +73,7 @@ def dcp() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with an exit code that scripts can use."""
-    # What a stream cannot show is escaped, as what must not be shown is; the rest of a listing is worth having.
+    # Characters that the stream cannot encode are escaped, like control characters; the rest is printed unchanged.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.excepthook = _print_traceback

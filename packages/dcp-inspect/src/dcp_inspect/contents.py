@@ -40,7 +40,7 @@ class Row:
     rank: int | None = None
     """The rank that the value belongs to; None for one of the whole job."""
     target: str | None = None
-    """Of an alias: the tensor that it is another name of."""
+    """For an alias: name of the tensor that it stands for."""
 
     def as_json(self) -> dict[str, object]:
         """Return the row as JSON data."""
@@ -53,7 +53,7 @@ def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     """Read the index of the checkpoint in a folder or at a URI.
 
     Raises:
-        CheckpointNotFoundError: There is nothing, or no checkpoint in the folder; says what was found instead.
+        CheckpointNotFoundError: There is no checkpoint; the message names what was found instead.
         OtherFormatError: It is a file of another format, or a folder of some.
     """
     if is_uri(path):

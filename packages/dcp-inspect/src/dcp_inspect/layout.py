@@ -35,7 +35,7 @@ class RankLoad:
     needed_bytes: int = 0
     """Of the tensors that it will hold."""
     read_bytes: int = 0
-    """From storage: the CRC blocks that hold what is needed."""
+    """Bytes read from storage: all CRC blocks that contain needed bytes."""
     reads: int = 0
     files: set[str] = field(default_factory=set)
     write_bytes: int = 0
@@ -54,7 +54,7 @@ def plan_reads(
     """Compute which parts of which files each of `world_size` ranks reads.
 
     Args:
-        index: Of the checkpoint.
+        index: Index of the checkpoint.
         world_size: Number of ranks.
         want_segments: Whether the parts are wanted: where every rank reads every scalar, there are very many.
     """

@@ -29,13 +29,13 @@ class Listed:
 
     path: str
     step: int | None
-    """From the folder's name, or the note beside it."""
+    """Step from the folder's name or the manager's note."""
     bytes: int
     values: int | None
     world_size: int | None
     modified_seconds: float
     valid: bool
-    """Its index is sound, and its files are there and long enough; `dcp verify` looks into them."""
+    """Whether the index is sound and the files exist and are long enough; `dcp verify` checks their contents."""
     problem: str | None
     writer: str | None
     created_ns: int = 0

@@ -23,7 +23,7 @@ def draw(title: str, files: Mapping[str, int], segments: Sequence[Segment], rank
         title: Stands above.
         files: Data file → its bytes.
         segments: Parts that ranks read.
-        ranks: For the legend.
+        ranks: Names of the ranks, for the legend.
     """
     by_file: dict[str, list[Segment]] = defaultdict(list)
     for segment in segments:

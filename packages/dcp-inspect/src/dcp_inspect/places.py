@@ -49,7 +49,7 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
     """Return the path of an existing folder.
 
     Raises:
-        CheckpointNotFoundError: There is none; says what there is.
+        CheckpointNotFoundError: There is no checkpoint; the message names what was found instead.
     """
     place = Path(path)
     if place.is_dir():

@@ -60,13 +60,13 @@ def choose(
 ) -> Pruning:
     """Select the checkpoints to remove: those of each run below its newest valid steps.
 
-    A run is what has one name but for the numbers of steps: `step-500` and `step-600` in a folder, not `ema-step-500`.
+    A run is the checkpoints with equal names except for the step: `step-500` and `step-600`, but not `ema-step-500`.
 
     Args:
         checkpoints: As they were found, newest first.
-        keep: How many steps of each run stay.
+        keep: Number of steps to keep in each run.
         force: Remove the doubtful ones as well.
-        noted_step: Gives the step in the note beside a checkpoint; called for those that would be removed.
+        noted_step: Returns the step in a checkpoint's note; called for those that would be removed.
     """
     pruning = Pruning()
     runs: dict[Parts, dict[Parts, _Step]] = defaultdict(dict)

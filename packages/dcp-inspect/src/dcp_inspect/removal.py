@@ -46,7 +46,7 @@ def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
 
     Args:
         path: The folder, for messages.
-        store: Of the folder.
+        store: Store of the folder.
         force: Also where the index cannot be read, or a process seems to save or read there.
 
     Raises:
@@ -105,4 +105,4 @@ def _refuse_users(store: Store, path: str) -> None:
         raise SaveInProgressError(f"a save is writing to {path} ({saves[0]}); wait for it, or use rm --force")
     readers = live_readers(store, stale_after_seconds=STALE_AFTER_SECONDS)
     if readers:
-        raise CheckpointInUseError(f"somebody is reading {path} ({readers[0]}); wait for it, or use rm --force")
+        raise CheckpointInUseError(f"a process is reading {path} ({readers[0]}); wait for it, or use rm --force")

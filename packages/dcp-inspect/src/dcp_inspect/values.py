@@ -18,7 +18,7 @@ def formats() -> Any:
     """Import dcp-format.
 
     Raises:
-        UnsupportedFormatError: It, or torch, is not installed; names what to install.
+        UnsupportedFormatError: A package is missing, or torch; names the one to install.
     """
     try:
         importlib.import_module("dcp_format.conversion")  # torch included, which its front door leaves for later

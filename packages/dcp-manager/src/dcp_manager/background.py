@@ -164,7 +164,7 @@ def _failures_of(error: BaseException, rank: int) -> _Failures:
 
 
 def _joined(
-    told: list[tuple[dict[int, _End], frozenset[int], dict[int, str]]],
+    reported: list[tuple[dict[int, _End], frozenset[int], dict[int, str]]],
 ) -> tuple[dict[int, _End], dict[int, str]]:
     """Merge the ranks' reports: outcomes of saves that have ended everywhere, and late ranks.
 
@@ -173,11 +173,11 @@ def _joined(
     One that still runs somewhere is not looked at: only when it has ended everywhere is it known of each rank what its
     failure was. If a rank stops waiting for it, the failures of others are reported with its timeout.
     """
-    running = frozenset[int]().union(*(numbers for _, numbers, _ in told))
+    running = frozenset[int]().union(*(numbers for _, numbers, _ in reported))
     decided: dict[int, _End] = {}
-    late = {rank: text for *_, lateness in told for rank, text in lateness.items()}
-    for number in sorted({number for ends, *_ in told for number in ends}):
-        ends = [each[number] for each, *_ in told if number in each]
+    late = {rank: text for *_, lateness in reported for rank, text in lateness.items()}
+    for number in sorted({number for ends, *_ in reported for number in ends}):
+        ends = [each[number] for each, *_ in reported if number in each]
         failures = {rank: text for _, texts in reversed(ends) for rank, text in (texts or {}).items()}
         if number not in running:
             left_out = not failures and any(texts is None for _, texts in ends)

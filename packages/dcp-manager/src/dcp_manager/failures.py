@@ -87,9 +87,9 @@ class Tolerance:
         failed = set(error.failures)
         known = {rank: is_storage_failure(cause) for rank, (cause, _) in error.failures.items() if cause is not None}
 
-        def decide(told: list[dict[int, bool]]) -> bool:
-            verdicts = [verdict for each in told for verdict in each.values()]
-            named = {rank for each in told for rank in each}
+        def decide(reported: list[dict[int, bool]]) -> bool:
+            verdicts = [verdict for each in reported for verdict in each.values()]
+            named = {rank for each in reported for rank in each}
             return bool(failed) and failed <= named and all(verdicts) and self.count <= self._limit
 
         return self._ranks.combine("decide whether the failure passes", lambda: known, decide)

@@ -204,9 +204,9 @@ class CheckpointManager:
         def own() -> tuple[bool, frozenset[int], bool]:
             return policy.due(moment), moment.signals, moment.requested
 
-        def combine(told: list[tuple[bool, frozenset[int], bool]]) -> tuple[bool, frozenset[int]]:
-            signals = frozenset[int]().union(*(signals for _, signals, _ in told))
-            requested = any(requested for *_, requested in told)
+        def combine(reported: list[tuple[bool, frozenset[int], bool]]) -> tuple[bool, frozenset[int]]:
+            signals = frozenset[int]().union(*(signals for _, signals, _ in reported))
+            requested = any(requested for *_, requested in reported)
             everywhere = Moment(step, moment.seconds_since_save, signals, requested)
             return policy.due(everywhere), signals
 

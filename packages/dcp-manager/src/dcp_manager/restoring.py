@@ -76,8 +76,8 @@ def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored |
     gone: set[int] = set()
     while True:
         found = ranks.decide("choose a checkpoint", partial(_choose, catalogue, damaged.keys() | gone))
-        step, told = found
-        damaged.update(told)
+        step, problems = found
+        damaged.update(problems)
         if step is None:
             break
         try:
@@ -124,29 +124,29 @@ def _line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _worst(told: list[Damage | None]) -> Damage | None:
-    found = [damage for damage in told if damage is not None]
+def _worst(problems: list[Damage | None]) -> Damage | None:
+    found = [damage for damage in problems if damage is not None]
     return next((damage for damage in found if not damage.is_missing), found[0] if found else None)
 
 
 def _choose(catalogue: Catalogue, without: Collection[int]) -> tuple[int | None, dict[int, str]]:
     """Choose the newest step that looks undamaged; returns it, and the problems of newer ones. Coordinator."""
-    told: dict[int, str] = {}
+    problems: dict[int, str] = {}
     for record in reversed(catalogue.records()):
         if record.step in without:
             continue
         if record.quarantined is not None:
-            told[record.step] = record.quarantined
+            problems[record.step] = record.quarantined
             continue
         try:
             catalogue.check(record.step)
         except _DAMAGE as error:
             reason = _line(error)
             if _put_aside(catalogue, record.step, reason):
-                told[record.step] = reason
+                problems[record.step] = reason
             continue
-        return record.step, told
-    return None, told
+        return record.step, problems
+    return None, problems
 
 
 def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, str]:

@@ -183,9 +183,9 @@ def _wait(made: Attempts, error: BaseException) -> None:
 
     `from None`: the client's own error may hold what must not be logged.
     """
-    told = redacted(error)
-    if is_permanent(error) or not made.wait(told):
-        raise made.failure(told, remedy(error)) from None
+    message = redacted(error)
+    if is_permanent(error) or not made.wait(message):
+        raise made.failure(message, remedy(error)) from None
 
 
 def _native(root: str, options: Options, **retries: int) -> Any:

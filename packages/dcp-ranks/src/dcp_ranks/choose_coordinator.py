@@ -32,10 +32,10 @@ def make_coordinator(
         process_group: The ranks that take part; None takes all.
         no_dist: Take part alone, whatever process groups exist.
         coordinator_rank: The rank within the group that decides for all.
-        timeout_seconds: How long a rank waits for the others in any one phase, counted from its own arrival: more than
-            the time between the first and the last rank. Where object collectives are used, the group's own timeout
-            counts instead.
-        peers: How ranks watch and reach each other, the same on all ranks; the defaults if None. Without effect
+        timeout_seconds: Timeout of a rank that waits for the others in one phase, from its own arrival: more than the
+            time between the first and the last rank. Where object collectives are used, the group's own timeout counts
+            instead.
+        peers: Options of the connections between ranks, the same on all ranks; the defaults if None. Without effect
             where object collectives are used.
         errors: The classes of the errors that the coordinator raises.
 

@@ -41,7 +41,7 @@ class PhaseFailedError(RanksError, RuntimeError):
     """A phase failed on at least one rank; the same facts are raised on every rank.
 
     Args:
-        msg: What failed, in words; begins `str(error)`.
+        msg: Description of the failure, with which `str(error)` begins.
         failures: Rank → (its exception, or None where it could not travel between processes; traceback as text).
     """
 
@@ -72,7 +72,7 @@ class CoordinatorTimeoutError(RanksError, TimeoutError):
     Args:
         phase: What the ranks were doing together.
         ranks: The ranks that were waited for, ranks of the group.
-        waited_seconds: How long the rank that gave up had waited.
+        waited_seconds: Time that the rank waited before it gave up.
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], waited_seconds: float) -> None:
@@ -95,7 +95,7 @@ class PeerLostError(RanksError, ConnectionError):
     Args:
         phase: What the ranks were doing together.
         ranks: The ranks that are gone, ranks of the group.
-        how: What is known of each, in words, in the same order.
+        how: Description of how each rank was lost, in the same order.
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:

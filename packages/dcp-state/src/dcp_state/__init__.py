@@ -1,6 +1,6 @@
 """Model and optimizer state dicts by canonical names, the same for every wrapper and parallelism.
 
-How tensors are saved and loaded is the affair of `dcp_core`; this package says what a training run's state is.
+This package collects and restores the state of a training run; `dcp_core` saves and loads it.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ class StateMismatchError(DcpError, RuntimeError, ValueError):
     """A state dict does not fit the model or optimizer; `problems` holds every reason, and nothing was changed.
 
     Args:
-        what: What was to be restored, e.g. `optimizer state`.
-        problems: One sentence each, naming the FQN and what to do.
+        what: The state that was to be restored, e.g. `optimizer state`.
+        problems: One sentence each, with the FQN and the remedy.
     """
 
     def __init__(self, what: str, problems: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ def get_model_state_dict(
 
     Args:
         model: Plain, or in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed wrappers.
-        submodules: Deprecated: only what lies in these modules.
+        submodules: Deprecated: only the state in these modules.
         options: See `StateDictOptions`.
 
     Returns:
@@ -67,8 +67,8 @@ def set_model_state_dict(
 
     Args:
         model: See `get_model_state_dict`.
-        model_state_dict: Not changed, nor kept: values are copied (a model on the meta device takes them as they are).
-            Deprecated, as in stock: submodule → its state dict.
+        model_state_dict: The saved state. It is not changed: values are copied (a model on the meta device takes them
+            over). Deprecated, as in stock: submodule → its state dict.
         options: See `StateDictOptions`.
 
     Returns:

@@ -151,8 +151,8 @@ class _Walk:
                 layers[layer.child] = layer
         modify = getattr(type(module), self._modifiers, None)
         if modify is not None:
-            told: Mapping[str, Any] = modify(module)
-            layers.update({child: Layer(child, in_keys=False) for child in told.values()})
+            renamed: Mapping[str, Any] = modify(module)
+            layers.update({child: Layer(child, in_keys=False) for child in renamed.values()})
         return layers
 
     def _add(self, fqn: str, raw: str, tensor: torch.Tensor | None) -> None:

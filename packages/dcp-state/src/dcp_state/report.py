@@ -16,9 +16,9 @@ class StateReport:
 
     restored: list[str] = field(default_factory=list)
     initialised: dict[str, str] = field(default_factory=dict)
-    """Left as it was before training, or as it was before the call → why."""
+    """Name of state that was not restored (initial, or unchanged by the call) → the reason."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """In the state dict, but not taken → why."""
+    """Name in the state dict that was not used → the reason."""
 
     def merge(self, other: StateReport) -> None:
         """Add the entries of another report."""

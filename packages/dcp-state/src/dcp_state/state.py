@@ -52,7 +52,7 @@ def set_state_dict(
 ) -> IncompatibleKeys:
     """Run `set_optimizer_state_dict`, then `set_model_state_dict`; names the model once.
 
-    An empty `model_state_dict` beside optimizers leaves the model as it is.
+    With optimizers, an empty `model_state_dict` leaves the model unchanged.
 
     Returns:
         Missing and unexpected names of the model; `report` includes the optimizers.

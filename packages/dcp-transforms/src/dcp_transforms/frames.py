@@ -77,9 +77,9 @@ def decompress(frame: memoryview, size: int) -> bytes:
         ValueError: The frame says that its content has another length; nothing was allocated for it.
         zstandard.ZstdError: It is damaged.
     """
-    told = zstandard.frame_content_size(frame)
-    if told != size:
-        raise ValueError(f"a Zstandard frame says that it has {told:,} bytes, not {size:,}")
+    stated = zstandard.frame_content_size(frame)
+    if stated != size:
+        raise ValueError(f"a Zstandard frame says that it has {stated:,} bytes, not {size:,}")
     decompressor = getattr(_decompressors, "kept", None)
     if decompressor is None:
         decompressor = _decompressors.kept = zstandard.ZstdDecompressor()

@@ -1,4 +1,4 @@
-"""Staging of one save: chooses the stager and the thread, and copies what a custom planner needs.
+"""Staging of one save: chooses the stager and the thread, and prepares the copy for custom planners.
 
 Not here: how tensors are copied (`staging`), and which save may begin (`saver`).
 """
@@ -27,8 +27,8 @@ class JobStager:
 
     Args:
         stager: Copies.
-        entry: Of the saver; the caller of `stage` has entered.
-        seconds: How long a copy is waited for.
+        entry: Start lock of the saver, which the caller of `stage` holds.
+        seconds: Limit of the time to wait for a copy.
     """
 
     def __init__(self, stager: Stager, entry: Entry, seconds: float) -> None:
@@ -113,7 +113,7 @@ class JobStager:
                 self._copy(job, values)
             except BaseException as error:  # noqa: BLE001 - both futures hold it
                 failed = error
-            copied()  # before those hear of it who may want to lock
+            copied()  # before threads that wait for the lock are notified
             if failed is None:
                 job.staging.set_result(None)
             else:

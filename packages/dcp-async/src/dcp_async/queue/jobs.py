@@ -85,13 +85,13 @@ class SaveJob:
     future: SaveFuture = field(default_factory=SaveFuture)
     staged: Staged | None = None
     staged_state: dict[str, Any] | None = None
-    """What a stager of the caller's own gave, instead of `staged`."""
+    """Result of the caller's own stager, in place of `staged`."""
     planned: Any = None
-    """What a planner of the caller's own has planned, if the worker is not to plan."""
+    """Plan of the caller's own planner, if the worker does not plan."""
     staging: Future[None] = field(default_factory=Future)
     """Done when values may change again."""
     surroundings: Surroundings = field(default_factory=Surroundings.now)
-    """Where the save was started."""
+    """Working directory and environment at the start of the save."""
     group_store: object = None
     """The process group's store: while a save holds it, `destroy_process_group` does not end what serves it."""
     may_be_superseded: bool = False
@@ -99,12 +99,12 @@ class SaveJob:
     """Called once the save has ended."""
 
     def __post_init__(self) -> None:
-        # A save goes on whatever its caller does, so that neither can be cancelled (`asyncio.wrap_future` tries).
+        # A save cannot be stopped by its caller, so neither future can be cancelled (`asyncio.wrap_future` tries).
         self.future.set_running_or_notify_cancel()
         self.staging.set_running_or_notify_cancel()
 
     def adopt(self) -> None:
-        """Adapt storage and planner of another library through an installed bridge. Raises where there is none."""
+        """Adapt storage and planner of another library through an installed bridge. Raises if there is no bridge."""
         self.storage_writer = adopt_writer(self.storage_writer)
         self.planner = adopt_save_planner(self.planner)
 

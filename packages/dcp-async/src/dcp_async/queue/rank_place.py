@@ -92,7 +92,7 @@ class Meeting:
         """Return the coordinator of one save; waits for no rank.
 
         Args:
-            ticket: Of the save.
+            ticket: Ticket of the save.
             watch: Watch the other ranks' savers, and let them watch this process.
         """
         seat = self.seat

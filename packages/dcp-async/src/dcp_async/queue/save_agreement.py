@@ -118,7 +118,7 @@ class StoreLink(GroupLink):
             sequence = StoreCoordinator.draw(self._store, self.seat.rank, RANK_ERRORS)
             claimed = self._wire.claim(f"epoch/{sequence}", f"{self._wire.count('epoch')} {overlap}")
             epoch, _, first = claimed.partition(" ")
-            if self.seat.rank == 0 and sequence > _KEPT_SAVES:  # no rank is so far behind
+            if self.seat.rank == 0 and sequence > _KEPT_SAVES:  # no rank is that far behind
                 self._wire.delete([f"{name}/{sequence - _KEPT_SAVES}" for name in ("epoch", "fate")])
         return Ticket(sequence, int(epoch), first)
 

@@ -1,6 +1,6 @@
 """Single-worker save queue with overlap policies (wait, skip, latest); logs errors of futures that were never read.
 
-Not here: what a save does.
+The saves themselves are implemented elsewhere.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SaveQueue:
 
     Args:
         run: Carries out a save.
-        name: Of the thread.
-        save_seconds: How long a save is waited for that another one must wait for.
+        name: Name of the thread.
+        save_seconds: Limit of the time to wait for an earlier save.
     """
 
     def __init__(self, run: Callable[[SaveJob], Metadata], name: str, save_seconds: float = 3600.0) -> None:
@@ -161,7 +161,7 @@ class SaveQueue:
         with self._changed:
             if (
                 waiting is self._waiting
-                and waiting.may_be_superseded  # of another one, the other ranks would not hear
+                and waiting.may_be_superseded  # the other ranks would not learn of another number
                 and waiting.link.decide(waiting.ticket, SUPERSEDED) == SUPERSEDED
             ):
                 self._waiting = None

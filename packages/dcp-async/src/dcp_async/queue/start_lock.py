@@ -23,7 +23,7 @@ class Entry:
         self._changed = threading.Condition()
         self._entered_by: int | None = None
         self._copies = 0
-        """Those that outlive the call that began them."""
+        """Number of copies that go on after the call that began them."""
         self._locked_by: int | None = None
         self._depth = 0
 
@@ -37,7 +37,7 @@ class Entry:
         """Hold the lock while values change; the same thread may lock again, and save."""
         here = threading.get_ident()
         with self._changed:
-            # What a thread does while it begins a save of its own (`state_dict()` of the caller's) is up to it.
+            # A thread may change values while it begins its own save (in the caller's `state_dict()`).
             self._changed.wait_for(lambda: self._may_lock(here))
             self._locked_by = here
             self._depth += 1

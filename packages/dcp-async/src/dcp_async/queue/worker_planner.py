@@ -35,7 +35,7 @@ def plan_here(
     """Run a planner's local planning here; returns its plan, and each item's value as a flat state dict to stage.
 
     Raises:
-        Exception: What the planner raises.
+        Exception: Any error of the planner.
     """
     set_up_save_planner(planner, state_dict, None, is_coordinator=is_coordinator)
     plan = planner.create_local_plan()
@@ -52,9 +52,9 @@ class StagedPlanner(SavePlanner):
     """Planner of the worker for a local plan and values that the trainer's planner has made.
 
     Args:
-        planner: A copy of it, without values.
-        planned: What it planned.
-        values: By the names that `planned` has for them.
+        planner: A copy of the trainer's planner, without values.
+        planned: The local plan of that planner.
+        values: The staged values, by their names in `planned`.
     """
 
     def __init__(self, planner: SavePlanner, planned: PlannedElsewhere, values: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ def pickled(what: str, value: object) -> bytes:
     """Pickle a value for the worker.
 
     Raises:
-        WorkerError: It cannot be pickled; says what to do.
+        WorkerError: The value cannot be pickled; the message has the remedy.
     """
     try:
         return pickle.dumps(value, protocol=5)

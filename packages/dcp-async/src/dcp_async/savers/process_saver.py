@@ -46,10 +46,10 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Known:
-    """What one worker has received so far, so that later messages send changes only; empty for a new worker."""
+    """Record of what one worker has received, so that later messages contain only changes; empty for a new worker."""
 
     arenas: dict[Arena, tuple[int, int]] = field(default_factory=dict)
-    """Their numbers and sizes."""
+    """Number and size of each arena that the worker has mapped."""
     drawn: int = 0
     """Numbers of arenas that were given away."""
     surroundings: Surroundings = field(default_factory=Surroundings)
@@ -61,7 +61,7 @@ class ProcessBackend:
     """Backend that saves in a worker process, started on first use and restarted after it has ended.
 
     Args:
-        options: Of the saver.
+        options: Options of the saver.
     """
 
     shares_memory = True
@@ -89,15 +89,15 @@ class ProcessBackend:
         """
         seat = link.for_worker()
         worker = self._running(link)
-        self._tell_group(worker, seat)
+        self._send_group(worker, seat)
         if staged is not None:
-            self._tell_structure(worker, staged)
-            self._tell_arena(worker, staged.arena)
+            self._send_structure(worker, staged)
+            self._send_arena(worker, staged.arena)
 
     def before_save(self) -> None:
         """Start the first worker, whose imports then run while the state is copied; waits for nothing.
 
-        If the worker has ended since the last save, the other ranks know by now that this save has another one.
+        If the worker has ended since the last save, the other ranks already know that this save has a new one.
         """
         worker = self._worker
         if worker is not None:
@@ -110,16 +110,16 @@ class ProcessBackend:
         """Carry out one save.
 
         Raises:
-            WorkerError: The worker cannot be started, or given what it needs.
+            WorkerError: The worker cannot be started, or cannot receive what it needs.
             WorkerLostError: The worker ended while it saved.
             SaverDeadlineError: It took longer than `save_seconds`.
-            Exception: What went wrong in the worker.
+            Exception: Any error in the worker.
         """
         try:
             means, writer = _means(job), _pickled_writer(job)
             seat = job.link.for_worker()
             worker = self._running(job.link)
-            self._tell_group(worker, seat)
+            self._send_group(worker, seat)
             request = self._request(worker, job, seat, means)
             self._send(worker, request, job)
             self._known.surroundings = job.surroundings
@@ -195,7 +195,7 @@ class ProcessBackend:
             with contextlib.suppress(CoordinatorLostError):  # the group may have ended since
                 link.worker_ended()
 
-    def _tell_group(self, worker: WorkerProcess, seat: Seat) -> None:
+    def _send_group(self, worker: WorkerProcess, seat: Seat) -> None:
         if self._known.groups.get(seat.key) != seat:
             worker.send(NewGroup(seat))
             self._known.groups[seat.key] = seat
@@ -204,7 +204,7 @@ class ProcessBackend:
         staged = job.staged
         if staged is None:
             raise WorkerError("nothing was staged in memory that the saver's process can read")
-        sent = self._tell_structure(worker, staged)
+        sent = self._send_structure(worker, staged)
         changed = _changed(sent.objects, staged.objects)
         new_means = None if means == sent.means else means
         sent.objects, sent.means = staged.objects, means
@@ -212,7 +212,7 @@ class ProcessBackend:
         return Save(
             self._saves,
             staged.structure.identifier,
-            self._tell_arena(worker, staged.arena),
+            self._send_arena(worker, staged.arena),
             seat.key,
             job.ticket,
             job.checkpoint_id,
@@ -229,7 +229,7 @@ class ProcessBackend:
             if sent is not None:
                 sent.objects, sent.means = [], b""
 
-    def _tell_arena(self, worker: WorkerProcess, arena: Arena) -> int:
+    def _send_arena(self, worker: WorkerProcess, arena: Arena) -> int:
         known = self._known.arenas
         for dropped in [each for each in known if each.closed]:
             worker.send(ForgetArena(known.pop(dropped)[0]))
@@ -242,7 +242,7 @@ class ProcessBackend:
             known[arena] = number, arena.nbytes
         return number
 
-    def _tell_structure(self, worker: WorkerProcess, staged: Staged) -> _Sent:
+    def _send_structure(self, worker: WorkerProcess, staged: Staged) -> _Sent:
         known, identifier = self._known.structures, staged.structure.identifier
         sent = known.get(identifier)
         if sent is None:
@@ -315,8 +315,8 @@ def _metadata(job: SaveJob, saved: Saved, pickled_writer: bytes | None) -> Metad
 def _raised(failure: Failure) -> BaseException:
     """Return the error raised in the worker, with the worker's traceback as its cause."""
     error = failure.revive()
-    told = WorkerError(f"in the saver's process:\n{failure.text}")
+    cause = WorkerError(f"in the saver's process:\n{failure.text}")
     if error is None:
-        return told
-    error.__cause__ = told
+        return cause
+    error.__cause__ = cause
     return error

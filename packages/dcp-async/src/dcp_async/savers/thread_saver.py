@@ -21,7 +21,7 @@ class ThreadBackend:
     """Backend that saves in the calling thread.
 
     Args:
-        options: Of the saver; nothing of it concerns this one.
+        options: Options of the saver; this backend uses none of them.
     """
 
     shares_memory = False

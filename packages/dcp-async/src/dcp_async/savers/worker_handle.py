@@ -1,6 +1,6 @@
 """Handle of the worker process in the trainer: starts it, exchanges messages, watches it, ends it.
 
-Not here: what a save consists of.
+The contents of the messages are defined elsewhere.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dcp_async.errors import SaverDeadlineError, WorkerError, WorkerLostError
 from dcp_async.options import WorkerOptions
 from dcp_async.savers.worker_messages import (
     Beat,
+    EventSent,
     Failed,
     Hello,
     Logged,
     Ready,
-    Told,
     Warned,
     read_message,
     send_message,
@@ -49,9 +49,9 @@ class WorkerProcess:
     """Handle of one running worker process.
 
     Args:
-        options: How it is to work.
+        options: Options of the worker process.
         on_end: Called, in a thread of its own, when the process has ended by itself.
-        environment: The environment variables that it starts with, beside its search path.
+        environment: The environment variables that it starts with, in addition to its search path.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 env={**environment, "PYTHONPATH": os.pathsep.join(_search_path())},
             )
-        # Readable as soon as it has ended: `poll` says so only when the thread that waits for it has had its turn.
+        # Readable as soon as it has ended; `poll` reports the end only after the waiting thread has run.
         self._end = os.pidfd_open(self._process.pid)
         weakref.finalize(self, os.close, self._end)
         _open.add(ours)
@@ -112,7 +112,7 @@ class WorkerProcess:
             self.close()
             raise WorkerError(f"the saver's process could not be started:\n{answer.failure.text}")
         if not isinstance(answer, Ready):
-            raise WorkerError(f"the saver's process said {type(answer).__name__} when it should be ready")
+            raise WorkerError(f"the saver's process sent {type(answer).__name__} when it should be ready")
         self._ready = True
 
     def send(self, message: object, descriptor: int | None = None) -> None:
@@ -190,7 +190,7 @@ class WorkerProcess:
     def settle(self) -> None:
         """Wait for the `on_end` callback if the worker has ended."""
         if self._ended():
-            self._tell_end()
+            self._report_end()
 
     def kill(self) -> None:
         """Kill the worker. If the kernel does not end it soon (its disk hangs), it is abandoned and not used again."""
@@ -206,7 +206,7 @@ class WorkerProcess:
                 _KILL_SECONDS,
             )
             self._given_up = True
-            self._tell_end()
+            self._report_end()
 
     def close(self) -> None:
         """Close the connection, upon which the worker ends by itself."""
@@ -219,7 +219,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         """Call `on_end` once, unless the end was requested. Concurrent callers wait until it has run."""
         with self._end_lock:
             wanted, self._closing = self._closing, True
@@ -252,7 +252,7 @@ class WorkerProcess:
 def _watch(process: subprocess.Popen[bytes], worker: weakref.ref[WorkerProcess]) -> None:
     process.wait()
     if (watched := worker()) is not None:
-        watched._tell_end()  # noqa: SLF001 - it is this thread's owner
+        watched._report_end()  # noqa: SLF001 - it is this thread's owner
 
 
 def _shut(connection: socket.socket) -> None:
@@ -267,7 +267,7 @@ def _search_path() -> list[str]:
 
 def _pass_on(message: object) -> bool:
     """Handle a message that is not an answer (an event, a log record, a warning, a heartbeat); False for an answer."""
-    if isinstance(message, Told):
+    if isinstance(message, EventSent):
         plugins.emit(message.event)
     elif isinstance(message, Logged):
         logger = library_logger(message.logger)
@@ -276,17 +276,17 @@ def _pass_on(message: object) -> bool:
     elif isinstance(message, Warned):
         try:
             warnings.warn(message.text, pickle.loads(message.category), stacklevel=2)
-        except Warning:  # made an error by a filter: what is saved is saved
+        except Warning:  # turned into an error by a filter: the save has succeeded all the same
             library_logger(LOGGER_NAME).warning("%s", message.text)
     else:
         return isinstance(message, Beat)
     return True
 
 
-def _let_go_in_child() -> None:
+def _close_in_child() -> None:
     """Close the connections in a forked child: held open, they would keep workers from noticing the trainer's end."""
     for connection in list(_open):
         connection.close()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

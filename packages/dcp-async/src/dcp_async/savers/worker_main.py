@@ -31,7 +31,7 @@ class Trainer:
         self._connection = connection
         self._lock = threading.Lock()
         self.heeded = True
-        """Whether messages are still heeded; once one has failed, those that follow may build on it."""
+        """Whether messages are still handled: after one has failed, they are not, as later ones may depend on it."""
         self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, message: object) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 __all__ = [
     "Beat",
+    "EventSent",
     "Failed",
     "Forget",
     "ForgetArena",
@@ -26,7 +27,6 @@ __all__ = [
     "Ready",
     "Save",
     "Saved",
-    "Told",
     "Warned",
     "read_message",
     "send_message",
@@ -52,7 +52,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class NewArena:
-    """Map so many bytes of the memory file whose descriptor follows, in place of the earlier arena of that number."""
+    """Map that many bytes of the memory file whose descriptor follows, replacing the earlier arena with this number."""
 
     number: int
     nbytes: int
@@ -98,7 +98,7 @@ class Save:
     checkpoint_id: Any
     use_collectives: bool
     objects: dict[int, Any] = field(default_factory=dict)
-    """Those that have changed, by their place among the structure's objects."""
+    """The objects that have changed, by their position in the structure."""
     means: bytes | None = None
     """Pickled `(storage writer, planner, plan)`."""
     surroundings: Any = None
@@ -116,7 +116,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EventSent:
     """A `CheckpointEvent` of a save, for the observers in the trainer."""
 
     event: Any
@@ -160,7 +160,7 @@ def send_message(connection: socket.socket, message: object, descriptor: int | N
     """Send one message whole, with the descriptor that it carries; returns the number of bytes.
 
     Raises:
-        TimeoutError: The connection has a timeout, and the other side took nothing for so long.
+        TimeoutError: The connection has a timeout, and the peer accepted nothing for that long.
     """
     data = pickle.dumps(message, protocol=5)
     left = memoryview(_LENGTH.pack(len(data)) + data)
@@ -175,7 +175,7 @@ def read_message(connection: socket.socket) -> Any:
     """Receive one message whole; the descriptor of a `NewArena` comes as a pair with it.
 
     Raises:
-        EOFError: The other side has ended.
+        EOFError: The peer has closed the connection.
         TimeoutError: The connection has a timeout, and nothing came.
         NotUnderstoodError: The message does not unpickle.
     """

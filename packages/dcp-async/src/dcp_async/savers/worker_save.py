@@ -21,6 +21,7 @@ from dcp_async.errors import WorkerError
 from dcp_async.queue.rank_place import Meeting, Ticket
 from dcp_async.queue.worker_planner import PlannedElsewhere, StagedPlanner
 from dcp_async.savers.worker_messages import (
+    EventSent,
     Failed,
     Forget,
     ForgetArena,
@@ -31,7 +32,6 @@ from dcp_async.savers.worker_messages import (
     NewStructure,
     Save,
     Saved,
-    Told,
     Warned,
 )
 from dcp_async.staging.copy_state import Structure, staged_tensors
@@ -54,7 +54,7 @@ class _Known:
     means: bytes = b""
     arena: int = -1
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """In that arena."""
+    """The tensors of the structure, in its arena."""
 
 
 class WorkerSaves:
@@ -146,7 +146,7 @@ class WorkerSaves:
         if save.surroundings is not None:
             save.surroundings.apply()
         known = self._structures.get(save.structure)
-        if known is not None:  # where it is missing, the other ranks hear of it, too
+        if known is not None:  # if it is missing, the other ranks learn of it, too
             known.objects.update(save.objects)
             known.means = known.means if save.means is None else save.means
 
@@ -202,15 +202,15 @@ def _unpickled(means: bytes) -> tuple[StorageWriter | None, SavePlanner | None, 
 class _LogHandler(logging.Handler):
     def __init__(self, send: Send, level: int) -> None:
         super().__init__(level)
-        self._tell = send
+        self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell(Logged(record.name, record.levelno, record.getMessage()))
+        self._send(Logged(record.name, record.levelno, record.getMessage()))
 
 
 def _forward(send: Send, log_level: int) -> None:
     """Forward log records, warnings and events of this process to the trainer."""
-    plugins.divert_events(lambda event: send(Told(event)))
+    plugins.divert_events(lambda event: send(EventSent(event)))
     root = logging.getLogger()
     root.setLevel(log_level)
     root.addHandler(_LogHandler(send, log_level))

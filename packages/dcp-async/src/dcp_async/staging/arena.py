@@ -1,6 +1,6 @@
 """The staging buffer: one allocation, reused by every save and grown rarely; can be shared with a process.
 
-Not here: what lies where in it, and the copying.
+The layout of the buffer, and the copying, are elsewhere.
 
 Source: Linux `memfd_create(2)`: memory with a descriptor but no name, so nothing is left when the last holder ends.
 """
@@ -39,7 +39,7 @@ class Arena:
         self.descriptor = os.memfd_create("dcp-staging") if shared else -1
         self.nbytes = 0
         self.grown = 0
-        """How often it was allocated."""
+        """Number of allocations so far."""
         self.closed = False
         """Whether its memory was given back for good."""
         self._pinned = pinned and torch.cuda.is_available()
@@ -63,7 +63,7 @@ class Arena:
         """Grow the buffer to at least `nbytes`. Its contents are lost if it must grow."""
         if nbytes <= self.nbytes:
             return
-        self._let_go()
+        self._release()
         size = _whole_pages(nbytes)
         if self.descriptor >= 0:
             os.ftruncate(self.descriptor, size)
@@ -85,11 +85,11 @@ class Arena:
     def close(self) -> None:
         """Release the memory once no view of it is referenced."""
         self.closed = True
-        self._let_go()
+        self._release()
         if self._close is not None:
             self._close()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._unpin is not None:
             self._unpin()
             self._unpin = None
@@ -109,8 +109,8 @@ class ArenaPool:
     Args:
         shared: See `Arena`.
         pinned: See `Arena`.
-        max_bytes: What all arenas may take together; None for no limit.
-        until_dropped: What was given back is free only when the last tensor in it is gone, too.
+        max_bytes: Limit of the memory of all arenas together; None for no limit.
+        until_dropped: Whether an arena that was given back stays in use until the last tensor in it is deleted.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class ArenaPool:
             return sum(arena.nbytes for arena in (*self._free, *self._taken))
 
     def take(self, nbytes: int) -> Arena:
-        """Take an idle arena of at least so many bytes; return it with `give_back`.
+        """Take an idle arena of at least `nbytes` bytes; return it with `give_back`.
 
         Raises:
-            StagingLimitError: The limit does not allow it; says what is needed.
+            StagingLimitError: The limit does not allow it; the message has the sizes.
         """
         with self._lock:
             idle = sorted(
@@ -155,7 +155,7 @@ class ArenaPool:
             return arena
 
     def _make_room(self, nbytes: int, arena: Arena, idle: list[Arena]) -> int | None:
-        """Drop idle arenas until `arena` may grow to so many bytes; otherwise return the bytes of those in use."""
+        """Drop idle arenas until `arena` may grow to the given size; otherwise return the bytes of those in use."""
         droppable = [each for each in idle if each is not arena]
         others = sum(each.nbytes for each in (*self._free, *self._taken) if each is not arena)
         limit = others + nbytes if self._max_bytes is None else self._max_bytes

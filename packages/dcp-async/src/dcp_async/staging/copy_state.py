@@ -1,6 +1,6 @@
 """Staging of one save: splits a state dict into a skeleton and tensors, and copies the tensors into an arena.
 
-What is known of the structure is kept, so that the next save of the same one costs little more than the copy.
+The structure is cached, so that the next save of the same one costs little more than the copy.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Stager:
     """Stages state dicts into a pool of arenas.
 
     Args:
-        pool: Where the memory comes from.
+        pool: The pool of arenas.
         copier: Copies.
-        guard: Samples what is copied; None for no guard.
+        guard: Takes samples of the copied tensors; None for no guard.
     """
 
     pool: ArenaPool
@@ -92,14 +92,14 @@ class Stager:
         """Copy a state dict into an arena; complete on return.
 
         Args:
-            state_dict: Any.
+            state_dict: The state dict to copy.
             nested: See `look_through`.
 
         Raises:
             UnsupportedValueError: A value cannot be saved.
             StagingLimitError: The copy would take more memory than allowed.
             MutatedWhileStagedError: A tensor changed meanwhile.
-            StagingMismatchError: A tensor got other memory meanwhile, or its copy is not what would be said of it.
+            StagingMismatchError: A tensor got other memory meanwhile, or its copy does not match its description.
         """
         with self._lock:
             return self._copy(look_through(state_dict, nested=nested, forms=self._forms))

@@ -1,6 +1,6 @@
 """Copies into an arena, in parallel threads; long calls of C that release the interpreter lock.
 
-Not here: what goes where.
+The layout is decided in `placement`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Copier:
     """Copies tensors to where a placement puts them.
 
     Args:
-        threads: How many copy at one time, the caller's included.
+        threads: Number of threads that copy at the same time, including the caller's.
     """
 
     def __init__(self, threads: int) -> None:

@@ -1,7 +1,7 @@
 """Mutation guard of staging: compares sampled bytes of some tensors before and after they are copied.
 
-It costs microseconds for each sample, so that it can stay on. It sees what it samples: a change of a few elements of
-one tensor may escape it, an optimizer's step does not.
+It takes microseconds per sample, so it can always be on. It detects only changes of sampled bytes: an optimizer's step
+is detected, a change of a few elements of one tensor may not be.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MutationGuard:
     """Takes samples of contiguous tensors in host memory.
 
     Args:
-        samples: How many tensors to sample in each save; others the next time.
+        samples: Number of tensors to sample in each save; the next save samples others.
     """
 
     def __init__(self, samples: int = 64) -> None:
@@ -53,7 +53,7 @@ class MutationGuard:
         self._random = random.Random(0)  # noqa: S311 - which places are looked at is no secret
 
     def sample(self, contents: Contents, placement: Placement) -> Samples:
-        """Return samples of some places as they are now."""
+        """Return samples of the current contents of some placements."""
         tensors = contents.tensors
         rows = self._random.sample(range(len(tensors)), min(self._samples, len(tensors)))
         taken = []

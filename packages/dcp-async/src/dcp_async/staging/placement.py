@@ -1,6 +1,6 @@
 """Layout of tensor copies in an arena: memory that tensors share is copied once, and only the part that is used.
 
-Works on addresses alone. Not here: the copying, and what the tensors are.
+Works on addresses only. The copying, and the kinds of tensors, are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Placement:
     """Whether a tensor is copied without the gaps between its elements, so that its copy is contiguous."""
     nbytes: int
     pieces: tuple[I64, I64, I64]
-    """Source address, offset and length of each stretch of host memory that is copied as it is."""
+    """Source address, offset and length of each range of host memory that is copied unchanged."""
     by_tensor: I64
     """Rows of the tensors that are copied one by one: those on devices, and compact ones."""
 
@@ -97,7 +97,7 @@ def _extent(tensor: torch.Tensor) -> int:
 
 def place(sources: Sources) -> Placement:
     """Lay out copies: overlapping extents stay together, so that views stay views; each stretch is aligned."""
-    # What is not aligned for its dtype cannot lie so in the arena. It is copied apart, as bytes: torch may crash on it.
+    # A tensor that is not aligned for its dtype is copied separately, as bytes: in the arena torch might crash on it.
     astray = sources.addresses % sources.item_bytes != 0
     lone = np.flatnonzero((sources.extents > 0) & astray)
     used = np.flatnonzero((sources.extents > 0) & ~astray)
@@ -106,12 +106,12 @@ def place(sources: Sources) -> Placement:
     begins = _begins(devices, starts, starts + extents)
     stretch, first = np.cumsum(begins) - 1, np.flatnonzero(begins)
     alone = np.bincount(stretch, minlength=len(first)) == 1
-    # Where several lie together, each stays as far from a border as it was: what was aligned is aligned.
+    # Overlapping extents keep their distance from an alignment border, so that aligned tensors stay aligned.
     leads = np.where(alone, 0, starts[first] % _ALIGNMENT)
     within = starts - starts[first][stretch] + leads[stretch]
     lengths = np.zeros(len(first), np.int64)
     np.maximum.at(lengths, stretch, within + extents)
-    # What covers less than its extent is copied without its gaps, unless others lie in them.
+    # A tensor that covers less than its extent is copied without the gaps, unless they contain other tensors.
     gaps = alone[stretch] & (sources.element_bytes[order] < extents)
     lengths[stretch[gaps]] = sources.element_bytes[order][gaps]
     slots = np.concatenate([lengths, sources.extents[lone]])

@@ -24,7 +24,7 @@ def check_described(contents: Contents, sources: Sources) -> None:
     """Compare the copied tensors with the skeleton's description and with their source addresses.
 
     Args:
-        contents: What was copied.
+        contents: The tensors that were copied, and their skeleton.
         sources: The memory that was copied, taken from `contents.tensors` before.
 
     Raises:
@@ -38,8 +38,8 @@ def check_described(contents: Contents, sources: Sources) -> None:
         same = tensor.dtype is dtype and tensor.shape == shape and tensor.stride() == strides
         if not (same and tensor.data_ptr() == address):
             raise StagingMismatchError(
-                f"{contents.names[row]!r} is described as {_text(dtype, shape, strides)} at {address:#x}, but what was "
-                f"staged is {_text(tensor.dtype, tensor.shape, tensor.stride())} at {tensor.data_ptr():#x}; {_REMEDY}"
+                f"{contents.names[row]!r} is described as {_text(dtype, shape, strides)} at {address:#x}, but the "
+                f"copy is {_text(tensor.dtype, tensor.shape, tensor.stride())} at {tensor.data_ptr():#x}; {_REMEDY}"
             )
 
 
@@ -47,9 +47,9 @@ def check_placed(contents: Contents, sources: Sources, placement: Placement) -> 
     """Check a placement before copying: each copy has room, is aligned, and covers its source's bytes.
 
     Args:
-        contents: Names the tensors.
-        sources: What is to be copied.
-        placement: Where to.
+        contents: The tensors, with their names.
+        sources: Memory extents of the tensors.
+        placement: Layout of the copies.
 
     Raises:
         UnsupportedValueError: The storage of a tensor is smaller than its sizes and strides say.
@@ -67,11 +67,11 @@ def check_placed(contents: Contents, sources: Sources, placement: Placement) -> 
     wrong |= _in_others(placement, ends)
     if wrong.any():
         name = contents.names[int(np.flatnonzero(wrong)[0])]
-        raise StagingMismatchError(f"{name!r} would not be copied to where its copy is looked for; {_REMEDY}")
+        raise StagingMismatchError(f"{name!r} would be copied to a wrong location; {_REMEDY}")
 
 
 def _in_pieces(addresses: I64, offsets: I64, ends: I64, placement: Placement) -> Flags:
-    """Whether copies are parts of pieces that are copied as they are, and each from its own address."""
+    """Whether each copy is part of a piece that is copied unchanged, and comes from its own source address."""
     begins, places, lengths = placement.pieces
     if not len(places):
         return np.zeros(len(offsets), bool)

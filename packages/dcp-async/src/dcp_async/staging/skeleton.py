@@ -6,7 +6,7 @@ A skeleton is made of tuples alone, so that two of them compare fast and one tra
 quantized one, `("o",)` an object. Tensors and objects are those of `Contents`, in the order of the skeleton; the parts
 of quantized tensors are among the objects.
 
-Not here: where copies lie.
+The layout of the copies is decided in `placement`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Contents:
     tensors: list[torch.Tensor] = field(default_factory=list)
     """The local memories: on any device, of any strides; conjugated and negated views are resolved."""
     names: list[str] = field(default_factory=list)
-    """Of the tensors."""
+    """Names of the tensors."""
     objects: list[Any] = field(default_factory=list)
-    """Scalars as they are; everything else as the bytes that it has in a checkpoint, so that it cannot change."""
+    """Scalars unchanged; all other objects as their bytes in a checkpoint, so that they cannot change."""
 
 
 def look_through(
@@ -73,7 +73,7 @@ def look_through(
     Args:
         state_dict: Nested containers, tensors of every kind, objects.
         nested: False takes each value at the top that is no tensor as one object.
-        forms: Kept by the caller from save to save: what is known of sharded tensors.
+        forms: Cache of the descriptions of sharded tensors, which the caller keeps from save to save.
 
     Raises:
         UnsupportedValueError: A value cannot be saved; names its FQN and why.
@@ -190,9 +190,9 @@ def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[
     """Fill a skeleton with tensors; returns the state dict, sharded tensors as `LocalTensor`s.
 
     Args:
-        skeleton: Of a whole state dict.
-        tensors: In its order, each as the skeleton describes it (strides may differ).
-        objects: In its order.
+        skeleton: Skeleton of a whole state dict.
+        tensors: The tensors in skeleton order, each as the skeleton describes it (strides may differ).
+        objects: The objects in skeleton order.
     """
     makers: dict[str, Callable[[Skeleton], Any]] = {}
 

@@ -1,4 +1,4 @@
-"""Stagers under stock's names, for callers who stage themselves or choose how `async_save` does.
+"""Stagers with stock's names, for callers that stage state dicts themselves or pass a stager to `async_save`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{staging,_state_dict_stager}` (names and meanings).
 """
@@ -118,7 +118,7 @@ class StateDictStager:
     Args:
         pin_memory: Copy into pinned memory, where CUDA is there.
         share_memory: Copy into memory that another process can map.
-        pin_memory_min_bytes: No effect: all copies lie in one allocation.
+        pin_memory_min_bytes: No effect: all copies are in one allocation.
 
     Example:
         ```python

@@ -248,8 +248,10 @@ class PlanExchange:
 def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes] | None]) -> bool:
     """Whether every rank knows the plan, and each set of ranks that compares values has equal ones."""
     seen: dict[int, bytes] = {}
-    for numbers, told in zip(checks, sums, strict=True):
-        if told is None or any(seen.setdefault(number, one) != one for number, one in zip(numbers, told, strict=True)):
+    for numbers, reported in zip(checks, sums, strict=True):
+        if reported is None or any(
+            seen.setdefault(number, one) != one for number, one in zip(numbers, reported, strict=True)
+        ):
             return False
     return True
 

@@ -250,7 +250,7 @@ class DefaultSavePlanner(SavePlanner):
         if small:
             self._dumped[fqn] = data
         if digests is not None and (small or self.compare_all):
-            digests[fqn] = zlib.crc32(_telling_bytes(self.state_dict[fqn], data))
+            digests[fqn] = zlib.crc32(_comparable_bytes(self.state_dict[fqn], data))
         return len(data)
 
     def _digests(self, values: LocalValues) -> dict[str, int] | None:
@@ -288,7 +288,7 @@ def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list
     return made.items()
 
 
-def _telling_bytes(value: Any, dumped: bytes) -> bytes:
+def _comparable_bytes(value: Any, dumped: bytes) -> bytes:
     """Return bytes that are equal on ranks that hold the same value; those of its dump if there are no better ones."""
     return (value.digest if isinstance(value, DumpedObject) else value_digest(value)) or dumped
 

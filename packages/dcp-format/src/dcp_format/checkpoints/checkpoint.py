@@ -54,9 +54,9 @@ def write_checkpoint(content: Content, path: str | os.PathLike[str], options: Wr
     """Write content as a checkpoint; the folder keeps its old checkpoint until the new one is published.
 
     Args:
-        content: What to write.
+        content: The content to write.
         path: The folder, or a URI that an installed storage opens.
-        options: Memory is for all threads together; progress is of bytes read from the source.
+        options: `max_inflight_bytes` is shared by all threads; `tick` counts the bytes read from the source.
     """
     content = ticking(content, options.tick)
     store, memory = open_store(path), options.max_inflight_bytes

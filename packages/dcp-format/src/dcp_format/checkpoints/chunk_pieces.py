@@ -18,7 +18,7 @@ from dcp_manifest import ITEM_BYTES, StoredChunk, block_bytes, border_count
 
 __all__ = ["ChunkPieces"]
 
-# What is read at once: long enough for the storage, short enough for the processor's cache.
+# Size of one read: large enough for the storage, small enough for the processor's cache.
 _PIECE_BYTES = 4 << 20
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 Step = tuple[StoredChunk, int, int]
@@ -29,8 +29,8 @@ class ChunkPieces:
 
     Args:
         reader: Reads the chunks.
-        dtype: Of the tensor, torch's name.
-        shape: Of the tensor, elements.
+        dtype: Dtype of the tensor, torch's name.
+        shape: Shape of the tensor, elements.
         chunks: Boxes that cover it exactly.
     """
 
@@ -140,7 +140,7 @@ class ChunkPieces:
             return
         inside = tuple(start - at for start, at in zip(first, chunk.offsets, strict=True))
         lengths = tuple(stop - start for start, stop in zip(first, last, strict=True))
-        # A box of `boxes_of` takes all of every dimension behind the one it is cut along: one run of the chunk's bytes.
+        # A box of `boxes_of` spans all dimensions after the one that is split: it is one run of the chunk's bytes.
         strides = [math.prod(chunk.sizes[dim + 1 :]) for dim in range(len(chunk.sizes))]
         start = sum(at * stride for at, stride in zip(inside, strides, strict=True)) * self._item_bytes
         part = np.empty(math.prod(lengths) * self._item_bytes, np.uint8)

@@ -1,6 +1,6 @@
-"""Reader of single stored chunks: bare, in an archive, or through transforms.
+"""Reader of single stored chunks: raw, in an archive, or encoded by transforms.
 
-Small chunks are read many at a time; what must be decoded whole is kept while it is in use.
+Small chunks are read in batches; chunks that must be decoded whole are cached while they are in use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SMALL_BYTES = 256 << 10
 _BATCH_BYTES = 4 << 20
 _KEPT_BATCHES = 4
 _KEPT_DECODED = 2
-# Boxes of columns need all of their chunks for each box: what is dropped between two of them is decoded again.
+# Boxes of columns need all of their chunks for each box: a chunk evicted between two boxes is decoded again.
 _DECODED_BYTES = 64 << 20
 # As many as a checkpoint's writer has: each of its threads has one that reads for it.
 _READ_AHEAD_THREADS = 2
@@ -37,7 +37,7 @@ class ChunkReader:
     """Reads decoded values of chunks. Thread-safe.
 
     Args:
-        store: Where the chunks' files lie.
+        store: The folder of the chunks' files.
     """
 
     def __init__(self, store: Store) -> None:
@@ -87,7 +87,7 @@ class ChunkReader:
         """Fill `into` with the chunk's bytes from `start` on.
 
         Raises:
-            CorruptCheckpointError: They are not what was written, or the file is too short; names file and key.
+            CorruptCheckpointError: The bytes are damaged, or the file is too short; names file and key.
             CheckpointNotFoundError: The file is missing.
         """
         if not len(into):

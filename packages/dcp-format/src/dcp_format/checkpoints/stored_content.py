@@ -1,7 +1,7 @@
 """Lazy content over a checkpoint's index: values are read from stored chunks on access, verified.
 
-Which files there are, and what is in them, is found by others: our and stock's checkpoints in `checkpoint`,
-safetensors in `safetensors_index`.
+The index comes from elsewhere: from `checkpoint` for checkpoints (ours and stock's), from `safetensors_index` for
+safetensors.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def stored_content(store: Store, index: CheckpointIndex) -> Content:
 
     Args:
         store: The folder that the index's files lie in.
-        index: Of a whole checkpoint.
+        index: Index of a whole checkpoint.
 
     Raises:
         CorruptCheckpointError: Chunks do not cover their tensors, or have no place.
-        UnsupportedValueError: Values belong to single ranks: they have no one value to convert.
+        UnsupportedValueError: The checkpoint has values of single ranks, which other formats cannot store.
     """
     _check_owners(index, store.url)
     problems = coverage_problems(index)

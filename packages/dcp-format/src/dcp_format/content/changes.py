@@ -59,7 +59,7 @@ def rename_values(
     """Rename values; renamed values leave their nested place and become flat.
 
     Args:
-        content: What to rename.
+        content: The content whose values are renamed.
         rename: Name, or path of names, in the source → in the result.
         patterns: (regular expression, replacement) pairs for names that `rename` does not mention.
 

@@ -37,12 +37,12 @@ class Content:
     """All values of a checkpoint or file. Only names and shapes are in memory; `close` releases the files.
 
     Args:
-        url: Where it is, for messages.
-        tensors: By name, in the order of the source.
+        url: Location of the source, for messages.
+        tensors: Tensors by name, in the order of the source.
         objects: Name → what gives the value as `torch.save` stores it.
         aliases: Another name of a tensor → the name in `tensors`.
         paths: Name → place in the nested state dict; None for a flat one.
-        close: Releases what is open.
+        close: Closes open files.
     """
 
     url: str
@@ -80,7 +80,7 @@ def refuse_objects(names: Iterable[str], where: str) -> None:
     """Raise if there are objects, for a format that holds tensors only.
 
     Raises:
-        UnsupportedValueError: Names the keys and what to do.
+        UnsupportedValueError: There are objects; names their keys and the remedy.
     """
     found = sorted(names)
     if found:

@@ -1,6 +1,6 @@
 """Atomic creation of a file: it appears under its name only when complete and durable.
 
-What a killed process was writing is swept when the next file of that name is begun; see `temporary_files`.
+Temporary files of killed processes are removed when the next file of that name is begun; see `temporary_files`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
         CheckpointExistsError: The path exists, made by another process meanwhile, and `overwrite` is False.
     """
     if not overwrite:
-        # Unlike a renaming, a new link never takes the place of what is there.
+        # Unlike a rename, a new link never replaces an existing file.
         try:
             os.link(temporary, place)
         except FileExistsError:

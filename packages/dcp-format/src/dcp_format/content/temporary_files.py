@@ -61,8 +61,8 @@ def begins_as_written(store: LocalStore, name: str, size: int) -> bool:
 
     Args:
         store: The folder.
-        name: Of the file.
-        size: Its bytes, as listed.
+        name: Name of the file.
+        size: Size of the file from the listing, bytes.
     """
     head = memoryview(bytearray(min(size, _HEAD_BYTES)))
     try:

@@ -1,6 +1,6 @@
 """Consolidation of the ranks' safetensors shards into whole files that any library opens, in bounded memory.
 
-Bytes are copied as they are, so every dtype and 0-dimensional tensors come out as they went in.
+Bytes are copied unchanged, so every dtype is supported, and 0-dimensional tensors, too.
 
 Source: torch 2.13 `torch.distributed.checkpoint._consolidate_hf_safetensors` (names, parameters, who does which file).
 """
@@ -93,9 +93,11 @@ def _together(step: Callable[[], T], group: Any) -> T:
         result = step()
     except Exception as caught:  # noqa: BLE001 - raised on every rank
         error = caught
-    told: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(told, None if error is None else f"{type(error).__name__}: {error}", group=group)
-    failures = {rank: (error if rank == dist.get_rank(group) else None, text) for rank, text in enumerate(told) if text}
+    reported: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(reported, None if error is None else f"{type(error).__name__}: {error}", group=group)
+    failures = {
+        rank: (error if rank == dist.get_rank(group) else None, text) for rank, text in enumerate(reported) if text
+    }
     if failures:
         raise CheckpointException("consolidating safetensors files", failures) from error
     return result

@@ -23,7 +23,7 @@ def dequantize_blocks(
 
     Args:
         values: The box, any floating-point or integer dtype.
-        scales: Of the blocks that the box touches, one per block.
+        scales: Scales of the blocks that the box touches, one per block.
         block_size: Side of a block.
         offsets: Where the box begins within its first block.
 

@@ -34,7 +34,7 @@ class Placement:
 
     files: Mapping[int, str]
     stamp: Mapping[str, str]
-    """What every file of the save says of the save."""
+    """Metadata of the save, which every one of its files contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def items_by_file(
     """Group a rank's items into files; a second box of a tensor goes to another file, since names are unique in a file.
 
     Args:
-        items: Of the rank.
+        items: Items of the rank.
         files: Its files' names by their numbers.
         number: Name of a tensor → number of its file.
     """

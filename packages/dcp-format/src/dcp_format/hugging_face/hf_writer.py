@@ -261,7 +261,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         metadata.storage_meta = self.storage_meta()
 
     def abort(self, error: BaseException) -> None:
-        """Remove what this rank wrote for a save that failed."""
+        """Remove the files that this rank wrote for a failed save."""
         del error
         store = self._store()
         for name in self._temporary:

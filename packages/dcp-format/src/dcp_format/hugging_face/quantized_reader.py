@@ -43,7 +43,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
     Args:
         path: As for `HuggingFaceStorageReader`.
         thread_count: Reader threads.
-        target_dtype: Of the loaded values, as the metadata says it.
+        target_dtype: Dtype of the loaded values, as the metadata says it.
         block_size: Side of the blocks of a matrix that share a scale.
 
     Ranks: each reads on its own.
@@ -97,7 +97,9 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
     ) -> TensorStorageMetadata:
         size = values.size
         if len(values.chunks) != 1 or len(scales.chunks) != 1:
-            raise CorruptCheckpointError("a quantised tensor lies in several parts; consolidate the files", key=name)
+            raise CorruptCheckpointError(
+                "a quantised tensor is stored in several parts; consolidate the files", key=name
+            )
         if pair.packed:
             wanted = size[:-1]
             size = torch.Size((*size[:-2], size[-2] * size[-1] * 2))

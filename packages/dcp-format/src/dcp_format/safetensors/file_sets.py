@@ -50,8 +50,8 @@ class Stamp:
     """The stamp that a save writes into the metadata of each of its files.
 
     Args:
-        save_id: Of the save.
-        files: How many files it makes.
+        save_id: Id of the save.
+        files: Number of files of the save.
         generation: See `GENERATION`.
     """
 
@@ -86,8 +86,8 @@ def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
 
     Args:
         store: The folder.
-        name: Of the file.
-        size: Its bytes, as listed.
+        name: Name of the file.
+        size: Size of the file from the listing, bytes.
     """
     if is_writers_name(name):
         return begins_as_written(store, name, size)

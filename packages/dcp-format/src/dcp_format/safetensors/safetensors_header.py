@@ -70,7 +70,7 @@ class Header:
     """A parsed header."""
 
     entries: tuple[HeaderEntry, ...]
-    """In the order of their data."""
+    """The tensors, in the order of their data."""
     metadata: Mapping[str, str]
     bytes: int
     """Where the data begins."""
@@ -80,7 +80,7 @@ def code_of(dtype: str, key: str) -> str:
     """Return the format's name of a dtype.
 
     Raises:
-        UnsupportedValueError: It has none; names the key and what to do.
+        UnsupportedValueError: The dtype has no equivalent; names the key and the remedy.
     """
     if dtype not in CODES:
         raise UnsupportedValueError(
@@ -124,7 +124,7 @@ def read_header(source: Source, *, file: str) -> Header:
 
     Args:
         source: The file.
-        file: Its name, for messages.
+        file: Name of the file, for messages.
 
     Raises:
         CorruptCheckpointError: It is no safetensors file, is truncated, or contradicts itself.

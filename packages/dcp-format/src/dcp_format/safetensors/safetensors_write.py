@@ -50,7 +50,7 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
     beside are written before the tensors, and take their name right after them: an error leaves both as they were.
 
     Args:
-        content: What to write.
+        content: The content to write.
         path: File or folder.
         options: A file of a folder is larger than `shard_bytes` only if one tensor alone is. Objects that are put
             beside are in `NAME.objects.pt` beside `NAME.safetensors`, or in `objects.pt` in a folder. Progress is of

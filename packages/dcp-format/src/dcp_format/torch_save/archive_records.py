@@ -1,6 +1,6 @@
 """Records of a mapped `torch.save` file, each checked against its CRC once, on first use.
 
-What is read as a whole record later is checked then, by the engine that reads it; here is the rest.
+Records that are later read whole are checked then, by the read engine; this module checks the rest.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class ArchiveRecords:
 
     Args:
         mapped: The whole file.
-        file: Its name, for messages.
+        file: Name of the file, for messages.
 
     Raises:
         CorruptCheckpointError: Its directory is damaged.
-        UnsupportedFormatError: Values of tensors are compressed: they do not lie in the file as they are.
+        UnsupportedFormatError: The values of tensors are compressed in the file.
     """
 
     def __init__(self, mapped: torch.UntypedStorage, *, file: str) -> None:
@@ -55,7 +55,7 @@ class ArchiveRecords:
         self.crcs = {
             (record.start, record.stored_bytes): record.crc32 for record in self._unchecked if not record.deflated
         }
-        """Start and length of each record that lies there as it is → its CRC."""
+        """Start and length of each uncompressed record → its CRC."""
 
     def check_small(self) -> None:
         """Check all records but tensor storages. Raises CorruptCheckpointError."""

@@ -124,21 +124,23 @@ class BroadcastingTorchSaveReader(StorageReader):
     ) -> tuple[list[str], Forms]:
         """Agree on the names to send, in one order for all; raises any rank's error on every rank."""
         mine: dict[str, Any] = {"wanted": wanted, "forms": forms, "error": None if error is None else repr(error)}
-        told = _gathered(mine)
+        gathered = _gathered(mine)
         failed = {
-            rank: (error if rank == _rank() else None, each["error"]) for rank, each in enumerate(told) if each["error"]
+            rank: (error if rank == _rank() else None, each["error"])
+            for rank, each in enumerate(gathered)
+            if each["error"]
         }
         if failed:
             raise CheckpointException("the file cannot be read, or not into the template", failed)
-        forms = told[self.coordinator_rank if len(told) > 1 else 0]["forms"]
-        names = sorted({name for each in told for name in each["wanted"]})
+        forms = gathered[self.coordinator_rank if len(gathered) > 1 else 0]["forms"]
+        names = sorted({name for each in gathered for name in each["wanted"]})
         missing = [name for name in names if name not in forms]
         if missing:
-            texts = dict.fromkeys(range(len(told)), (None, f"not in the file: {missing[:8]}"))
+            texts = dict.fromkeys(range(len(gathered)), (None, f"not in the file: {missing[:8]}"))
             raise CheckpointException(f"{len(missing)} names of the template are not in {self.checkpoint_id}", texts)
         others = {
             rank: (None, f"{name!r} has shape {list(shape)} in the template and {list(forms[name][1])} in the file")
-            for rank, each in enumerate(told)
+            for rank, each in enumerate(gathered)
             for name, shape in each["wanted"].items()
             if tuple(shape) != tuple(forms[name][1])
         }
@@ -214,6 +216,6 @@ def _rank() -> int:
 def _gathered(value: Any) -> list[Any]:
     if _world_size() == 1:
         return [value]
-    told: list[Any] = [None] * _world_size()
-    dist.all_gather_object(told, value)
-    return told
+    gathered: list[Any] = [None] * _world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered

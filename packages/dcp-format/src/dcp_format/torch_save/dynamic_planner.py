@@ -44,7 +44,7 @@ class DynamicMetaLoadPlanner(DefaultLoadPlanner):
         others = sorted(name for name, value in values.items() if not isinstance(value, torch.Tensor))
         if others:
             raise UnsupportedValueError(
-                f"only tensors are loaded this way, and {others[:8]} are none: take them out of the template, or "
+                f"only tensors are loaded this way, not {others[:8]}: take them out of the template, or "
                 "convert the file with torch_save_to_dcp and load the checkpoint"
             )
         entries = {name: _entry(value) for name, value in values.items()}

@@ -63,7 +63,7 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
 
     Args:
         path: The file.
-        allow_globals: Classes and functions that it may use beside the default allow-list.
+        allow_globals: Classes and functions that are allowed in addition to the default allow-list.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
@@ -108,7 +108,7 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
 def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, ArchiveRecords]:
     """Return the saved value with tensors over a memory map of the file; raises as `open_torch_save`.
 
-    What is no tensor has been checked against its CRC; values of tensors are to be checked before they are used.
+    Objects have been checked against their CRCs; the values of tensors must be checked before they are used.
     """
     place = file_path(path)
     try:

@@ -56,14 +56,14 @@ def write_torch_save(
     """Write the file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
 
     Args:
-        content: What to write; objects are taken into memory.
+        content: The content to write; objects are held in memory.
         path: The file.
-        options: Progress is of bytes that have been written.
-        allow_globals: What objects may use beside the default allow-list.
+        options: `tick` counts the bytes written.
+        allow_globals: Classes and functions that are allowed in addition to the default allow-list.
 
     Raises:
         CheckpointExistsError: The file exists and `options.overwrite` is False.
-        CorruptCheckpointError: What is read is damaged. The old file, if any, is as it was.
+        CorruptCheckpointError: The source is damaged. An existing file is left unchanged.
     """
     content = ticking(content, options.tick)
     values: dict[str, Any] = {}

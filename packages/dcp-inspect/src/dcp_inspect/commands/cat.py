@@ -60,7 +60,7 @@ def parse_key(key: str, names: set[str]) -> tuple[str, Slices]:
     """Split a key into the name and the slices; a name may end in brackets itself.
 
     Raises:
-        UsageError: What is in the brackets is no slice.
+        UsageError: The text in the brackets is not a slice.
     """
     found = _SLICED.match(key)
     if key in names or found is None:

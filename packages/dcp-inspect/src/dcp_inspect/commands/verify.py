@@ -26,7 +26,7 @@ __all__ = ["command"]
 def command(path: str, threads: int | None, as_json: bool) -> int:
     """Check all of a checkpoint: index, CRCs of every item, coverage of every tensor, missing files.
 
-    Ends with 1 if anything is not as it was written.
+    The exit code is 1 if anything is damaged.
     """
     if not is_uri(path):
         _must_be_a_folder(path)

@@ -163,7 +163,7 @@ class Bar:
         self._update = update
 
     def __call__(self, count: int) -> None:
-        """Advance the bar by so many bytes."""
+        """Advance the bar by that many bytes."""
         if self._update is not None:
             self._update(advance=count)
 

@@ -1,6 +1,6 @@
 """Tree of dotted names as lines of text, built without recursion: a name may have any number of parts.
 
-Not here: what stands behind a name, and printing the lines.
+The columns after a name, and the printing, are elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Level:
     bytes: int = 0
     below: list[tuple[str, _Level | str]] = field(default_factory=list)
     levels: dict[str, _Level] = field(default_factory=dict)
-    """Those of `below`; a value may have the same name as a level."""
+    """Levels by name; a value may have the same name as a level."""
 
     def child(self, name: str) -> _Level:
         """Return the sublevel of that name, made if missing."""

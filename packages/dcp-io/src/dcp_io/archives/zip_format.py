@@ -67,7 +67,7 @@ def local_header(
     """Return the local header, which precedes the stored data of a record.
 
     Args:
-        name: Of the record.
+        name: Name of the record.
         size: Of its data, bytes.
         crc: CRC32 of the data; None if it follows them, in a `descriptor`.
         extra: Extra fields to append.
@@ -90,7 +90,7 @@ def central_header(name: bytes, size: int, crc: int, start: int, *, described: b
     """Return a record's entry in the directory.
 
     Args:
-        name: Of the record.
+        name: Name of the record.
         size: Of its data, bytes.
         crc: CRC32 of the data.
         start: Position of its local header.

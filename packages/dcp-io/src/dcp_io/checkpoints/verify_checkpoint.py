@@ -105,13 +105,13 @@ def _verify_files(
     """Return the report of each file, in the order of their names."""
     telling = threading.Lock()
 
-    def tell(count: int) -> None:
+    def report(count: int) -> None:
         if on_read is not None:
             with telling:
                 on_read(count)
 
     def verify(name: str) -> FileReport:
-        return verify_file(store, name, files[name], exact=exact, on_read=tell)
+        return verify_file(store, name, files[name], exact=exact, on_read=report)
 
     if min(threads, len(files)) < 2:  # in the caller's thread, which an interrupt ends at once
         return [*map(verify, sorted(files))]

@@ -34,7 +34,7 @@ __all__ = ["DOWN", "UP", "Peers"]
 UP, DOWN, _HELLO, _WELCOME, _READING = range(5)
 
 _CONNECT_SECONDS = 3.0  # for each address
-_GREET_SECONDS = 1.0  # a rank that is busy afterwards has said who it is
+_GREET_SECONDS = 1.0  # so that a rank that is busy afterwards has identified itself
 _CALLS_AGAIN = 5
 _ENDED = "its process has ended"
 _GONE = "its process has ended, or its host is gone"
@@ -216,7 +216,7 @@ class Peers:
         came = {*self._held.watched.values(), *self._lost, *self._below}
         if self._leads and not self.relays and self._met and len(came) == self._world_size - 1:
             self._held.shut_doors()
-            self._see_out(self._guests.waiting)  # none of those who are still there is a rank
+            self._see_out(self._guests.waiting)  # none of the remaining connections is a rank
 
     def _watch_host(self, wire: StoreWire) -> None:
         known = {self._rank, *self._held.watched.values(), *self._lost}
@@ -251,7 +251,7 @@ class Peers:
             return
         if not self._addresses:
             _log.warning(
-                "rank %d: no connection to rank %d can be made; should its host be lost, the deadline alone will tell",
+                "rank %d: no connection to rank %d can be made; if its host is lost, only the timeout will show it",
                 self._rank,
                 card.rank,
             )
@@ -365,10 +365,10 @@ class Peers:
 _alive: weakref.WeakSet[Peers] = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
+def _close_in_child() -> None:
     """Close connections in a forked child: kept open, they would show other ranks that its parent lives."""
     for peers in list(_alive):
         peers.close()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

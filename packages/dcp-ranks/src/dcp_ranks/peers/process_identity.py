@@ -15,7 +15,7 @@ from functools import lru_cache
 
 __all__ = ["ProcessIdentity", "own_identity", "watch_process"]
 
-_START_FIELD = 19  # of /proc/<pid>/stat, counted behind the process's name
+_START_FIELD = 19  # field of /proc/<pid>/stat, counted after the process's name
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class CollectiveCoordinator(PhasedCoordinator):
     Args:
         group: The process group; of the backends' devices, the one that object collectives use.
         coordinator_rank: The rank, within the group, that runs each `reduce_fn`.
-        timeout_seconds: How long to wait for this rank's earlier operations on the group.
+        timeout_seconds: Timeout of waiting for this rank's earlier operations on the group.
         errors: The classes of the errors that it raises.
 
     Example:
@@ -112,18 +112,18 @@ class CollectiveCoordinator(PhasedCoordinator):
         try:
             return self._gather_and_tell(outcome, conclude)
         except RuntimeError as error:
-            told = str(error).partition("\n")[0]
+            text = str(error).partition("\n")[0]
             raise self.errors.coordinator_lost(
-                f"phase {step.phase!r}: the process group over which the ranks coordinate failed ({told}); a rank has "
+                f"phase {step.phase!r}: the process group over which the ranks coordinate failed ({text}); a rank has "
                 "most likely ended or stayed away"
             ) from error
 
     def _gather_and_tell(
         self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
-        told: list[Any] | None = [None] * self.world_size if self.is_coordinator else None
-        dist.gather_object(encode(outcome), told, dst=self._source, group=self._group)
-        answer = conclude([decode(data) for data in told]) if told is not None else None
+        gathered: list[Any] | None = [None] * self.world_size if self.is_coordinator else None
+        dist.gather_object(encode(outcome), gathered, dst=self._source, group=self._group)
+        answer = conclude([decode(data) for data in gathered]) if gathered is not None else None
         verdicts = [None if answer is None else encode(answer.verdict)]
         dist.broadcast_object_list(verdicts, src=self._source, group=self._group)
         verdict: Verdict = answer.verdict if answer is not None else decode(verdicts[0] or b"")

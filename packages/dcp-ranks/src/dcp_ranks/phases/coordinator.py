@@ -36,7 +36,7 @@ class Coordinator(ABC):
     rank that raised them, after a report to the other ranks, which raise `PhaseFailedError`. Waiting ends with
     `PeerLostError` or `CoordinatorTimeoutError`, which name ranks, or with `CoordinatorLostError`.
 
-    Values are sent by pickle, between ranks of one job; the coordinator gets its own value as it is.
+    Values are pickled for other ranks of the job; the coordinator gets its own value unpickled, unchanged.
 
     Args:
         rank: This rank within the group.
@@ -102,9 +102,9 @@ class Coordinator(ABC):
 
         Ranks: every rank; a phase of its own.
         """
-        told = self.all_reduce(phase, lambda: value, lambda values: _disagreement(values, describe))
-        if told is not None:
-            raise self.errors.rank_disagreement(f"phase {phase!r}: {told}")
+        disagreement = self.all_reduce(phase, lambda: value, lambda values: _disagreement(values, describe))
+        if disagreement is not None:
+            raise self.errors.rank_disagreement(f"phase {phase!r}: {disagreement}")
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +116,7 @@ class Coordinator(ABC):
 
 
 class LocalCoordinator(Coordinator):
-    """Coordinator of one process: every phase is a plain call, and an error is raised as it is.
+    """Coordinator of one process: every phase is a plain call, and errors are raised unchanged.
 
     Example:
         ```python

@@ -229,5 +229,5 @@ def _different_steps(step: Step, outcomes: list[Outcome]) -> str | None:
         by_label[outcome.label].append(rank)
     if len(by_label) == 1:
         return None
-    told = "; ".join(f"{format_ranks(ranks)}: {label}" for label, ranks in by_label.items())
-    return f"the ranks are in different steps ({step.number} of their operations): {told}"
+    steps = "; ".join(f"{format_ranks(ranks)}: {label}" for label, ranks in by_label.items())
+    return f"the ranks are in different steps ({step.number} of their operations): {steps}"

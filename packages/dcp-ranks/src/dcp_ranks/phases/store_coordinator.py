@@ -41,7 +41,7 @@ class StoreCoordinator(PhasedCoordinator):
         world_size: The number of ranks in the group.
         coordinator_rank: The rank that runs each `reduce_fn`.
         sequence: The operation's number, where it was drawn elsewhere (by `draw`).
-        timeout_seconds: How long a rank waits for others in one phase, counted from its own arrival.
+        timeout_seconds: Timeout of a rank that waits for the others in one phase, from its own arrival.
         hosts_store: This process may be the one that serves the store: `close` then waits (seconds at most) until
             every rank has read how the last phase ended, as the store is gone when this process ends.
         release: Called by `close` if the connection is in order and can be reused.

@@ -1,7 +1,8 @@
 """One phase at a store: arrive, then lead (the coordinator) or follow (the other ranks) until there is a verdict.
 
 Any rank may declare how the phase ended, and the first one decides: normally the coordinator, otherwise a rank that
-gives up waiting or finds another one lost. Not here: what a verdict means, and how long an operation lives.
+gives up waiting or finds another one lost. The meaning of a verdict, and the lifetime of an operation, are defined
+elsewhere.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class StoreRound:
             grace = min(deadline, time.monotonic() + GRACE_SECONDS)
             complete = self._wire.wait(lambda: self._wire.has(*ups), grace)
         outcomes = self._outcomes(own, complete=complete)
-        if self._wire.has(self._verdict):  # a rank did not want to wait any longer, and has removed what it told
+        if self._wire.has(self._verdict):  # a rank did not want to wait any longer, and has removed its report
             return self._read()
         whole = [outcome for outcome in outcomes if outcome is not None]
         if len(whole) < len(outcomes):

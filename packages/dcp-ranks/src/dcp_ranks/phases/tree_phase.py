@@ -119,9 +119,9 @@ class RelayRound(StoreRound):
                 return ended, {}
             if self._decided is not None:
                 end = self._decided_at + _HAND_DOWN_SECONDS
-                told = self._without_above(self._decided)
-                if told is not None:
-                    return told
+                decided = self._without_above(self._decided)
+                if decided is not None:
+                    return decided
 
     def _without_above(self, decided: Verdict) -> tuple[Verdict, Answers] | None:
         """Return the result if all went well but no answer will come from above; None to go on waiting."""

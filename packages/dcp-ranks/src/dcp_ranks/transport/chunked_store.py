@@ -1,7 +1,7 @@
 """Values, claims and waits on a `torch.distributed` store: chunked, guarded against its loss, interruptible.
 
 Waiting is polling with growing pauses: a blocking `wait` holds its connection, keeps signals out, and prints a warning
-each time it runs out. Not here: what the keys mean, and where connections come from.
+each time it runs out. The meaning of the keys, and the making of connections, are elsewhere.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def guard_store(key: str, errors: ErrorTypes = ERROR_TYPES) -> Iterator[None]:
 
 def store_lost(key: str, error: RuntimeError, errors: ErrorTypes = ERROR_TYPES) -> CoordinatorLostError:
     """Return the error for a store that does not answer."""
-    told = str(error).partition("\n")[0]
+    message = str(error).partition("\n")[0]
     return errors.coordinator_lost(
-        f"the store over which the ranks coordinate cannot be reached (at key {key!r}: {told}); the process that "
+        f"the store over which the ranks coordinate cannot be reached (at key {key!r}: {message}); the process that "
         "hosts it has most likely ended"
     )

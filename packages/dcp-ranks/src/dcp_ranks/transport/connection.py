@@ -129,7 +129,7 @@ class Link:
         kind, sequence, step, rank, length = _HEAD.unpack(self._head)
         if self._body is None:
             if length > (_MAX_STRANGE_BYTES if self.rank is None else _MAX_BODY_BYTES):
-                self.broken = "what it sent makes no sense"
+                self.broken = "it sent an invalid frame"
                 return None
             self._body, self._filled = bytearray(length), 0
         if self._filled < length:
@@ -144,7 +144,7 @@ class Link:
 
 
 def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
-    """Make the kernel detect within so many seconds that the other host is gone, whether or not data is in flight."""
+    """Make the kernel detect within this time that the peer's host is gone, whether or not data is in flight."""
     wait_seconds = max(1, round(peer_timeout_seconds / (_PROBES + 2)))
     idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
     options = {

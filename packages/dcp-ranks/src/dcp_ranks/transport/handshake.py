@@ -1,9 +1,9 @@
 """Handshake by which two ranks prove to each other over a connection that they belong to the same job.
 
 Both know a secret, which is sent over the group's store alone: over connections they send codes (HMAC) of fresh random
-numbers. The listener leaves its number, the challenge, in the store; the caller sends its own with the code that
-proves it; the answer proves the listener. So the first bytes of a connection decide, and no stranger learns more than
-codes. Not here: connections, and secrecy of what is sent over them afterwards.
+numbers. The listener leaves its number, the challenge, in the store; the caller sends its own with the code that proves
+it; the answer proves the listener. So the first bytes of a connection decide, and no stranger learns more than codes.
+It opens no connection, and does not encrypt what is sent afterwards.
 """
 
 from __future__ import annotations

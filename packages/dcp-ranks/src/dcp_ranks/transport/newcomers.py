@@ -31,7 +31,7 @@ class Guests:
         return [*self._came]
 
     def accept(self, door: socket.socket, peer_timeout_seconds: float) -> Iterator[Link]:
-        """Accept connections that wait at a listening socket, but not so many that other work starves.
+        """Accept pending connections of a listening socket, but only a few at a time, so that other work goes on.
 
         Args:
             door: A listening socket that does not block.

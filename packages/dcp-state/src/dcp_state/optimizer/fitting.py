@@ -44,7 +44,7 @@ class FittedState:
     def apply(self) -> None:
         """Load the state. It keeps the dtype that the optimizer would use: torch casts to the parameter's.
 
-        Values that are no tensors stay what they are: torch makes nonsense of strings.
+        Values other than tensors stay unchanged: torch would garble strings.
         """
         if self.names.owner is not None:
             owner, root, model_names = self.names.owner
@@ -64,7 +64,7 @@ class FittedState:
     ) -> None:
         for name, value in values.items():
             if not isinstance(value, torch.Tensor):
-                if name in held or not _is_for_torch(value):  # a class may have put what it was given elsewhere
+                if name in held or not _is_for_torch(value):  # a class may have stored its argument elsewhere
                     held[name] = value
             elif name in dtypes and isinstance(held.get(name), torch.Tensor) and held[name].dtype != value.dtype:
                 held[name] = value.to(held[name].device)
@@ -109,8 +109,8 @@ def fit(
     """Fit saved state to an optimizer, which is not changed.
 
     Args:
-        optimizer: Its groups stay as they are; parameters find their state by name.
-        initial: For the shapes and dtypes that state of this optimizer has.
+        optimizer: The optimizer. Its groups stay unchanged; state is matched to parameters by name.
+        initial: Initial state, which has the shapes and dtypes of this optimizer's state.
         names: Names of the optimizer's parameters.
         saved: Not changed.
         empty_groups: Hyperparameters of saved groups without parameters: the next one goes to the next empty group.
@@ -244,7 +244,7 @@ def _equal(one: Any, other: Any) -> bool:
 def _like(name: str, value: Any, current: Any) -> Any:
     """Convert a saved hyperparameter to its current type: a tensor stays one (schedulers and graphs hold it).
 
-    Only a learning rate becomes a number again: others may be what the optimizer itself computes with as tensors.
+    Only the learning rate becomes a number again: the optimizer itself may need the others as tensors.
     """
     if isinstance(current, torch.Tensor) and isinstance(value, int | float):
         return torch.full_like(current, value)

@@ -1,6 +1,6 @@
 """Isolated deep copies of plain data: they share nothing mutable with the original and run none of its classes' code.
 
-An optimizer's stand-in is made of such copies: what it changes, the real optimizer cannot notice. Whatever cannot be
+An optimizer's stand-in is made of such copies, so that its changes never reach the real optimizer. Whatever cannot be
 proven harmless (modules, other optimizers, process groups, handles) is refused instead of shared.
 """
 

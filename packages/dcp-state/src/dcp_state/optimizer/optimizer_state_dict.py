@@ -42,7 +42,7 @@ def get_optimizer_state_dict(
     Args:
         model: The model whose parameters they hold; see `get_model_state_dict`.
         optimizers: One or several; their groups follow each other.
-        submodules: Deprecated: only the state of what lies in these modules.
+        submodules: Deprecated: only the state of parameters in these modules.
         options: See `StateDictOptions`.
 
     Returns:
@@ -76,11 +76,11 @@ def set_optimizer_state_dict(
     Args:
         model: See `get_optimizer_state_dict`.
         optimizers: See `get_optimizer_state_dict`.
-        optim_state_dict: Either layout, or what a single `optimizer.state_dict()` gave. Not changed, nor kept.
+        optim_state_dict: Either layout, or the result of a single `optimizer.state_dict()`. It is not changed.
         options: See `StateDictOptions`.
 
     Returns:
-        What was restored, initialised and dropped (None in stock).
+        A report of the state that was restored, initialised and dropped (None in stock).
 
     Raises:
         StateMismatchError: The state dict does not fit; every reason is named, nothing was changed.
@@ -186,7 +186,7 @@ def restore_optimizers(
     initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
     if options.broadcast_from_rank0:
         for one in initial:
-            one.prepare()  # what it takes to find out is free again before the tensors come
+            one.prepare()  # the memory for this is free again before the tensors arrive
         saved = _broadcast(optimizers, names, state_dict)
     else:
         if not state_dict:

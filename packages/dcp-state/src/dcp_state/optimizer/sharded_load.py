@@ -32,7 +32,7 @@ def load_sharded_optimizer_state_dict(
     Args:
         model_state_dict: The sharded state dict of the model, by FQN: optimizer state gets the same sharding.
         optimizer_key: The key that the optimizer state was saved under.
-        storage_reader: Where to read from.
+        storage_reader: The reader of the checkpoint.
         planner: See `dcp_core.load`.
 
     Returns:

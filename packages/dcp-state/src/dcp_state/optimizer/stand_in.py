@@ -33,7 +33,7 @@ class _StopHereError(Exception):
 
 
 class Recorded(dict[str, Any]):
-    """State of the trial parameter that records the first value of each name, as it was then."""
+    """State of the trial parameter that records the first value of each name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def make_stand_in(
         The stand-in, and the names of attributes and hyperparameters that it could not get.
 
     Raises:
-        UnsupportedOptimizerError: What the optimizer has as its groups and state may belong to something else.
+        UnsupportedOptimizerError: The groups and the state of the optimizer may belong to another object.
     """
     kind = type(optimizer)
     if not holds_its_own_state(optimizer):
@@ -166,7 +166,7 @@ def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: Iso
                     attributes[name] = copies.copy(value)
                 except NotPlainDataError:
                     raise UnsupportedOptimizerError(
-                        f"the class attribute {name!r} of {each.__qualname__} holds what cannot be copied"
+                        f"the class attribute {name!r} of {each.__qualname__} holds a value that cannot be copied"
                     ) from None
 
 

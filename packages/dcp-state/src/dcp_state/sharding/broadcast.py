@@ -78,7 +78,7 @@ def broadcast_tensors(
     """Broadcast rank 0's flat state dict to every rank.
 
     Args:
-        source: Gives name → tensor (whole) or object; asked on rank 0 only, and what it raises is raised on all ranks.
+        source: Returns name → whole tensor or object; called on rank 0 only, and its error is raised on all ranks.
         target: Gives the tensor or DTensor that takes the part of this rank; None if it wants none.
         problem: Says why a tensor of some shape and dtype does not fit here; None if it does.
         may_be_empty: Whether rank 0 may have nothing to send.
@@ -104,8 +104,8 @@ def broadcast_tensors(
         header = coordinator.broadcast("broadcast from rank 0: names", describe)
 
         def check() -> None:
-            told = [problem(name, sent) for name, sent in header.items() if isinstance(sent, _Sent)]
-            if problems := [each for each in told if each is not None]:
+            found = [problem(name, sent) for name, sent in header.items() if isinstance(sent, _Sent)]
+            if problems := [each for each in found if each is not None]:
                 raise StateMismatchError("state dict of rank 0", problems)
 
         coordinator.all_gather("broadcast from rank 0: check", check)

@@ -1,6 +1,6 @@
 """Gathers sharded tensors to whole ones: on every rank, or streamed in pieces to rank 0 alone.
 
-Each rank needs memory for what it keeps and for one tensor (one piece, where only rank 0 keeps any).
+Each rank needs memory for the tensors that it keeps and for one more (for one piece, if only rank 0 keeps any).
 """
 
 from __future__ import annotations

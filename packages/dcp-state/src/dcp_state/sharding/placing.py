@@ -37,7 +37,7 @@ def place(fqn: str, value: Any, like: Any) -> Any:
     """Shard `value` like `like`; shares memory with `value` where possible.
 
     Args:
-        fqn: For errors.
+        fqn: FQN, for errors.
         value: Anything; only tensors are changed.
         like: The tensor that takes it.
 

@@ -48,7 +48,7 @@ def all_ranks(phase: str, *, alone: bool = False) -> Iterator[tuple[Coordinator,
     """Run a stream of tensors in the block; after it, an error of any rank is raised on all of them.
 
     Args:
-        phase: What is done, for messages.
+        phase: Description of the operation, for messages.
         alone: The other ranks do not take part, so errors stay on this one.
 
     Ranks: every rank of the job, unless `alone`; collective.

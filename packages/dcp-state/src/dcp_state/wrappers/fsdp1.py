@@ -77,7 +77,7 @@ def _state_dict_type(root: nn.Module, options: StateDictOptions) -> Iterator[Non
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", UserWarning)
         if options.full_state_dict:
-            # On the CPU torch's own offload reads memory that it has freed; `whole` drops what is not wanted there.
+            # On the CPU torch's own offload reads memory that it has freed; `whole` drops the other ranks' copies.
             on_cpu = next((parameter.device.type for parameter in root.parameters()), "cpu") == "cpu"
             offload = offload and not on_cpu
             first_only = offload and not options.broadcast_from_rank0
