@@ -127,7 +127,7 @@ def read_header(source: Source, *, file: str) -> Header:
         file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: It is no safetensors file, is truncated, or contradicts itself.
+        CorruptCheckpointError: It is not a safetensors file, is truncated, or contradicts itself.
         UnsupportedFormatError: It has a dtype that is not known.
     """
     size = source.size()

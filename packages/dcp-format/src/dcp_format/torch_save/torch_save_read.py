@@ -67,7 +67,7 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
 
     Raises:
         CheckpointNotFoundError: There is no such file.
-        CorruptCheckpointError: It is no such file, or damaged.
+        CorruptCheckpointError: It is not a such file, or damaged.
         UnsafeCheckpointError: It names a global that is not allowed.
         UnsupportedFormatError: It has the other byte order, or was compressed by an archiver.
         UnsupportedValueError: It holds no mapping.

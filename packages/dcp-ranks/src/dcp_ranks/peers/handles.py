@@ -1,6 +1,6 @@
 """Handles that a rank holds to watch and reach peers: connections, listening sockets, processes, and their poller.
 
-Not here: their use.
+The modules of this folder use them.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class InitialStates:
         return replace(of_zeros, state=state, by_value=frozenset(differing))
 
     def _probe(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill) -> _Known:
-        """Find the state of a trial parameter: values that a zero gradient creates, and those that only another changes."""
+        """Find the state of a trial parameter: values that a zero gradient creates, and those that another changes."""
         tried: list[Recorded] = []
         errors: list[UnsupportedOptimizerError] = []
         for gradient, its_group in ((0.0, group), (_OTHER_VALUE, _without_decay(group))):
