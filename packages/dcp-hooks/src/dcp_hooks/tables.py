@@ -41,7 +41,7 @@ class Table:
         """Check what a hook returned, and return it as pairs of name and entry.
 
         Raises:
-            TypeError: It is not a sequence of records, or a mapping of name to `module:attribute`.
+            TypeError: It is neither a sequence of records nor a mapping of name to `module:attribute`.
             ValueError: It has one name twice.
         """
         pairs = self._mapped(hook, answer) if self.record is None else self._recorded(hook, answer)

@@ -103,12 +103,12 @@ class Alike(Protocol):
 
     @property
     def dtype(self) -> str:
-        """See `Payload`."""
+        """See `Payload.dtype`."""
         ...
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """See `Payload`."""
+        """See `Payload.sizes`."""
         ...
 
     def resolve(self, requests: Sequence[Any]) -> bytes | memoryview:

@@ -1,6 +1,6 @@
 """Connections to process groups' stores, one for each operation in flight, and to peers: cached for the next operation.
 
-Not here: their use.
+The modules that use them are elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Staging of one save: chooses the stager and the thread, and prepares the copy for custom planners.
 
-Not here: how tensors are copied (`staging`), and which save may begin (`saver`).
+Not in this module: how tensors are copied (`staging`), and which save may begin (`saver`).
 """
 
 from __future__ import annotations

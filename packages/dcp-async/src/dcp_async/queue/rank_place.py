@@ -1,6 +1,6 @@
 """A rank's seat in the group of savers, and the coordinators that it makes; in the trainer or a worker.
 
-Not here: which saves there are.
+Not in this module: which saves there are.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class StoreLink(GroupLink):
         self._lock = threading.Lock()
 
     def draw(self, overlap: str = "") -> Ticket:
-        """See `GroupLink`."""
+        """See `GroupLink.draw`."""
         with self._lock:
             sequence = StoreCoordinator.draw(self._store, self.seat.rank, RANK_ERRORS)
             claimed = self._wire.claim(f"epoch/{sequence}", f"{self._wire.count('epoch')} {overlap}")
@@ -123,23 +123,23 @@ class StoreLink(GroupLink):
         return Ticket(sequence, int(epoch), first)
 
     def decide(self, ticket: Ticket, wish: str) -> str:
-        """See `GroupLink`."""
+        """See `GroupLink.decide`."""
         with self._lock:
             return self._wire.claim(f"fate/{ticket.sequence}", wish)
 
     def group_store(self) -> object:
-        """See `GroupLink`."""
+        """See `GroupLink.group_store`."""
         group = self._group()
         return None if group is None else store_of(group)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """See `GroupLink`. Uses the caller's connection: the other one may be busy."""
+        """See `GroupLink.withdraw`. Uses the caller's connection: the other one may be busy."""
         with self._lock:
             coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
             coordinator.__exit__(type(error), error, error.__traceback__)
 
     def for_worker(self) -> Seat:
-        """See `GroupLink`."""
+        """See `GroupLink.for_worker`."""
         if self.seat.address is None:
             raise WorkerError(
                 "the process group's store is no TCP store, so that a process saver cannot reach it; use the thread "
@@ -148,7 +148,7 @@ class StoreLink(GroupLink):
         return self.seat
 
     def worker_ended(self) -> None:
-        """See `GroupLink`."""
+        """See `GroupLink.worker_ended`."""
         with self._lock:
             self._wire.add("epoch")
 
@@ -174,7 +174,7 @@ class CollectiveLink(GroupLink):
         self._coordinators: dict[Ticket, CollectiveCoordinator] = {}
 
     def draw(self, overlap: str = "") -> Ticket:
-        """See `GroupLink`."""
+        """See `GroupLink.draw`."""
         del overlap
         made = CollectiveCoordinator(self._group, timeout_seconds=self.seat.timeout_seconds, errors=RANK_ERRORS)
         ticket = Ticket(made.sequence)
@@ -182,17 +182,17 @@ class CollectiveLink(GroupLink):
         return ticket
 
     def coordinator(self, ticket: Ticket) -> Coordinator:
-        """See `GroupLink`."""
+        """See `GroupLink.coordinator`."""
         return self._coordinators.pop(ticket)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """See `GroupLink`."""
+        """See `GroupLink.withdraw`."""
         coordinator = self._coordinators.pop(ticket, None)
         if coordinator is not None:
             coordinator.__exit__(type(error), error, error.__traceback__)
 
     def for_worker(self) -> Seat:
-        """See `GroupLink`."""
+        """See `GroupLink.for_worker`."""
         raise WorkerError(
             "the process group has no store that a process saver can reach; use the thread saver, or initialise the "
             "group with env:// or tcp://"

@@ -2,7 +2,7 @@
 
 Both locks are acquired together or not at all, so that no thread holds one of them and waits for the other.
 
-Not here: which save comes after which (`save_queue`).
+Not in this module: which save comes after which (`save_queue`).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class EncodedData(io.RawIOBase):
         self._kept.close()
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """See `PiecewiseData`; once."""
+        """See `PiecewiseData.pieces`; once."""
         self._kept.seek(0)
         step = min(_STEP_BYTES, max(1, max_bytes))
         while data := self._kept.read(step):

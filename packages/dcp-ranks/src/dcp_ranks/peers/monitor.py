@@ -3,7 +3,7 @@
 Every rank watches the processes of its host through the kernel (pidfd). A rank that cannot watch the one above it in
 this way holds a connection to it, whose lease the kernels keep: nothing here needs a thread, and a process that is
 suspended for minutes does not count as dead. Above a number of ranks, leaders of hosts are in between, and the
-connections carry the messages of the phases, too. Not here: phases.
+connections carry the messages of the phases, too. Not in this module: phases.
 """
 
 from __future__ import annotations

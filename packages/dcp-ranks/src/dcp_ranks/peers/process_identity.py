@@ -1,6 +1,6 @@
 """Process identity of a rank, never confused with another process, and watching a process of the same machine.
 
-Not here: which rank watches which.
+Not in this module: which rank watches which.
 
 Source: Linux `pidfd_open(2)`, `proc_pid_stat(5)` (starttime), `random(4)` (boot_id), `pid_namespaces(7)`.
 """

@@ -2,7 +2,7 @@
 
 Keys under `dcp/peers/<sequence>/`, which stay as long as the store: `token` (the secret of the job), `root` (the
 coordinator's card), `host/<host>` and `hosts` (how many cards and hosts there are), `host/<host>/<n>` and `hosts/<n>`
-(the cards of a host's ranks, and of the first of each host: its leader). Not here: connections.
+(the cards of a host's ranks, and of the first of each host: its leader). Not in this module: connections.
 """
 
 from __future__ import annotations

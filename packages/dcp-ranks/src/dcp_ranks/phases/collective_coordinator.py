@@ -1,4 +1,4 @@
-"""Coordinator over object collectives, for groups whose store cannot be used. Not here: the meaning of a phase.
+"""Coordinator over object collectives, for groups whose store cannot be used. Phases are defined in `phases`.
 
 Deadlines are the group's own (`init_process_group(timeout=...)`). Collectives of one group pair up by their order, so
 operations take turns: one that was started later waits, on every rank, for the end of the earlier one.
@@ -138,7 +138,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         """Do nothing: another phase may never come, and its collectives would wait for every rank."""
 
     def close(self) -> None:
-        """See `Coordinator`."""
+        """See `Coordinator.close`."""
         if not self._closed:
             self._closed = True
             self._turns.end(self.sequence)

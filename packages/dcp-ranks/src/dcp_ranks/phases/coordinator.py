@@ -132,31 +132,31 @@ class LocalCoordinator(Coordinator):
         self._nonce = secrets.token_hex(8)
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:  # noqa: ARG002
-        """See `Coordinator`."""
+        """See `Coordinator.reduce_scatter`."""
         (answer,) = reduce_fn([map_fn()])
         return answer
 
     def all_reduce(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], R]) -> R:  # noqa: ARG002
-        """See `Coordinator`."""
+        """See `Coordinator.all_reduce`."""
         return reduce_fn([map_fn()])
 
     def all_gather(self, phase: str, map_fn: Callable[[], T]) -> list[T]:  # noqa: ARG002
-        """See `Coordinator`."""
+        """See `Coordinator.all_gather`."""
         return [map_fn()]
 
     def broadcast(self, phase: str, fn: Callable[[], T]) -> T:  # noqa: ARG002
-        """See `Coordinator`."""
+        """See `Coordinator.broadcast`."""
         return fn()
 
     def barrier(self, phase: str) -> None:
-        """See `Coordinator`."""
+        """See `Coordinator.barrier`."""
 
     def save_nonce(self) -> str:
-        """See `Coordinator`."""
+        """See `Coordinator.save_nonce`."""
         return self._nonce
 
     def close(self) -> None:
-        """See `Coordinator`."""
+        """See `Coordinator.close`."""
 
 
 def _disagreement(values: list[object], describe: str) -> str | None:

@@ -1,7 +1,7 @@
 """Fence against publishing late: checks inside a phase whether the other ranks have abandoned it.
 
 A rank that was suspended for longer than the deadline finds, when it resumes, that the others have given up: it must
-not publish then. Not here: how a coordinator finds out.
+not publish then. Not in this module: how a coordinator finds out.
 """
 
 from __future__ import annotations

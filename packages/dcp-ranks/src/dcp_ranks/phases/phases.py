@@ -1,7 +1,7 @@
 """Phases of several ranks over any transport: attempt, exchange, conclude.
 
-Not here: stores and collectives. A subclass of `PhasedCoordinator` moves one outcome up from each rank and one verdict
-down; that narrow interface admits other topologies than a star.
+Not in this module: stores and collectives. A subclass of `PhasedCoordinator` moves one outcome up from each rank and
+one verdict down; that narrow interface admits other topologies than a star.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PhasedCoordinator(Coordinator):
         """Raise if the other ranks have ended the phase that this one, the coordinator, is about to decide."""
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:
-        """See `Coordinator`."""
+        """See `Coordinator.reduce_scatter`."""
 
         def answer(values: list[T]) -> Answer:
             answers = reduce_fn(values)
@@ -90,7 +90,7 @@ class PhasedCoordinator(Coordinator):
         return cast("R", self._run("reduce_scatter", phase, map_fn, answer))
 
     def all_reduce(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], R]) -> R:
-        """See `Coordinator`."""
+        """See `Coordinator.all_reduce`."""
 
         def answer(values: list[T]) -> Answer:
             result = reduce_fn(values)
@@ -99,7 +99,7 @@ class PhasedCoordinator(Coordinator):
         return cast("R", self._run("all_reduce", phase, map_fn, answer))
 
     def all_gather(self, phase: str, map_fn: Callable[[], T]) -> list[T]:
-        """See `Coordinator`."""
+        """See `Coordinator.all_gather`."""
 
         def answer(values: list[T]) -> Answer:
             return Answer(Verdict(common=encode(values)), own=values)
@@ -107,7 +107,7 @@ class PhasedCoordinator(Coordinator):
         return cast("list[T]", self._run("all_gather", phase, map_fn, answer))
 
     def broadcast(self, phase: str, fn: Callable[[], T]) -> T:
-        """See `Coordinator`."""
+        """See `Coordinator.broadcast`."""
 
         def answer(values: list[T | None]) -> Answer:
             value = values[self.rank]
@@ -116,7 +116,7 @@ class PhasedCoordinator(Coordinator):
         return cast("T", self._run("broadcast", phase, fn if self.is_coordinator else lambda: None, answer))
 
     def barrier(self, phase: str) -> None:
-        """See `Coordinator`."""
+        """See `Coordinator.barrier`."""
         self._run("barrier", phase, lambda: None, lambda _: Answer(Verdict()))
 
     def _run(self, kind: str, phase: str, map_fn: Callable[[], Any], answer: Callable[[list[Any]], Answer]) -> Any:

@@ -3,7 +3,7 @@
 The store still decides: a verdict is claimed there before it is sent down, so that a rank that fails, gives up
 waiting or finds another one lost can end the phase as in `store_phase`; all ranks poll it from time to time. More keys
 of a phase: `here/<rank>` of ranks that have waited for long, `strays` and `stray/<n>` of ranks that cannot connect to
-the one above. Not here: connections.
+the one above. Not in this module: connections.
 """
 
 from __future__ import annotations

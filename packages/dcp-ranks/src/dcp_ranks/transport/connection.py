@@ -1,7 +1,7 @@
 """One TCP connection between two ranks: non-blocking frames in and out, and a lease that the kernel keeps.
 
 The kernel answers its peer's probes whatever the process does, closes the connection when the process ends, and gives
-up on a host that does not answer: no thread has to renew anything. Not here: which ranks connect, and why.
+up on a host that does not answer: no thread has to renew anything. Not in this module: which ranks connect, and why.
 
 Source: Linux `tcp(7)`: TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
 """

@@ -1,6 +1,6 @@
 """Listening sockets of a rank, only on addresses that it announces: those of the network of the store.
 
-Not here: the connections themselves.
+Not in this module: the connections themselves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mailbox for frames of operations and phases that share connections: kept until their phase takes them.
 
-Not here: connections.
+Not in this module: connections.
 """
 
 from __future__ import annotations

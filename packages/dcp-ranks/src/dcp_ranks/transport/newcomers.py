@@ -1,6 +1,6 @@
 """Incoming connections that have not proved yet that they belong to the job: few, and for a short time.
 
-Not here: the proof, and waiting.
+Not in this module: the proof, and waiting.
 """
 
 from __future__ import annotations
