@@ -30,7 +30,7 @@ Tree = dict[str, bytes | None]
 
 @dataclass(frozen=True)
 class DiskState:
-    """One possible state of the folder.
+    """One possible state of a folder on the disk after a loss of power.
 
     Example:
         ```python

@@ -1,6 +1,6 @@
 """Names of temporary files, which identify their process, and removal of those that killed processes left.
 
-Of conversions and of saves into safetensors files; saves into checkpoints have markers (see `dcp_io`).
+Used for conversions and for saves to safetensors files; saves of checkpoints use markers instead (see `dcp_io`).
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class KeepLast(KeepPolicy):
 class KeepBest(KeepPolicy):
     """Keeps the best `count` checkpoints by a metric; the newer wins a tie.
 
-    Without the metric or with NaN, one is not kept.
+    A checkpoint without the metric, or with NaN as its metric, is not kept.
 
     Args:
         count: How many.
