@@ -17,11 +17,11 @@ class WriteOptions:
 
     Args:
         max_inflight_bytes: Memory for pieces of tensors.
-        overwrite: Whether what is at the destination may be replaced.
+        overwrite: Whether an existing destination may be replaced.
         shard_bytes: Size that one file may have, where a format has several.
         objects: `refuse`, `beside` or `skip`, where a format holds tensors only.
-        layout: Of a checkpoint's data files.
-        compression: Of a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of `FileSystemWriter`.
+        layout: Layout of a checkpoint's data files.
+        compression: For a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of `FileSystemWriter`.
         tick: Progress callback: called with the number of bytes just converted.
 
     Example:
