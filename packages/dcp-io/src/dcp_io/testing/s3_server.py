@@ -19,8 +19,8 @@ _START_SECONDS = 60.0
 _END_SECONDS = 60.0
 _PAGE_OBJECTS = 100
 # Moto checks a condition and stores the object in two steps, so a lock keeps other changes out in between. Parts of an
-# # upload need no lock, as they change nothing until it is completed. A body is read before the lock is taken, since
-# its # sender may be slow.
+# upload need no lock, as they change nothing until it is completed. A body is read before the lock is taken, since
+# its sender may be slow.
 _SERVE = """
 import contextlib, io, sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app

@@ -26,7 +26,7 @@ PACK_BYTES = 1 << 20
 # A large payload is checksummed and written in steps of this size, which fit into the processor's cache.
 STEP_BYTES = 4 << 20
 # Write-back is started each time after this many bytes. Measured: with less, the disk waits for calls; with much more,
-# # too much is left to the final fsync.
+# too much is left to the final fsync.
 SYNC_STEP_BYTES = 32 << 20
 _ZEROS: Final = bytes(ALIGNMENT_BYTES)
 _RAW = int(Framing.RAW)
