@@ -49,7 +49,17 @@ class StoredTensor:
 
 
 class TensorForm(NamedTuple):
-    """A tensor to be put into an index, with the boxes (offsets and sizes) in which it is stored."""
+    """A tensor to be put into an index, with the boxes (offsets and sizes) in which it is stored.
+
+    Example:
+        ```python
+        from dcp_manifest import TensorForm, tensor_columns
+
+        halves = [((0, 0), (2, 2)), ((2, 0), (2, 2))]
+        index = tensor_columns([TensorForm("weight", "float32", (4, 2), halves)])
+        print(index.tensor_chunks)
+        ```
+    """
 
     name: str
     dtype: str
