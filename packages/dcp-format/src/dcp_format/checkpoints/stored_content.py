@@ -20,6 +20,7 @@ from dcp_manifest import (
     CheckpointIndex,
     StoredChunk,
     StoredItem,
+    TensorFlags,
     coverage_problems,
     stored_objects,
     stored_tensors,
@@ -77,7 +78,8 @@ def _entries(index: CheckpointIndex, reader: ChunkReader) -> Iterator[TensorEntr
         raise CorruptCheckpointError("the index does not say where values are stored", key=index.tensor_names[0])
     for each in stored_tensors(index):
         data = ChunkPieces(reader, each.dtype, each.shape, each.chunks)
-        yield TensorEntry(each.name, each.dtype, each.shape, data, each.flags.requires_grad)
+        flags = TensorFlags.from_bits(each.flags)
+        yield TensorEntry(each.name, each.dtype, each.shape, data, flags.requires_grad)
 
 
 def _object(store: Store, name: str, item: StoredItem) -> bytes:

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp_manifest.index.columns import CheckpointIndex, TensorFlags
+from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.items import StoredItem
-from dcp_manifest.index.stored_items import StoredItems
 
 __all__ = ["StoredChunk", "StoredTensor", "TensorForm", "stored_objects", "stored_tensors", "tensor_columns"]
 
@@ -44,7 +43,8 @@ class StoredTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    flags: TensorFlags
+    flags: int
+    """Bits of its `TensorFlags`."""
     chunks: tuple[StoredChunk, ...]
 
 
@@ -73,7 +73,7 @@ def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
     """Yield each tensor of an index in its order, without aliases; none if the index has no places."""
     if index.chunk_items is None:
         return
-    items = StoredItems(index.chunk_items, index.files, index.chains)
+    items, ragged = index.chunk_items, index.ragged_starts(index.chunk_items)
     chunk_starts, box_starts = index.chunk_starts().tolist(), index.box_starts().tolist()
     shape_starts = index.shape_starts().tolist()
     for row, name in enumerate(index.tensor_names):
@@ -82,13 +82,16 @@ def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
         numbers = slice(box_starts[row], box_starts[row + 1])
         boxes = (last - first, int(index.tensor_ndim[row]))
         offsets, sizes = (part[numbers].reshape(boxes).tolist() for part in (index.chunk_offsets, index.chunk_sizes))
-        chunks = zip(offsets, sizes, range(first, last), strict=True)
+        places = (index.stored_item(items, at, ragged) for at in range(first, last))
         yield StoredTensor(
             name,
             dtype,
             tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist()),
-            TensorFlags.from_bits(int(index.tensor_flags[row])),
-            tuple(StoredChunk(name, dtype, tuple(offset), tuple(size), items[at]) for offset, size, at in chunks),
+            int(index.tensor_flags[row]),
+            tuple(
+                StoredChunk(name, dtype, tuple(offset), tuple(size), item)
+                for offset, size, item in zip(offsets, sizes, places, strict=True)
+            ),
         )
 
 
@@ -112,6 +115,8 @@ def tensor_columns(tensors: Sequence[TensorForm]) -> CheckpointIndex:
 
 def stored_objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
     """Yield the name and the place of each object of an index; none if the index has no places."""
-    if index.object_items is not None:
-        items = StoredItems(index.object_items, index.files, index.chains)
-        yield from zip(index.object_names, items, strict=True)
+    if index.object_items is None:
+        return
+    ragged = index.ragged_starts(index.object_items)
+    for row, name in enumerate(index.object_names):
+        yield name, index.stored_item(index.object_items, row, ragged)
