@@ -1,7 +1,7 @@
 """Adapters between storages and planners of `torch.distributed.checkpoint` and ours, in both directions.
 
-The only package that imports stock. What files look like, and what reads them, is elsewhere: these classes translate
-calls and records. Stock is imported with the first of these names that is used, not with the package: wherever it is
+The only package that imports stock, and `replace_stock`, which lets stock's names mean ours. What files look like, and what
+reads them, is elsewhere: these classes translate calls and records. Stock is imported with the first of these names that is used, not with the package: wherever it is
 installed, its plugin module is imported by every process that looks for plugins.
 """
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dcp_bridge.bridging import from_stock, to_stock
     from dcp_bridge.load_planners import LoadPlannerForStock, StockLoadPlanner
     from dcp_bridge.readers import ReaderForStock, StockReader
+    from dcp_bridge.replacement.mirror import UntestedTorchError
+    from dcp_bridge.replacement.replacement import Replacement, original_stock, replace_stock
     from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
     from dcp_bridge.stock_writer import StockStagingWriter, StockWriter
     from dcp_bridge.writer_for_stock import WriterForStock
@@ -22,14 +24,18 @@ if TYPE_CHECKING:
 __all__ = [
     "LoadPlannerForStock",
     "ReaderForStock",
+    "Replacement",
     "SavePlannerForStock",
     "StockLoadPlanner",
     "StockReader",
     "StockSavePlanner",
     "StockStagingWriter",
     "StockWriter",
+    "UntestedTorchError",
     "WriterForStock",
     "from_stock",
+    "original_stock",
+    "replace_stock",
     "to_stock",
 ]
 
@@ -39,6 +45,8 @@ __getattr__, __dir__ = import_lazily(
         "dcp_bridge.bridging": ("from_stock", "to_stock"),
         "dcp_bridge.load_planners": ("LoadPlannerForStock", "StockLoadPlanner"),
         "dcp_bridge.readers": ("ReaderForStock", "StockReader"),
+        "dcp_bridge.replacement.mirror": ("UntestedTorchError",),
+        "dcp_bridge.replacement.replacement": ("Replacement", "original_stock", "replace_stock"),
         "dcp_bridge.save_planners": ("SavePlannerForStock", "StockSavePlanner"),
         "dcp_bridge.stock_writer": ("StockStagingWriter", "StockWriter"),
         "dcp_bridge.writer_for_stock": ("WriterForStock",),

@@ -1,0 +1,108 @@
+"""`python -m dcp_bridge [options] script.py args…`: run a program with `torch.distributed.checkpoint` replaced by ours.
+
+The program is `__main__` for the rest of the process, as if Python had started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import runpy
+import sys
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from dcp_bridge.replacement.at_import import ANY_TORCH, VARIABLE, replace_at_import
+
+__all__ = ["main"]
+
+_EXAMPLES = """\
+examples:
+  python -m dcp_bridge train.py --lr 1e-3
+  python -m dcp_bridge -m my_project.train --lr 1e-3
+  torchrun --nproc-per-node 4 -m dcp_bridge train.py --lr 1e-3
+
+Processes that the program starts are told by DCP_REPLACE_STOCK in their environment, which acts at the start of Python
+where dcp-bridge is installed.
+"""
+
+
+def main(arguments: list[str]) -> None:
+    """Run the program that the arguments name.
+
+    Args:
+        arguments: Those of the command line, without the name of this one.
+
+    Raises:
+        SystemExit: The arguments are wrong, the program is not there, or the program exits.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m dcp_bridge",
+        description="Run a program with torch.distributed.checkpoint replaced by dcp_all.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--any-torch", action="store_true", help="try it with an untested version of torch")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say on stderr what was replaced")
+    parser.add_argument("-m", "--module", action="store_true", help="PROGRAM is the name of a module")
+    parser.add_argument("program", metavar="PROGRAM", help="path of a script, or name of a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the program's own arguments")
+    chosen = parser.parse_args(arguments)
+    if chosen.verbose:
+        logger = logging.getLogger("dcp_bridge")
+        logger.addHandler(logging.StreamHandler())
+        logger.setLevel(logging.INFO)
+    os.environ[VARIABLE] = ANY_TORCH if chosen.any_torch else "1"
+    replace_at_import(any_torch=chosen.any_torch)
+    sys.argv = [chosen.program, *chosen.arguments]
+    if chosen.module:
+        _run(*_of_module(parser, chosen.program))
+        return
+    path = Path(chosen.program).absolute()
+    if not path.exists():
+        parser.error(f"there is no script {chosen.program}; a module needs -m")
+    if path.is_file() and path.suffix in ("", ".py"):
+        _run(*_of_script(path))
+    else:  # a folder or an archive with a __main__.py, or compiled code
+        runpy.run_path(chosen.program, run_name="__main__")
+
+
+def _of_script(path: Path) -> tuple[CodeType, ModuleType]:
+    if not getattr(sys.flags, "safe_path", False):  # of Python 3.11: no folder is added to the path
+        sys.path[0] = str(path.resolve().parent)
+    loader = importlib.machinery.SourceFileLoader("__main__", str(path))
+    module = ModuleType("__main__")
+    vars(module).update(__file__=str(path), __loader__=loader, __cached__=None)
+    return loader.source_to_code(path.read_bytes(), str(path)), module
+
+
+def _of_module(parser: argparse.ArgumentParser, name: str) -> tuple[CodeType, ModuleType]:
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError:
+        spec = None
+    loader = spec.loader if spec is not None else None
+    code = loader.get_code(spec.name) if isinstance(loader, importlib.machinery.SourceFileLoader) and spec else None
+    if spec is None or code is None:
+        parser.error(f"there is no module {name} that could be run")
+    module = ModuleType("__main__")
+    vars(module).update(
+        __file__=spec.origin, __loader__=loader, __cached__=spec.cached, __spec__=spec, __package__=spec.parent
+    )
+    sys.argv[0] = str(spec.origin)
+    return code, module
+
+
+def _run(code: CodeType, module: ModuleType) -> None:
+    # It stays `__main__` to the end: threads, exit handlers and pickles look it up.
+    sys.modules["__main__"] = module
+    exec(code, vars(module))  # noqa: S102 - running the user's program is what this command is for
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,110 @@
+"""Names that loaded modules have bound to stock's modules, functions and classes: found by identity, swapped, restored.
+
+Only globals of modules are looked at. What holds stock's objects in another way (attributes of classes, closures,
+default arguments, containers, `functools.partial`) is not found.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+__all__ = ["BoundName", "bound_names", "is_derived_from", "rebind"]
+
+# Torch's own modules work with its records, and so does the bridge.
+_SPARED = ("torch.", "dcp_bridge.")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundName:
+    """Global of a loaded module, what it was bound to, and what it is bound to instead.
+
+    Attributes:
+        module: The module's name.
+        name: The global's name.
+        namespace: The module's `__dict__`.
+        old: The value before.
+        new: The value after.
+    """
+
+    module: str
+    name: str
+    namespace: dict[str, Any]
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    def bind(self) -> None:
+        """Bind the name to the new value, unless somebody has bound it to something else in the meantime."""
+        if self.namespace.get(self.name) is self.old:
+            self.namespace[self.name] = self.new
+
+    def restore(self) -> None:
+        """Bind the name to the old value, unless somebody has bound it to something else in the meantime."""
+        if self.namespace.get(self.name) is self.new:
+            self.namespace[self.name] = self.old
+
+
+def loaded_modules(*, with_torch: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the `__dict__` of each loaded module; lazy modules are not made to load anything."""
+    for name, module in list(sys.modules.items()):
+        if issubclass(type(module), ModuleType) and (with_torch or not f"{name}.".startswith(_SPARED)):
+            yield name, vars(module)
+
+
+def bound_names(swaps: Mapping[int, tuple[Any, Any]], *, with_torch: bool = False) -> list[BoundName]:
+    """Return the globals of loaded modules that are bound to given objects.
+
+    Args:
+        swaps: `id(old)` → (old, new).
+        with_torch: Look at torch's modules and the bridge's, too.
+    """
+    return [
+        BoundName(module, name, namespace, *swaps[id(value)])
+        for module, namespace in loaded_modules(with_torch=with_torch)
+        for name, value in list(namespace.items())
+        if id(value) in swaps and not name.startswith("__")
+    ]
+
+
+def is_derived_from(namespace: Mapping[str, Any], classes: frozenset[int]) -> bool:
+    """Whether a module defines a class whose bases are among the classes with these ids."""
+    return any(
+        isinstance(value, type)
+        and value.__module__ == namespace.get("__name__")
+        and any(id(base) in classes for base in value.__mro__[1:])
+        for value in list(namespace.values())
+    )
+
+
+def rebind(
+    swaps: Mapping[int, tuple[Any, Any]], calls: frozenset[int], bases: frozenset[int]
+) -> tuple[list[BoundName], list[BoundName]]:
+    """Swap the globals of loaded modules, and of modules with classes derived from stock's only modules and calls.
+
+    Such a class goes on being stock's, so what it is built with has to stay stock's, too.
+
+    Args:
+        swaps: `id(old)` → (old, new).
+        calls: Ids of the old functions and modules that are swapped everywhere.
+        bases: Ids of the classes of stock that others derive theirs from.
+
+    Returns:
+        The names that were swapped, and those that were left as they are.
+    """
+    swapped, left = [], []
+    derived: dict[str, bool] = {}
+    for each in bound_names(swaps):
+        if each.module not in derived:
+            derived[each.module] = is_derived_from(each.namespace, bases)
+        if derived[each.module] and id(each.old) not in calls:
+            left.append(each)
+        else:
+            each.bind()
+            swapped.append(each)
+    return swapped, left

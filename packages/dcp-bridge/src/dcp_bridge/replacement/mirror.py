@@ -1,0 +1,88 @@
+"""Stock's modules and ours of the same names: which version of torch is known, and which names are replaced.
+
+Ours are the modules of `dcp_all`. It stands above this package and imports it, so it is looked up by name when a
+replacement begins, and is no dependency.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import types
+import warnings
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dcp_core import DcpError
+from dcp_core.errors import PluginNotFoundError
+
+__all__ = ["MIRROR", "STOCK", "UntestedTorchError", "check_torch", "import_mirror", "import_stock", "own_names"]
+
+STOCK = "torch.distributed.checkpoint"
+MIRROR = "dcp_all"
+_OLDEST, _NEWEST = (2, 6), (2, 15)
+
+
+class UntestedTorchError(DcpError, RuntimeError):
+    """This version of torch was never tested: its checkpoint modules may have names and habits that ours lack."""
+
+
+def check_torch(version: str) -> None:
+    """Check that a version of torch is one of those that the replacement was tested with.
+
+    Raises:
+        UntestedTorchError: It is older or newer, or no version at all.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or not _OLDEST <= (int(found[1]), int(found[2])) <= _NEWEST:
+        oldest, newest = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
+        raise UntestedTorchError(
+            f"torch is {version}, and replacing {STOCK} was tested with {oldest} to {newest}: install one of these or "
+            "a newer dcp-bridge. To try it with this one, pass replace_stock(any_torch=True), set "
+            "DCP_REPLACE_STOCK=any-torch, or add --any-torch to `python -m dcp_bridge`"
+        )
+
+
+def import_stock() -> dict[str, ModuleType]:
+    """Import stock and the modules directly in it that can be imported: "" (the package) and name → module.
+
+    All of them, so that none is first imported during a replacement. Stand-ins are returned where stock is replaced.
+    """
+    package = importlib.import_module(STOCK)
+    found = {"": package}
+    for info in pkgutil.iter_modules(package.__path__):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a module that is deprecated says so to those who import it themselves
+            try:
+                found[info.name] = importlib.import_module(f"{STOCK}.{info.name}")
+            except ImportError:  # it needs a package that is not installed
+                continue
+    return found
+
+
+def import_mirror() -> dict[str, ModuleType]:
+    """Import our modules of stock's names: "" (the package) and name → module.
+
+    Raises:
+        PluginNotFoundError: `dcp-all`, or a package that it needs, is not installed.
+    """
+    try:
+        package = importlib.import_module(MIRROR)
+        names = [info.name for info in pkgutil.iter_modules(package.__path__)]
+        return {"": package} | {name: importlib.import_module(f"{MIRROR}.{name}") for name in names}
+    except ModuleNotFoundError as error:
+        lost = (error.name or MIRROR).partition(".")[0].replace("_", "-")
+        raise PluginNotFoundError(
+            f"replacing {STOCK} needs all packages of dcp-all, and {lost} is not installed: pip install dcp-all "
+            "(in a clone: pip install packages/*/)"
+        ) from error
+
+
+def own_names(stock: ModuleType, mirror: ModuleType) -> dict[str, Any]:
+    """Return our values for the names of a module of stock: those that both have, modules left out."""
+    shared = [name for name in mirror.__all__ if name in vars(stock)]
+    found = {name: getattr(mirror, name) for name in shared}
+    return {name: value for name, value in found.items() if not isinstance(value, types.ModuleType)}

@@ -1,0 +1,59 @@
+"""`StandInModule`: what `import torch.distributed.checkpoint` and its submodules give during a replacement."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType, ModuleType
+from typing import Any
+
+__all__ = ["StandInModule"]
+
+# Within a call of one of these everything is stock's: its own classes are pickled and made by looking names up here.
+_STOCKS_OWN = ("torch.distributed.checkpoint.", "dcp_bridge.")
+
+
+class StandInModule(ModuleType):
+    """Module that has our values where there are any, and stock's for all other names.
+
+    Args:
+        stock: The module that it stands for, which stays as it is.
+        own: Name → our value. Emptied by the end of the replacement: then it has stock's values alone.
+
+    Code of stock and of `dcp_bridge`, and what they call, gets stock's values: what stock's functions look up by name
+    must be what its own classes are. Names that stock does not have are missing here, too.
+    """
+
+    def __init__(self, stock: ModuleType, own: dict[str, Any]) -> None:
+        super().__init__(stock.__name__, stock.__doc__)
+        for name in ("__file__", "__path__", "__package__", "__spec__", "__loader__", "__cached__"):
+            if name in vars(stock):
+                vars(self)[name] = vars(stock)[name]
+        vars(self).update(__stock__=stock, __own__=own, __taken__={})
+
+    def __getattr__(self, name: str) -> Any:
+        fields = vars(self)
+        stock, own = fields["__stock__"], fields["__own__"]
+        if name == "__all__" and name not in vars(stock):  # for `import *`, which would look into our __dict__
+            return [each for each in vars(stock) if not each.startswith("_")]
+        theirs = getattr(stock, name)
+        if name not in own:
+            return theirs
+        frame = sys._getframe(1)  # noqa: SLF001 - the one way to know who asks
+        if _is_within_stock(frame):
+            return theirs
+        ours = own[name]
+        if frame.f_code.co_name == "<module>":  # `from … import name`: a module that keeps it
+            namespace = frame.f_globals
+            fields["__taken__"][id(namespace), id(ours)] = (namespace, ours, theirs)
+        return ours
+
+    def __dir__(self) -> list[str]:
+        return dir(vars(self)["__stock__"])
+
+
+def _is_within_stock(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if f"{frame.f_globals.get('__name__')}.".startswith(_STOCKS_OWN):
+            return True
+        frame = frame.f_back
+    return False

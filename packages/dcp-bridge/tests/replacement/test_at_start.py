@@ -1,0 +1,240 @@
+"""Replacement without a line of code: the environment variable, `python -m dcp_bridge`, and processes that these start.
+
+The Python is one of an environment of its own, in which the `.pth` file of the wheel lies as an install leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PTH = Path(__file__).parents[2] / "dcp_replace_stock.pth"
+SECONDS = 200
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> Path:
+    """A Python of an environment with all that this one has, and the `.pth` file."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=SECONDS)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    own = {str(Path(each).resolve()) for each in (sys.prefix, sys.base_prefix)}
+    paths = [each for each in sys.path if each.startswith("/") and (_is_of_packages(each) or not _is_in(each, own))]
+    (packages / "_paths.pth").write_text("".join(f"{each}\n" for each in paths))
+    shutil.copy(PTH, packages)
+    return folder / "bin" / "python"
+
+
+def _is_of_packages(path: str) -> bool:
+    return "site-packages" in path or "dist-packages" in path
+
+
+def _is_in(path: str, folders: set[str]) -> bool:
+    return any(str(Path(path).resolve()).startswith(folder + "/") for folder in folders)
+
+
+def run(python: Path, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    left_out = ("DCP_REPLACE_STOCK", "PYTHONPATH")
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
+    return subprocess.run(
+        [str(python), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=cwd,
+        env={**inherited, "OMP_NUM_THREADS": "1", **variables},
+        check=False,
+    )
+
+
+def passed(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+LOADED = "import sys; print(*sorted({'dcp_bridge', 'dcp_hooks', 'dcp_core', 'torch', 'numpy'} & {*sys.modules}))"
+LISTED = "import sys; print([type(each).__module__ for each in sys.meta_path if 'dcp' in type(each).__module__])"
+
+
+def test_without_the_variable_nothing_is_imported(python, tmp_path):
+    assert passed(run(python, "-c", LOADED, cwd=tmp_path)) == ""
+
+
+def test_with_the_variable_torch_is_not_imported(python, tmp_path):
+    done = run(python, "-c", LOADED, cwd=tmp_path, DCP_REPLACE_STOCK="1")
+    assert passed(done) == "dcp_bridge dcp_hooks"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "hooks"), [("1", 1), ("yes", 1), ("any-torch", 1), ("", 0), ("0", 0), ("off", 0), ("False", 0)]
+)
+def test_values_of_the_variable(python, tmp_path, value, hooks):
+    found = passed(run(python, "-c", LISTED, cwd=tmp_path, DCP_REPLACE_STOCK=value))
+    assert found == str(["dcp_bridge.replacement.at_import"] * hooks)
+
+
+# What spawned and forked processes do with what they get by name.
+SCRIPT = """
+import multiprocessing, os, sys
+import torch.distributed as dist
+
+def check(queue):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    queue.put((dcp.save.__module__, get_model_state_dict.__module__))
+
+if __name__ == "__main__":
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import FileSystemReader
+
+    assert sys.argv[1] == "--folder", sys.argv
+    assert sys.modules["__main__"].check is check
+    folder = sys.argv[2]
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    dcp.save({"w": torch.ones(4)}, checkpoint_id=folder)
+    assert FileSystemReader(folder).read_metadata().storage_meta.modules == ["dcp-manifest/1"]
+    for method in ("spawn", "fork"):
+        context = multiprocessing.get_context(method)
+        queue = context.SimpleQueue()
+        process = context.Process(target=check, args=(queue,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert queue.get() == ("dcp_core.saving", "dcp_state.model"), method
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    print("saved by", type(dcp).__name__)
+"""
+
+
+def test_ranks_of_torchrun_and_what_they_start(python, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run(python, *launcher, "-m", "dcp_bridge", "train.py", "--folder", str(tmp_path / "a"), cwd=tmp_path)
+    assert passed(done).count("saved by StandInModule") == 2
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_with_the_variable(python, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    arguments = (*launcher, "train.py", "--folder", str(tmp_path / "a"))
+    done = run(python, *arguments, cwd=tmp_path, DCP_REPLACE_STOCK="1")
+    assert passed(done).count("saved by StandInModule") == 2
+
+
+FIRST_IMPORTS = """
+import importlib.util, sys
+assert importlib.util.find_spec("torch.distributed.checkpoint") is not None  # a look does not count as an import
+assert "torch.distributed.checkpoint" not in sys.modules
+import torch
+known, torch.__version__ = torch.__version__, "9.9.0"
+for _ in range(2):  # whoever catches it and tries again gets it again
+    try:
+        import torch.distributed.checkpoint
+    except RuntimeError as error:
+        assert type(error).__name__ == "UntestedTorchError", error
+        assert "torch is 9.9.0" in str(error), error
+    else:
+        raise AssertionError("replaced")
+torch.__version__ = known
+import torch.distributed.tensor._shards_wrapper  # torch's own module that names stock's records
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+import dcp_fs, torch.distributed.checkpoint as dcp
+assert FileSystemWriter is dcp_fs.FileSystemWriter is dcp.FileSystemWriter
+assert torch.distributed.checkpoint is dcp is sys.modules["torch.distributed.checkpoint"]
+assert [each for each in sys.meta_path if "dcp" in type(each).__module__] == []
+assert type(dcp.__spec__.loader).__name__ == "SourceFileLoader"
+from dcp_bridge import replace_stock
+with replace_stock() as made:
+    assert made.replaced
+assert dcp.save.__module__ == "dcp_core.saving"  # the variable's goes on
+"""
+
+
+def test_the_first_import_with_the_variable(python, tmp_path):
+    passed(run(python, "-c", FIRST_IMPORTS, cwd=tmp_path, DCP_REPLACE_STOCK="1"))
+
+
+TOLD = """
+import pickle, sys
+class Mine: ...
+def main():
+    spec = __spec__ and __spec__.name
+    print(__name__, sys.argv[1:], __file__ == sys.argv[0] or (__file__, sys.argv[0]), spec)
+    assert type(pickle.loads(pickle.dumps(Mine()))) is sys.modules["__main__"].Mine is Mine
+    assert "torch" not in sys.modules
+    import beside
+    if "--fail" in sys.argv:
+        sys.exit(7)
+main()
+"""
+
+
+@pytest.fixture
+def programs(tmp_path) -> Path:
+    for folder in (tmp_path / "scripts", tmp_path / "package", tmp_path / "archive"):
+        folder.mkdir()
+    for file in ("scripts/told.py", "scripts/told", "module.py", "package/__main__.py", "archive/__main__.py"):
+        (tmp_path / file).write_text(TOLD)
+    for file in ("scripts/beside.py", "beside.py", "archive/beside.py", "package/__init__.py"):
+        (tmp_path / file).touch()
+    return tmp_path
+
+
+PROGRAMS: dict[str, tuple[list[str], str]] = {
+    "script": (["scripts/told.py"], "None"),
+    "script without suffix": (["scripts/told"], "None"),
+    "module": (["-m", "module"], "module"),
+    "package": (["-m", "package"], "package.__main__"),
+    "folder": (["archive"], "__main__"),
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_programs_are_run_as_python_runs_them(python, programs, kind):
+    command, spec = PROGRAMS[kind]
+    arguments = [*command, "--lr", "3", "-m", "x"]
+    by_us = run(python, "-m", "dcp_bridge", *arguments, cwd=programs)
+    by_python = run(python, *arguments, cwd=programs)
+    assert passed(by_us) == passed(by_python)
+    assert f"__main__ ['--lr', '3', '-m', 'x']" in by_us.stdout  # noqa: F541 - as it is printed
+    assert by_us.stdout.split()[-1] == spec
+
+
+def test_the_status_is_the_programs(python, programs):
+    assert run(python, "-m", "dcp_bridge", "scripts/told.py", "--fail", cwd=programs).returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["lost.py"], "there is no script lost.py"),
+        (["-m", "lost"], "there is no module lost"),
+        (["-m", "lost.deeper"], "there is no module lost.deeper"),
+        ([], "PROGRAM"),
+    ],
+)
+def test_programs_that_are_not_there(python, tmp_path, command: list[str], said: str):
+    done = run(python, "-m", "dcp_bridge", *command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_verbose_says_what_was_replaced(python, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import torch.distributed.checkpoint, os; print(os.environ['DCP_REPLACE_STOCK'])"
+    )
+    done: Any = run(python, "-m", "dcp_bridge", "-v", "--any-torch", "program.py", cwd=tmp_path)
+    assert passed(done) == "any-torch"
+    assert "<Replacement: torch.distributed.checkpoint of torch " in done.stderr
