@@ -1,6 +1,6 @@
-"""Lightning's and accelerate's own functions, in processes where one import is changed for them.
+"""Lightning's and accelerate's own functions, unedited, in processes where `torch.distributed.checkpoint` is replaced.
 
-`torch.distributed.checkpoint` means `dcp_all` there, by `sys.modules`: their code runs as it is.
+`replace_stock` lets it mean `dcp_all` there.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from pathlib import Path
 
 import pytest
 
-CHANGED_IMPORT = """
+REPLACED = """
 import sys, warnings
 warnings.simplefilter("ignore")
 import torch
+import torch.distributed.checkpoint
 import dcp_all
-import importlib, pkgutil
-for module in pkgutil.iter_modules(dcp_all.__path__):
-    importlib.import_module(f"dcp_all.{module.name}")
-for name in [name for name in sys.modules if name.split(".")[0] == "dcp_all"]:
-    sys.modules["torch.distributed.checkpoint" + name.removeprefix("dcp_all")] = sys.modules[name]
-torch.distributed.checkpoint = dcp_all
+from dcp_bridge import replace_stock
+replace_stock()
 folder = sys.argv[1]
 """
 
@@ -119,10 +116,10 @@ assert newest.step == {last} and newest.path.name.endswith("step={last}.ckpt"), 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("package", "code"), [("lightning", LIGHTNING), ("accelerate", ACCELERATE)])
-def test_their_own_code_with_one_import_changed(package: str, code: str, tmp_path: Path) -> None:
+def test_their_own_code_on_ours(package: str, code: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}: `nox -s frameworks` installs it")
-    command = [sys.executable, "-c", CHANGED_IMPORT + code, str(tmp_path)]
+    command = [sys.executable, "-c", REPLACED + code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -1,8 +1,9 @@
 """Adapters between storages and planners of `torch.distributed.checkpoint` and ours, in both directions.
 
-The only package that imports stock, and `replace_stock`, which lets stock's names mean ours. What files look like, and what
-reads them, is elsewhere: these classes translate calls and records. Stock is imported with the first of these names that is used, not with the package: wherever it is
-installed, its plugin module is imported by every process that looks for plugins.
+The only package that imports stock. What files look like, and what reads them, is elsewhere: these classes translate
+calls and records, and `replace_stock` lets stock's names mean ours in a process. Stock is imported with the first of
+these names that is used, not with the package: wherever it is installed, its plugin module is imported by every process
+that looks for plugins.
 """
 
 from __future__ import annotations

@@ -59,6 +59,8 @@ DcpError (Exception)                                        base class of the er
 │ dcp_manager:
 ├─ UnfinishedSaveError (TimeoutError)                       a background save takes too long
 ├─ StepWentBackError (ValueError)                           the step is lower than a good checkpoint
+│ dcp_bridge:
+├─ UntestedTorchError (RuntimeError)                        `replace_stock` does not know this version of torch
 │ dcp_inspect:
 ├─ CheckpointInUseError (RuntimeError)                      the checkpoint to remove is being read
 └─ MissingValueError (LookupError)                          the checkpoint has no value of that name

@@ -14,8 +14,6 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from dcp_core import DcpError
 from dcp_core.errors import PluginNotFoundError
 

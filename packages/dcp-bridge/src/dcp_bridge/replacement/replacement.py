@@ -14,7 +14,7 @@ import torch.distributed
 
 from dcp_bridge.replacement.bound_names import BoundName, bound_names, rebind
 from dcp_bridge.replacement.mirror import MIRROR, STOCK, check_torch, import_mirror, import_stock, own_names
-from dcp_bridge.replacement.stand_in import StandInModule
+from dcp_bridge.replacement.stand_in import StandInModule, take_back
 from dcp_core.toolkit import library_logger
 
 __all__ = ["Replacement", "original_stock", "replace_stock"]
@@ -140,11 +140,7 @@ class _Swap:
         for each in bound_names(back, with_torch=True):
             each.bind()
         for stand_in in self.stand_ins.values():
-            taken = vars(stand_in)["__taken__"]
-            for namespace, ours, theirs in list(taken.values()):
-                for name in [name for name, value in list(namespace.items()) if value is ours]:
-                    namespace[name] = theirs
-            taken.clear()
+            take_back(stand_in)
 
 
 def replace_stock(*, any_torch: bool = False) -> Replacement:

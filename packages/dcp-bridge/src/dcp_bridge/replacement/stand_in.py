@@ -6,7 +6,7 @@ import sys
 from types import FrameType, ModuleType
 from typing import Any
 
-__all__ = ["StandInModule"]
+__all__ = ["StandInModule", "take_back"]
 
 # Within a call of one of these everything is stock's: its own classes are pickled and made by looking names up here.
 _STOCKS_OWN = ("torch.distributed.checkpoint.", "dcp_bridge.")
@@ -49,6 +49,15 @@ class StandInModule(ModuleType):
 
     def __dir__(self) -> list[str]:
         return dir(vars(self)["__stock__"])
+
+
+def take_back(stand_in: StandInModule) -> None:
+    """Bind what modules got here by name, and still have, to stock's values."""
+    taken = vars(stand_in)["__taken__"]
+    for namespace, ours, theirs in list(taken.values()):
+        for name in [name for name, value in list(namespace.items()) if value is ours]:
+            namespace[name] = theirs
+    taken.clear()
 
 
 def _is_within_stock(frame: FrameType | None) -> bool:
