@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the program's own arguments")
     chosen = parser.parse_args(arguments)
     if chosen.verbose:
-        logger = logging.getLogger("dcp_bridge")
+        logger = logging.getLogger().getChild("dcp_bridge")  # which is set up here, not written to
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.INFO)
     os.environ[VARIABLE] = ANY_TORCH if chosen.any_torch else "1"

@@ -35,7 +35,7 @@ class _Finder:
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
-                spec.loader = _Loader(spec.loader, self)
+                spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
                 return spec
         return None
 
@@ -61,7 +61,7 @@ class _Loader:
             module.__spec__.loader = self._loader
         replace_now(any_torch=self._finder.any_torch)
         if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)  # type: ignore[arg-type]
+            sys.meta_path.remove(self._finder)
 
 
 def replace_now(*, any_torch: bool) -> None:
@@ -80,7 +80,7 @@ def replace_at_import(*, any_torch: bool) -> None:
     if _STOCK in sys.modules:
         replace_now(any_torch=any_torch)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(any_torch=any_torch))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder(any_torch=any_torch))
 
 
 def follow_environment() -> None:

@@ -38,6 +38,17 @@ class Replacement:
         rebound: Globals that modules had bound before, as `module.name`, and that mean ours now.
         left: Globals as above that stay stock's, because their module has a class derived from one of stock's.
         active: Whether this replacement has not been undone.
+
+    Example:
+        ```python
+        from dcp_bridge import replace_stock
+
+        replacement = replace_stock()
+        try:
+            print(replacement)  # and then what is not to be edited
+        finally:
+            replacement.undo()
+        ```
     """
 
     def __init__(self, swap: _Swap) -> None:
