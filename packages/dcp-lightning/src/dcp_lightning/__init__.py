@@ -1,0 +1,10 @@
+"""Checkpoints of Lightning's Trainer and Fabric: `DcpCheckpointIO`, a plug-in for both.
+
+Strategies whose ranks save their shards are in `dcp_lightning.strategies` for the Trainer, and
+in `dcp_lightning.fabric`.
+When a checkpoint is made, and which ones are kept, is the affair of Lightning's `ModelCheckpoint`.
+"""
+
+from dcp_lightning.checkpoint_io import DcpCheckpointIO
+
+__all__ = ["DcpCheckpointIO"]

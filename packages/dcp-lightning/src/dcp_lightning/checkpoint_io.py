@@ -1,0 +1,217 @@
+"""`DcpCheckpointIO`: Lightning's plug-in that saves, loads and removes checkpoints, here in folders or object stores.
+
+Which ranks call it with which part of the state is decided by the strategy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Literal, cast
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+
+import dcp_io
+from dcp_async import AsyncSaver
+from dcp_core import EmptyStateDictLoadPlanner, Metadata, load, plugins, save
+
+__all__ = ["DcpCheckpointIO", "PathLike"]
+
+PathLike = str | os.PathLike[str]
+MapLocation = str | torch.device | Mapping[str, str] | Callable[[torch.UntypedStorage, str], Any] | None
+
+META_OF_LIGHTNING = "meta.pt"
+"""The file that Lightning's own sharded checkpoints have beside those of PyTorch."""
+
+
+class DcpCheckpointIO:
+    """Plug-in for `Trainer(plugins=[…])` and `Fabric(plugins=[…])`: checkpoints as verified, atomic folders.
+
+    Args:
+        background: Save in a `"thread"` or a `"process"`, from a copy; None returns when the checkpoint exists.
+        storage_options: Options of the storage, such as an endpoint, for all saves, loads and removals.
+        writer_options: Further arguments of the storage's writer, such as `compression="auto"`.
+        allow_globals: Classes and functions that stored objects may use; those that
+            `torch.serialization.add_safe_globals` was given are allowed as well.
+
+    A checkpoint that is removed while a save is in the background stays until that save has succeeded: it may be the
+    last one that is complete. The error of a save in the background is raised by the next save, load, removal or
+    `teardown`.
+
+    Ranks: one, with a strategy that saves from rank 0 (one device, DDP); see `dcp_lightning.strategies` for others.
+    Source: Lightning 2.6 `lightning.fabric.plugins.io.CheckpointIO`.
+    """
+
+    def __init__(
+        self,
+        *,
+        background: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        writer_options: Mapping[str, Any] | None = None,
+        allow_globals: Collection[Any] = (),
+    ) -> None:
+        self._background = background
+        self._storage_options = dict(storage_options or {})
+        self._writer_options = dict(writer_options or {})
+        self._allow_globals = tuple(allow_globals)
+        self._saver: AsyncSaver | None = None
+        self._pending: list[Future[Metadata]] = []
+        self._removals: dict[str, None] = {}
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: PathLike, storage_options: Any = None) -> None:
+        """Save a checkpoint from this process alone; see `save`."""
+        self.save(checkpoint, path, storage_options, no_dist=True)
+
+    def save(
+        self,
+        checkpoint: dict[str, Any],
+        path: PathLike,
+        storage_options: Any = None,
+        *,
+        no_dist: bool,
+        first: bool = True,
+    ) -> None:
+        """Save a checkpoint; the one at that path stays loadable until the new one has replaced it.
+
+        Args:
+            checkpoint: What this rank holds of it.
+            path: A folder, or a URI that an installed storage handles.
+            storage_options: Beyond those of the plug-in, for this save.
+            no_dist: Whether this process saves alone; else every rank of the job does its part.
+            first: Whether this rank moves away a file or link that lies where the folder goes.
+
+        Raises:
+            Exception: The save failed, or an earlier one in the background.
+        """
+        place = os.fspath(path)
+        self._removals.pop(place, None)
+        self.settle()
+        aside = _move_aside(place) if first else None
+        arguments = {
+            "checkpoint_id": place,
+            "storage_writer": self.storage(place, "writer", storage_options),
+            "no_dist": no_dist,
+        }
+        if self._background is None:
+            save(checkpoint, **arguments)
+        else:
+            self._saver = self._saver or AsyncSaver(self._background)
+            self._pending.append(cast(Future[Metadata], self._saver.save(checkpoint, **arguments)))
+        if aside is not None:
+            self.remove_checkpoint(aside)
+
+    def load_checkpoint(
+        self, path: PathLike, map_location: MapLocation = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a whole checkpoint, or a file that `torch.save` wrote.
+
+        Args:
+            path: As for a save.
+            map_location: Device of the tensors, as for `torch.load`; in a checkpoint of ours all are of the CPU.
+            weights_only: False unpickles whatever objects were saved, which can run code from the checkpoint.
+
+        Raises:
+            FileNotFoundError: There is no checkpoint at that path.
+            UnsafeCheckpointError: An object needs a class that is not allowed.
+        """
+        if os.path.isfile(path):
+            return cast(dict[str, Any], torch.load(path, map_location=map_location, weights_only=weights_only))
+        state = self.load_except(path, (), weights_only=weights_only, no_dist=True)
+        device = _device(map_location)
+        return state if device is None else apply_to_collection(state, torch.Tensor, lambda tensor: tensor.to(device))
+
+    def load_except(
+        self, path: PathLike, left_out: Collection[str], *, weights_only: bool | None, no_dist: bool = False
+    ) -> dict[str, Any]:
+        """Load a checkpoint but for some of its entries: whole tensors on the CPU. `no_dist` as for `save`."""
+        self.settle()
+        allowed = (*self._allow_globals, *(item for item in torch.serialization.get_safe_globals() if callable(item)))
+        planner = _AllBut(left_out, allow_globals=allowed, trust_objects=weights_only is False)
+        state: dict[str, Any] = {}
+        load(state, checkpoint_id=path, storage_reader=self.storage(path, "reader"), planner=planner, no_dist=no_dist)
+        return state
+
+    def storage(self, path: PathLike, role: Literal["reader", "writer"], extra: Mapping[str, Any] | None = None) -> Any:
+        """Return a reader or writer with the plug-in's options and `extra` ones of the storage; None without any."""
+        options = self._writer_options.copy() if role == "writer" else {}
+        if self._storage_options or extra:
+            options["storage_options"] = {**self._storage_options, **(extra or {})}
+        return getattr(plugins.storage_for(os.fspath(path)), f"load_{role}")()(path, **options) if options else None
+
+    def remove_checkpoint(self, path: PathLike) -> None:
+        """Remove a checkpoint, once the saves that are in the background have succeeded. Files of others stay."""
+        self._removals[os.fspath(path)] = None
+        if all(future.done() for future in self._pending):
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the saves in the background, raise the error of one that failed, and carry out removals.
+
+        After an error nothing is removed.
+        """
+        pending, self._pending = self._pending, []
+        removals, self._removals = self._removals, {}
+        for future in pending:
+            future.result()
+        for place in removals:
+            if _is_file(place):
+                os.remove(place)
+            else:
+                store = dcp_io.open_store(place, storage_options=self._storage_options or None)
+                dcp_io.remove_checkpoint(store, also=frozenset({META_OF_LIGHTNING}))
+
+    def teardown(self) -> None:
+        """Settle, and end the thread or process of saves in the background. Lightning's Trainer calls it."""
+        saver, self._saver = self._saver, None
+        try:
+            self.settle()
+        finally:
+            if saver is not None:
+                saver.close()
+
+
+for _fabric in ("lightning.fabric", "lightning_fabric"):  # twins: each takes only plug-ins that it knows
+    with suppress(ModuleNotFoundError):
+        import_module(f"{_fabric}.plugins.io.checkpoint_io").CheckpointIO.register(DcpCheckpointIO)
+
+
+class _AllBut(EmptyStateDictLoadPlanner):
+    """Planner that loads a checkpoint but for some of its entries."""
+
+    def __init__(self, left_out: Collection[str], **options: Any) -> None:
+        super().__init__(None, **options)
+        self._left_out = set(left_out)
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Take the names of all other entries."""
+        if metadata is not None and self._left_out:
+            self.keys = {str(path[0]) for path in (metadata.planner_data or {}).values()} - self._left_out
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+
+
+def _move_aside(path: str) -> str | None:
+    """Give a file or link that lies where a folder is to be saved another name, and return it."""
+    if not _is_file(path):
+        return None
+    os.replace(path, path + ".replaced")
+    return path + ".replaced"
+
+
+def _is_file(path: str) -> bool:
+    return os.path.islink(path) or os.path.isfile(path)
+
+
+def _device(map_location: MapLocation) -> torch.device | None:
+    """Return the device that `torch.load` would give tensors of the CPU; None for the CPU's own."""
+    if callable(map_location):
+        storage = map_location(torch.UntypedStorage(0), "cpu")
+        return None if storage is None else storage.device
+    if isinstance(map_location, Mapping):
+        map_location = map_location.get("cpu")
+    return None if map_location is None else torch.device(map_location)

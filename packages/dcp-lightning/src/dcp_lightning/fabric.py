@@ -1,0 +1,87 @@
+"""Strategies of Fabric whose ranks each save and load their own part of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from dcp_lightning.checkpoint_io import PathLike
+from dcp_lightning.sharded import OwnCheckpointIO, is_of_lightning, load_shards, state_of
+
+try:
+    from lightning.fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+except ModuleNotFoundError:
+    from lightning_fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+
+__all__ = ["DcpDDPStrategy", "DcpFSDPStrategy", "DcpFabricStrategy", "DcpModelParallelStrategy"]
+
+
+class DcpFabricStrategy(OwnCheckpointIO):
+    """Mix-in for a strategy of Fabric, before it among the bases, for `fabric.save` and `fabric.load`.
+
+    A `DcpCheckpointIO` among Fabric's plugins has the settings; saves in the background end with its `teardown`.
+
+    Ranks: every rank of the job; saving and loading are collective.
+    Source: Lightning 2.6 `lightning.fabric.strategies.Strategy` (the methods that it overrides).
+    """
+
+    def save_checkpoint(
+        self,
+        path: PathLike,
+        state: Mapping[str, Any],
+        storage_options: Any = None,
+        filter: Mapping[str, Callable[[str, Any], bool]] | None = None,  # noqa: A002 - Lightning's name
+    ) -> None:
+        """Save shards of modules, optimizers and tensors from each rank, and everything else from rank 0."""
+        modules = [value for value in state.values() if isinstance(value, nn.Module)]
+        mine = {}
+        for name, value in state.items():
+            if isinstance(value, nn.Module | Optimizer):
+                found = state_of(value, modules)
+            elif self.is_global_zero or isinstance(value, DTensor):
+                found = value.state_dict() if hasattr(value, "state_dict") else value
+            else:
+                continue
+            chosen = (filter or {}).get(name)
+            mine[name] = found if chosen is None else {key: item for key, item in found.items() if chosen(key, item)}
+        place = self.broadcast(str(path))
+        self.checkpoint_io.save(mine, place, storage_options, no_dist=False, first=self.is_global_zero)
+
+    def load_checkpoint(
+        self, path: PathLike, state: Any = None, strict: bool = True, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load into the objects of `state` in place, on each rank its shards; returns all entries that it lacks."""
+        place = self.broadcast(str(path))
+        if is_of_lightning(place) or isinstance(state, nn.Module | Optimizer):
+            return super().load_checkpoint(place, state, strict, weights_only)  # type: ignore[misc, no-any-return]
+        parts = {name: value for name, value in (state or {}).items() if isinstance(value, nn.Module | Optimizer)}
+        rest = self.checkpoint_io.load_except(place, parts, weights_only=weights_only)
+        wanted = [] if not state else [name for name in state if name not in parts]
+        missing = [name for name in wanted if name not in rest]
+        if strict and missing:
+            raise KeyError(f"{place} has no entries {missing}; to load it without them pass strict=False")
+        load_shards(self.checkpoint_io, place, parts, strict=strict)
+        for name in wanted:
+            if name in missing:
+                continue
+            if hasattr(state[name], "load_state_dict"):
+                state[name].load_state_dict(rest.pop(name))
+            else:
+                state[name] = rest.pop(name)
+        return rest
+
+
+class DcpDDPStrategy(DcpFabricStrategy, DDPStrategy):
+    """`DDPStrategy` of Fabric whose ranks share the writing of what all of them hold."""
+
+
+class DcpFSDPStrategy(DcpFabricStrategy, FSDPStrategy):
+    """`FSDPStrategy` of Fabric that saves and loads shards, whatever its `state_dict_type`."""
+
+
+class DcpModelParallelStrategy(DcpFabricStrategy, ModelParallelStrategy):
+    """`ModelParallelStrategy` of Fabric (FSDP2, tensor parallelism) that saves and loads shards."""

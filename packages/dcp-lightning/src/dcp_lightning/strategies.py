@@ -1,0 +1,93 @@
+"""Strategies of Lightning's Trainer whose ranks each save and load their own part of a checkpoint.
+
+Names of parameters are canonical: a checkpoint of one strategy and world size resumes under another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dcp_lightning.checkpoint_io import PathLike
+from dcp_lightning.sharded import OwnCheckpointIO, is_of_lightning, load_shards
+from dcp_state import get_model_state_dict, get_optimizer_state_dict
+
+try:
+    from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+except ModuleNotFoundError:
+    from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+
+__all__ = ["DcpDDPStrategy", "DcpFSDPStrategy", "DcpModelParallelStrategy", "DcpTrainerStrategy"]
+
+_SHARDED = ("state_dict", "optimizer_states")
+
+
+class DcpTrainerStrategy(OwnCheckpointIO):
+    """Mix-in for a strategy of the Trainer, before it among the bases; no state is gathered on one rank.
+
+    A `DcpCheckpointIO` among the Trainer's plugins has the settings. The checkpoint has the entries of Lightning's own,
+    without those that hold model and optimizers when `on_load_checkpoint` is given it.
+
+    Ranks: every rank of the job; saving and loading are collective.
+    Source: Lightning 2.6 `lightning.pytorch.strategies.ModelParallelStrategy` (the methods that it overrides).
+    """
+
+    restore_checkpoint_after_setup = True
+    lightning_restore_optimizer = False
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the model's state by canonical names: on each rank its shards."""
+        return get_model_state_dict(self.model)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Return an optimizer's state by the names of parameters: on each rank its shards."""
+        return get_optimizer_state_dict(self.model, optimizer)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Do nothing: `load_checkpoint` has loaded the model."""
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Do nothing: `load_checkpoint` has loaded the optimizers."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: PathLike, storage_options: Any = None) -> None:
+        """Save shards of model and optimizers from each rank, and everything else from rank 0."""
+        path = self.broadcast(str(filepath))
+        mine = {name: value for name, value in checkpoint.items() if self.is_global_zero or name in _SHARDED}
+        self.checkpoint_io.save(mine, path, storage_options, no_dist=False, first=self.is_global_zero)
+
+    def load_checkpoint(self, checkpoint_path: PathLike, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load model and optimizers in place, on each rank its shards; returns everything else."""
+        path = self.broadcast(str(checkpoint_path))
+        module = self.lightning_module
+        fitting = module.trainer.state.fn == "fit"
+        if is_of_lightning(path):
+            checkpoint = super().load_checkpoint(path, weights_only=weights_only)  # type: ignore[misc]
+            super().load_model_state_dict(checkpoint, strict=module.strict_loading)  # type: ignore[misc]
+            if fitting:
+                super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
+            return checkpoint  # type: ignore[no-any-return]
+        rest = self.checkpoint_io.load_except(path, _SHARDED, weights_only=weights_only)
+        parts = {"state_dict": self.model}
+        if fitting and "lr_schedulers" in rest:  # else only the model was saved, and Lightning says so
+            parts["optimizer_states"] = [*self.optimizers]
+        load_shards(self.checkpoint_io, path, parts, strict=module.strict_loading)
+        return rest
+
+    def teardown(self) -> None:
+        """Wait for saves in the background, and raise the error of one that failed."""
+        try:
+            self.checkpoint_io.teardown()
+        finally:
+            super().teardown()  # type: ignore[misc]
+
+
+class DcpDDPStrategy(DcpTrainerStrategy, DDPStrategy):
+    """`DDPStrategy` whose ranks share the writing of what all of them hold."""
+
+
+class DcpFSDPStrategy(DcpTrainerStrategy, FSDPStrategy):
+    """`FSDPStrategy` that saves and loads shards, whatever its `state_dict_type`."""
+
+
+class DcpModelParallelStrategy(DcpTrainerStrategy, ModelParallelStrategy):
+    """`ModelParallelStrategy` (FSDP2, tensor parallelism) that saves and loads shards."""
