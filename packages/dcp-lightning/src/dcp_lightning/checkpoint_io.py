@@ -6,7 +6,7 @@ Which ranks call it with which part of the state is decided by the strategy.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
@@ -22,7 +22,6 @@ from dcp_core import EmptyStateDictLoadPlanner, Metadata, load, plugins, save
 __all__ = ["DcpCheckpointIO", "PathLike"]
 
 PathLike = str | os.PathLike[str]
-MapLocation = str | torch.device | Mapping[str, str] | Callable[[torch.UntypedStorage, str], Any] | None
 
 META_OF_LIGHTNING = "meta.pt"
 """The file that Lightning's own sharded checkpoints have beside those of PyTorch."""
@@ -64,25 +63,16 @@ class DcpCheckpointIO:
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: PathLike, storage_options: Any = None) -> None:
         """Save a checkpoint from this process alone; see `save`."""
-        self.save(checkpoint, path, storage_options, no_dist=True)
+        self.save(checkpoint, path, storage_options, leads=None)
 
-    def save(
-        self,
-        checkpoint: dict[str, Any],
-        path: PathLike,
-        storage_options: Any = None,
-        *,
-        no_dist: bool,
-        first: bool = True,
-    ) -> None:
+    def save(self, checkpoint: dict[str, Any], path: PathLike, storage_options: Any, *, leads: bool | None) -> None:
         """Save a checkpoint; the one at that path stays loadable until the new one has replaced it.
 
         Args:
             checkpoint: What this rank holds of it.
             path: A folder, or a URI that an installed storage handles.
             storage_options: Beyond those of the plug-in, for this save.
-            no_dist: Whether this process saves alone; else every rank of the job does its part.
-            first: Whether this rank moves away a file or link that lies where the folder goes.
+            leads: Whether this rank is the first of those that save together; None if this process saves alone.
 
         Raises:
             Exception: The save failed, or an earlier one in the background.
@@ -90,22 +80,24 @@ class DcpCheckpointIO:
         place = os.fspath(path)
         self._removals.pop(place, None)
         self.settle()
-        aside = _move_aside(place) if first else None
+        aside = None if leads is False else _move_aside(place)
         arguments = {
             "checkpoint_id": place,
             "storage_writer": self.storage(place, "writer", storage_options),
-            "no_dist": no_dist,
+            "no_dist": leads is None,
         }
         if self._background is None:
             save(checkpoint, **arguments)
         else:
+            if "://" not in place:  # Lightning may link to it before it is there
+                os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
             self._saver = self._saver or AsyncSaver(self._background)
             self._pending.append(cast(Future[Metadata], self._saver.save(checkpoint, **arguments)))
         if aside is not None:
             self.remove_checkpoint(aside)
 
     def load_checkpoint(
-        self, path: PathLike, map_location: MapLocation = None, weights_only: bool | None = None
+        self, path: PathLike, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Load a whole checkpoint, or a file that `torch.save` wrote.
 
@@ -127,7 +119,7 @@ class DcpCheckpointIO:
     def load_except(
         self, path: PathLike, left_out: Collection[str], *, weights_only: bool | None, no_dist: bool = False
     ) -> dict[str, Any]:
-        """Load a checkpoint but for some of its entries: whole tensors on the CPU. `no_dist` as for `save`."""
+        """Load a checkpoint but for some of its entries: whole tensors on the CPU. `no_dist` as for `dcp_core.load`."""
         self.settle()
         allowed = (*self._allow_globals, *(item for item in torch.serialization.get_safe_globals() if callable(item)))
         planner = _AllBut(left_out, allow_globals=allowed, trust_objects=weights_only is False)
@@ -207,10 +199,10 @@ def _is_file(path: str) -> bool:
     return os.path.islink(path) or os.path.isfile(path)
 
 
-def _device(map_location: MapLocation) -> torch.device | None:
+def _device(map_location: Any) -> torch.device | None:
     """Return the device that `torch.load` would give tensors of the CPU; None for the CPU's own."""
     if callable(map_location):
-        storage = map_location(torch.UntypedStorage(0), "cpu")
+        storage = map_location(torch.empty(0).untyped_storage(), "cpu")
         return None if storage is None else storage.device
     if isinstance(map_location, Mapping):
         map_location = map_location.get("cpu")

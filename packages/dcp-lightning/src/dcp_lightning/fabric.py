@@ -49,7 +49,7 @@ class DcpFabricStrategy(OwnCheckpointIO):
             chosen = (filter or {}).get(name)
             mine[name] = found if chosen is None else {key: item for key, item in found.items() if chosen(key, item)}
         place = self.broadcast(str(path))
-        self.checkpoint_io.save(mine, place, storage_options, no_dist=False, first=self.is_global_zero)
+        self.checkpoint_io.save(mine, place, storage_options, leads=self.is_global_zero)
 
     def load_checkpoint(
         self, path: PathLike, state: Any = None, strict: bool = True, weights_only: bool | None = None
@@ -57,14 +57,15 @@ class DcpFabricStrategy(OwnCheckpointIO):
         """Load into the objects of `state` in place, on each rank its shards; returns all entries that it lacks."""
         place = self.broadcast(str(path))
         if is_of_lightning(place) or isinstance(state, nn.Module | Optimizer):
-            return super().load_checkpoint(place, state, strict, weights_only)  # type: ignore[misc, no-any-return]
+            return super().load_checkpoint(place, state, strict, weights_only)  # type: ignore[no-any-return]
         parts = {name: value for name, value in (state or {}).items() if isinstance(value, nn.Module | Optimizer)}
         rest = self.checkpoint_io.load_except(place, parts, weights_only=weights_only)
         wanted = [] if not state else [name for name in state if name not in parts]
         missing = [name for name in wanted if name not in rest]
         if strict and missing:
             raise KeyError(f"{place} has no entries {missing}; to load it without them pass strict=False")
-        load_shards(self.checkpoint_io, place, parts, strict=strict)
+        if parts:
+            load_shards(self.checkpoint_io, place, parts, strict=strict)
         for name in wanted:
             if name in missing:
                 continue

@@ -24,8 +24,10 @@ from dcp_state import (
 
 __all__ = ["OwnCheckpointIO", "is_of_lightning", "load_shards", "state_of"]
 
+_Strategy: Any = object  # for the type checker: whatever strategy follows among the bases
 
-class OwnCheckpointIO:
+
+class OwnCheckpointIO(_Strategy):
     """Strategy with a `DcpCheckpointIO`: the one among the plugins, or one with the usual settings."""
 
     _checkpoint_io: DcpCheckpointIO | None

@@ -53,7 +53,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
         """Save shards of model and optimizers from each rank, and everything else from rank 0."""
         path = self.broadcast(str(filepath))
         mine = {name: value for name, value in checkpoint.items() if self.is_global_zero or name in _SHARDED}
-        self.checkpoint_io.save(mine, path, storage_options, no_dist=False, first=self.is_global_zero)
+        self.checkpoint_io.save(mine, path, storage_options, leads=self.is_global_zero)
 
     def load_checkpoint(self, checkpoint_path: PathLike, weights_only: bool | None = None) -> dict[str, Any]:
         """Load model and optimizers in place, on each rank its shards; returns everything else."""
@@ -61,10 +61,10 @@ class DcpTrainerStrategy(OwnCheckpointIO):
         module = self.lightning_module
         fitting = module.trainer.state.fn == "fit"
         if is_of_lightning(path):
-            checkpoint = super().load_checkpoint(path, weights_only=weights_only)  # type: ignore[misc]
-            super().load_model_state_dict(checkpoint, strict=module.strict_loading)  # type: ignore[misc]
+            checkpoint = super().load_checkpoint(path, weights_only=weights_only)
+            super().load_model_state_dict(checkpoint, strict=module.strict_loading)
             if fitting:
-                super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
+                super().load_optimizer_state_dict(checkpoint)
             return checkpoint  # type: ignore[no-any-return]
         rest = self.checkpoint_io.load_except(path, _SHARDED, weights_only=weights_only)
         parts = {"state_dict": self.model}
@@ -78,7 +78,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
         try:
             self.checkpoint_io.teardown()
         finally:
-            super().teardown()  # type: ignore[misc]
+            super().teardown()
 
 
 class DcpDDPStrategy(DcpTrainerStrategy, DDPStrategy):
