@@ -6,6 +6,7 @@ Each function gives pages: their place on the site → their Markdown. What is w
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -62,7 +63,8 @@ def _api(module: str) -> str:
 
 def _mirror(module: str) -> str:
     """Each name of a module that only re-exports, with the module that documents it."""
-    owners = {folder.name.replace("-", "_"): _public(folder.name.replace("-", "_")) for folder in PACKAGES}
+    imported = [folder.name.replace("-", "_") for folder in PACKAGES if not _is_adapter(folder)]
+    owners = {name: _public(name) for name in imported}
     offered = importlib.import_module(module)
     rows, modules = [], []
     for name in sorted(offered.__all__, key=str.lower):
@@ -76,6 +78,11 @@ def _mirror(module: str) -> str:
         f"# {module}\n\n{introduction}\n\nModules named as PyTorch's: {', '.join(modules)}.\n\n"
         "| name | described at |\n| --- | --- |\n" + "\n".join(rows) + "\n"
     )
+
+
+def _is_adapter(folder: Path) -> bool:
+    """Whether a package adapts a framework, which is not installed where the site is built."""
+    return re.search(r"^adapter = true$", (folder / "pyproject.toml").read_text(), re.MULTILINE) is not None
 
 
 def _public(module: str) -> frozenset[str]:

@@ -21,10 +21,10 @@ import pytest
 
 from dcp_async import close_savers
 from dcp_io.testing.s3_server import S3Server
+from integration_tests.composition import selections
 from integration_tests.docs.page_scripts import PageScripts
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/src/*/__init__.py"))
+PACKAGES = sorted(name.replace("-", "_") for name in selections.PACKAGES)  # without adapters of frameworks
 EXAMPLE = re.compile(r"^Example:\n    ```python\n(.*?)^    ```$", re.MULTILINE | re.DOTALL)
 
 FUNCTIONS = (

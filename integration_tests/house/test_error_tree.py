@@ -7,12 +7,11 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from dcp_core import errors
+from integration_tests.composition import selections
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = sorted({path.parent.name for path in ROOT.glob("packages/*/src/*/__init__.py")} - {"dcp_all"})
+PACKAGES = sorted({name.replace("-", "_") for name in selections.PACKAGES} - {"dcp_all"})  # without adapters
 LEFT_OUT = {"testing", "__main__"}
 LINE = re.compile(r"(?P<lines>[│├└─ ]*)(?:(?P<package>dcp_\w+)\.)?(?P<name>\w+)(?: \((?P<others>[\w., ]+)\))?  +\S.*")
 HEADING = re.compile(r"[│ ]*(dcp_\w+):")
