@@ -93,7 +93,7 @@ def train(kind, folder, steps, resumed_from=None, background=None, killed_at=Non
         replace(source, target)
 
     os.replace = killed
-    samples = TensorDataset(torch.linspace(-1, 1, 96 * 8).reshape(96, 8).sin())
+    samples = TensorDataset(torch.linspace(-1, 1, 16 * 8).reshape(16, 8).sin())  # an epoch of two steps
     model = Model(kind)
     trainer.fit(model, DataLoader(samples, batch_size=8 // ranks), ckpt_path=resumed_from)
     os.replace = replace
