@@ -49,8 +49,8 @@ class CheckpointManager:
     Every rank makes one, and calls the same methods in the same order.
 
     Args:
-        root: A folder, or a URI that an installed storage handles. Each checkpoint is a folder `step-<n>` in it. A
-            relative path means the folder at the time of this call.
+        root: A folder, or a URI that an installed storage handles. Each checkpoint is a folder in it. A relative path
+            means the folder at the time of this call.
         save_policy: When `maybe_save` saves; at every step if None.
         keep_policy: Which checkpoints stay; nothing is removed if None.
         saver: Saves in the background (`dcp_async.AsyncSaver("process")`, …); None saves while the caller waits. What
@@ -70,6 +70,8 @@ class CheckpointManager:
         stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
         lower_steps: What a save of a lower step than the root holds does: `warn` logs what that means, and the keeping
             policy spares the higher steps unless `restore(step=…)` chose to go back; `raise` refuses; `allow` saves.
+        folder_prefix: What the names of the checkpoints' folders begin with, before the step. Folders with another one
+            are ignored.
 
     Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
     has been published, never the good one that was made last, and never while a process reads them; what a killed
@@ -106,6 +108,7 @@ class CheckpointManager:
         tolerated_failures: int = 0,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         lower_steps: LowerSteps = "warn",
+        folder_prefix: str = "step-",
     ) -> None:
         self._root = os.fspath(absolute_id(root)).rstrip("/") or "/"
         self._save_policy = save_policy or EverySteps(1)
@@ -113,12 +116,12 @@ class CheckpointManager:
         self._places = Places(writer, reader, options)
         self._ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
         store = open_store(self._root, storage_options=storage_options)
-        self._catalogue = Catalogue(store, stale_after_seconds=stale_after_seconds)
+        self._catalogue = Catalogue(store, stale_after_seconds=stale_after_seconds, folder_prefix=folder_prefix)
         self._saver = saver
         self._background = BackgroundSaves()
         retention = Retention(self._catalogue, keep_policy or KeepAll())
-        self._guard = StepGuard(self._root, lower_steps)
-        self._upkeep = Upkeep(self._root, self._catalogue, retention, self._guard, self._background, self._ranks)
+        self._guard = StepGuard(self.checkpoint_id, lower_steps)
+        self._upkeep = Upkeep(self.checkpoint_id, self._catalogue, retention, self._guard, self._background, self._ranks)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
         self._preemption_seconds = preemption_seconds
         self._close_seconds = close_seconds

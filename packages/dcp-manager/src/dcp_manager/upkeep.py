@@ -24,7 +24,7 @@ class Upkeep:
     """Maintains a root before and after saves.
 
     Args:
-        root: Its name.
+        name: Returns the id of a step's checkpoint under the root.
         catalogue: Of the root.
         retention: What goes after a save.
         guard: Compares the steps that are saved with those there are.
@@ -34,14 +34,14 @@ class Upkeep:
 
     def __init__(
         self,
-        root: str,
+        name: Callable[[int], str],
         catalogue: Catalogue,
         retention: Retention,
         guard: StepGuard,
         background: BackgroundSaves,
         ranks: Ranks,
     ) -> None:
-        self._root = root
+        self._name = name
         self._catalogue = catalogue
         self._retention = retention
         self._guard = guard
@@ -98,7 +98,7 @@ class Upkeep:
                     removed = self._retention.apply(
                         running, published=step, spares_higher=self._guard.spares_higher(step)
                     )
-                    tell_removed(self._root, removed)
+                    tell_removed(map(self._name, removed))
                 else:
                     self._catalogue.failed(step)
                     self._retention.sweep(running, always=True)

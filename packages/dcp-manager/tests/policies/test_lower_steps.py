@@ -31,7 +31,7 @@ def test_a_lower_step(
     low: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    guard = StepGuard("run", policy)
+    guard = StepGuard("run/step-{}".format, policy)
     if low and policy == "raise":
         with pytest.raises(StepWentBackError, match=f"step {step} is lower than step .*dcp rm run/step-"):
             guard.check(step, highest, running)
@@ -41,7 +41,7 @@ def test_a_lower_step(
 
 
 def test_reaching_the_highest_from_below_replaces_it(caplog: pytest.LogCaptureFixture) -> None:
-    guard = StepGuard("run", "warn")
+    guard = StepGuard("run/step-{}".format, "warn")
     for step, said in ((8, ""), (6, "step 6 is lower"), (8, "run/step-8 is replaced"), (9, ""), (8, "")):
         caplog.clear()
         guard.check(step, 8)
@@ -62,7 +62,7 @@ def test_reaching_the_highest_from_below_replaces_it(caplog: pytest.LogCaptureFi
 def test_higher_steps_are_left_behind_on_purpose_only(
     policy: LowerSteps, restored: int | None, published: int, spares: bool
 ) -> None:
-    guard = StepGuard("run", policy)
+    guard = StepGuard("run/step-{}".format, policy)
     if restored is not None:
         guard.restored(restored)
     assert guard.spares_higher(published) == spares
@@ -70,4 +70,4 @@ def test_higher_steps_are_left_behind_on_purpose_only(
 
 def test_another_word_is_refused() -> None:
     with pytest.raises(ValueError, match="lower_steps is 'ignore'; choose"):
-        StepGuard("run", "ignore")  # type: ignore[arg-type]
+        StepGuard("run/step-{}".format, "ignore")  # type: ignore[arg-type]

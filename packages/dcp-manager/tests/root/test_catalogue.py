@@ -312,3 +312,18 @@ def test_temporary_files_of_the_dead_go(catalogue: Catalogue, tmp_path: Path) ->
     catalogue.sweep()
     assert [path.exists() for path in old] == [False] * 3
     assert all(path.exists() for path in (*new, *others))
+
+
+def test_another_prefix_names_the_folders(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 5)
+    (tmp_path / "checkpoint-7").mkdir()
+    (tmp_path / "checkpoint-7" / ".metadata").write_text("index")
+    of_a_trainer = Catalogue(LocalStore(tmp_path), stale_after_seconds=60, folder_prefix="checkpoint-")
+    assert [record.step for record in of_a_trainer.records()] == [7]
+    assert of_a_trainer.folder_name(8) == "checkpoint-8"
+
+
+@pytest.mark.parametrize("prefix", ["a/step-", "run-", "step-1."])
+def test_a_prefix_without_a_step_is_refused(tmp_path: Path, prefix: str) -> None:
+    with pytest.raises(ValueError, match="choose one like 'step-'"):
+        Catalogue(LocalStore(tmp_path), stale_after_seconds=60, folder_prefix=prefix)

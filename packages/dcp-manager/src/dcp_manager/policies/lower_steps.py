@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal, get_args
 
 from dcp_manager.errors import StepWentBackError
@@ -19,7 +19,7 @@ class StepGuard:
     """Compares each step to save with the highest one under the root.
 
     Args:
-        root: Its name.
+        name: Returns the id of a step's checkpoint under the root.
         policy: `warn` logs a warning and has retention spare the higher steps; `raise` refuses the save; `allow` does
             nothing.
 
@@ -29,10 +29,10 @@ class StepGuard:
     Ranks: the coordinator's.
     """
 
-    def __init__(self, root: str, policy: LowerSteps) -> None:
+    def __init__(self, name: Callable[[int], str], policy: LowerSteps) -> None:
         if policy not in get_args(LowerSteps):
             raise ValueError(f"lower_steps is {policy!r}; choose 'warn', 'raise' or 'allow'")
-        self._root = root
+        self._name = name
         self._policy = policy
         self._went_back = False
         self._restored: int | None = None
@@ -64,11 +64,12 @@ class StepGuard:
         _log.warning("%s", message)
 
     def _message(self, step: int, top: int) -> str:
-        place = f"{self._root}/step-{top}"
+        place = self._name(top)
+        root = place.rpartition("/")[0]
         if step == top:
             return f"{place} is replaced by a training that went back to lower steps"
         return (
-            f"step {step} is lower than step {top}, which is in {self._root}: the next restore() and latest() take "
+            f"step {step} is lower than step {top}, which is in {root}: the next restore() and latest() take "
             f"step {top}, not step {step}. If training began again by mistake, stop it and restore first. If it went "
             f"back on purpose, remove the higher steps (dcp rm {place}) or use another root; with lower_steps='allow' "
             "nothing is said"

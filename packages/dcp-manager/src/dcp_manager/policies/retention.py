@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
@@ -77,8 +77,7 @@ class Retention:
             return False
 
 
-def tell_removed(root: str, steps: Sequence[int]) -> None:
+def tell_removed(checkpoint_ids: Iterable[str]) -> None:
     """Notify observers of removed checkpoints."""
-    for step in steps:
-        place = f"{root}/{Catalogue.folder_name(step)}"
+    for place in checkpoint_ids:
         plugins.emit(CheckpointEvent("manage", "remove", "finished", 0, place))

@@ -1,6 +1,6 @@
 """Catalogue of the checkpoints under one root, over any store: listing, checking, quarantine and removal.
 
-Each checkpoint is a folder `step-<n>`. Beside what makes it a checkpoint there may be
+Each checkpoint is a folder `step-<n>`, or with another prefix. Beside what makes it a checkpoint there may be
 `.dcp-note.json` (metrics, and who is saving), `.dcp-note-next.json` (likewise of a save that is to replace the
 checkpoint, until it has), `.dcp-quarantined.json` (it turned out to be damaged),
 `.dcp-reading-<id>` (a process reads it) and `.dcp-removing` (it is about to go).
@@ -82,20 +82,29 @@ class Catalogue:
     Args:
         root: The folder above all checkpoints.
         stale_after_seconds: After so long a sign of another host's process says nothing any more.
+        folder_prefix: What the folders' names begin with, before the step.
+
+    Raises:
+        ValueError: No step can be read from names that begin so.
 
     Ranks: the coordinator's; nothing here is collective.
     """
 
-    def __init__(self, root: Store, *, stale_after_seconds: float) -> None:
+    def __init__(self, root: Store, *, stale_after_seconds: float, folder_prefix: str = "step-") -> None:
+        if "/" in folder_prefix or step_of(f"{folder_prefix}10") != 10:
+            raise ValueError(
+                f"folder_prefix is {folder_prefix!r}: no tool would read step 10 from {folder_prefix + '10'!r}; choose "
+                "one like 'step-' or 'checkpoint-'"
+            )
+        self._prefix = folder_prefix
         self._root = root
         self._stale_after_seconds = stale_after_seconds
         self._notes: dict[int, tuple[Entry, Note | None]] = {}
         """By step: notes that were read, and how they were listed then."""
 
-    @staticmethod
-    def folder_name(step: int) -> str:
+    def folder_name(self, step: int) -> str:
         """Return the name of a checkpoint's folder in the root."""
-        return f"step-{step}"
+        return f"{self._prefix}{step}"
 
     def folders(self) -> list[StepFolder]:
         """Return the checkpoint folders by ascending step, in any state."""
