@@ -1,0 +1,133 @@
+"""`save_state` and `load_state`: all that an `Accelerator` has prepared and registered, on any world size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from torch import nn
+
+from dcp_core import LoadReport, Metadata, PerRank, load, save
+from dcp_manager import Saver
+from dcp_state import RandomState, app_state
+from dcp_transformers.description import describe_model
+
+__all__ = ["load_state", "save_state"]
+
+
+def save_state(
+    accelerator: Any, checkpoint_id: str | os.PathLike[str], *, saver: Saver | None = None, **values: Any
+) -> Future[Metadata] | None:
+    """Save what `accelerator.save_state` saves: sharded where the model is, each tensor once, published in one step.
+
+    That is the models, optimizers and schedulers passed to `prepare`, the scaler, the position of stateful data
+    loaders and the epoch of seeded samplers, registered objects, and the random states of every rank.
+
+    Args:
+        accelerator: An `accelerate.Accelerator`.
+        checkpoint_id: A folder, or a URI that an installed storage handles.
+        saver: Saves in the background (`dcp_async.AsyncSaver("process")`); None saves while the caller waits.
+        values: Whatever else there is, by name, such as a step: see `dcp_state.app_state`.
+
+    Returns:
+        A future, done when the checkpoint exists, if there is a saver.
+
+    Raises:
+        ValueError: Nothing was prepared, or a value has a name that is taken.
+        CheckpointException, OSError, …: What `dcp_core.save` raises.
+
+    Ranks: every rank; collective.
+    Source: accelerate 1.15 `Accelerator.save_state`, `checkpointing.save_accelerator_state`.
+    """
+    state = _state(accelerator, values)
+    if accelerator.is_main_process:
+        model = accelerator.unwrap_model(accelerator._models[0], keep_torch_compile=False)
+        state |= describe_model(model)
+    if saver is None:
+        save(state, checkpoint_id=checkpoint_id)
+        return None
+    answer = saver.save(state, checkpoint_id=checkpoint_id, process_group=None, no_dist=False)
+    future: Future[Metadata] = getattr(answer, "upload_completion", answer)
+    return future
+
+
+def load_state(
+    accelerator: Any, checkpoint_id: str | os.PathLike[str], **values: Any
+) -> tuple[dict[str, Any], LoadReport]:
+    """Load what `save_state` has saved into what the accelerator has prepared and registered by now.
+
+    Args:
+        accelerator: As at the save; its number of processes may be another.
+        checkpoint_id: See `save_state`.
+        values: The names of `save_state`, with anything of the same kind.
+
+    Returns:
+        The loaded values by name, and the report.
+
+    Raises:
+        CheckpointException, LoadMismatchError, …: What `dcp_core.load` raises.
+
+    Ranks: every rank; collective.
+    Source: accelerate 1.15 `Accelerator.load_state`.
+    """
+    state = _state(accelerator, values)
+    report = load(state, checkpoint_id=checkpoint_id)
+    app = state["app"]
+    accelerator.step = app["accelerator_step"]
+    return {name: app[name] for name in values}, report
+
+
+def _state(accelerator: Any, values: dict[str, Any]) -> dict[str, Any]:
+    models: Sequence[nn.Module] = accelerator._models
+    if not models:
+        raise ValueError("the accelerator has no model; pass it to accelerator.prepare(…) first")
+    own: dict[str, Any] = {
+        "accelerator_step": accelerator.step,
+        "random": PerRank(RandomState(), otherwise="modulo"),
+        "loaders": PerRank(_Loaders(accelerator._dataloaders), otherwise="modulo"),
+    }
+    if accelerator.scaler is not None:
+        own["scaler"] = accelerator.scaler
+    own |= {f"custom_{number}": each for number, each in enumerate(accelerator._custom_objects)}
+    taken = sorted(own.keys() & values.keys())
+    if taken:
+        raise ValueError(f"{', '.join(map(repr, taken))}: these names are taken by save_state itself; choose others")
+    model = models[0] if len(models) == 1 else nn.ModuleList(models)
+    return {
+        "app": app_state(
+            model, accelerator._optimizers or None, scheduler=accelerator._schedulers or None, **own, **values
+        )
+    }
+
+
+class _Loaders:
+    """The positions of an accelerator's data loaders, as a `Stateful`."""
+
+    def __init__(self, loaders: Sequence[Any]) -> None:
+        self._loaders = loaders
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch of each loader, and the whole state of those that have one."""
+        return {
+            str(number): {
+                "epoch": getattr(loader, "iteration", 0),
+                "state": loader.state_dict() if _is_stateful(loader) else None,
+            }
+            for number, loader in enumerate(self._loaders)
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set them; a loader that was not there stays as it is."""
+        for number, loader in enumerate(self._loaders):
+            saved = state_dict.get(str(number))
+            if saved is None:
+                continue
+            loader.iteration = saved["epoch"]
+            if saved["state"] is not None and _is_stateful(loader):
+                loader.load_state_dict(saved["state"])
+
+
+def _is_stateful(loader: Any) -> bool:
+    return bool(getattr(loader, "use_stateful_dataloader", False))
