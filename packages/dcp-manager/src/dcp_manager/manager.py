@@ -121,7 +121,9 @@ class CheckpointManager:
         self._background = BackgroundSaves()
         retention = Retention(self._catalogue, keep_policy or KeepAll())
         self._guard = StepGuard(self.checkpoint_id, lower_steps)
-        self._upkeep = Upkeep(self.checkpoint_id, self._catalogue, retention, self._guard, self._background, self._ranks)
+        self._upkeep = Upkeep(
+            self.checkpoint_id, self._catalogue, retention, self._guard, self._background, self._ranks
+        )
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
         self._preemption_seconds = preemption_seconds
         self._close_seconds = close_seconds

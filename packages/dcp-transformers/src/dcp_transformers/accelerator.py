@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from dcp_core import LoadReport, Metadata, PerRank, load, save
+from dcp_core import Metadata, PerRank, load, save
 from dcp_manager import Saver
 from dcp_state import RandomState, app_state
-from dcp_transformers.description import describe_model
+from dcp_transformers.export import describe_model
 
 __all__ = ["load_state", "save_state"]
 
@@ -35,7 +35,8 @@ def save_state(
         A future, done when the checkpoint exists, if there is a saver.
 
     Raises:
-        ValueError: Nothing was prepared, or a value has a name that is taken.
+        ValueError: No model was prepared, or a value has a name that is taken.
+        TypeError: Likewise.
         CheckpointException, OSError, …: What `dcp_core.save` raises.
 
     Ranks: every rank; collective.
@@ -43,8 +44,7 @@ def save_state(
     """
     state = _state(accelerator, values)
     if accelerator.is_main_process:
-        model = accelerator.unwrap_model(accelerator._models[0], keep_torch_compile=False)
-        state |= describe_model(model)
+        state |= describe_model(accelerator.unwrap_model(accelerator._models[0], keep_torch_compile=False))
     if saver is None:
         save(state, checkpoint_id=checkpoint_id)
         return None
@@ -53,9 +53,7 @@ def save_state(
     return future
 
 
-def load_state(
-    accelerator: Any, checkpoint_id: str | os.PathLike[str], **values: Any
-) -> tuple[dict[str, Any], LoadReport]:
+def load_state(accelerator: Any, checkpoint_id: str | os.PathLike[str], **values: Any) -> dict[str, Any]:
     """Load what `save_state` has saved into what the accelerator has prepared and registered by now.
 
     Args:
@@ -64,7 +62,7 @@ def load_state(
         values: The names of `save_state`, with anything of the same kind.
 
     Returns:
-        The loaded values by name, and the report.
+        The loaded values, by name.
 
     Raises:
         CheckpointException, LoadMismatchError, …: What `dcp_core.load` raises.
@@ -73,10 +71,9 @@ def load_state(
     Source: accelerate 1.15 `Accelerator.load_state`.
     """
     state = _state(accelerator, values)
-    report = load(state, checkpoint_id=checkpoint_id)
-    app = state["app"]
-    accelerator.step = app["accelerator_step"]
-    return {name: app[name] for name in values}, report
+    load(state, checkpoint_id=checkpoint_id)
+    accelerator.step = state["app"]["accelerator_step"]
+    return {name: state["app"][name] for name in values}
 
 
 def _state(accelerator: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -91,15 +88,9 @@ def _state(accelerator: Any, values: dict[str, Any]) -> dict[str, Any]:
     if accelerator.scaler is not None:
         own["scaler"] = accelerator.scaler
     own |= {f"custom_{number}": each for number, each in enumerate(accelerator._custom_objects)}
-    taken = sorted(own.keys() & values.keys())
-    if taken:
-        raise ValueError(f"{', '.join(map(repr, taken))}: these names are taken by save_state itself; choose others")
     model = models[0] if len(models) == 1 else nn.ModuleList(models)
-    return {
-        "app": app_state(
-            model, accelerator._optimizers or None, scheduler=accelerator._schedulers or None, **own, **values
-        )
-    }
+    schedulers = accelerator._schedulers or None
+    return {"app": app_state(model, accelerator._optimizers or None, scheduler=schedulers, **values, **own)}
 
 
 class _Loaders:
@@ -110,23 +101,15 @@ class _Loaders:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch of each loader, and the whole state of those that have one."""
-        return {
-            str(number): {
-                "epoch": getattr(loader, "iteration", 0),
-                "state": loader.state_dict() if _is_stateful(loader) else None,
-            }
-            for number, loader in enumerate(self._loaders)
-        }
+        states = [loader.state_dict() if _is_stateful(loader) else None for loader in self._loaders]
+        return {"epochs": [getattr(loader, "iteration", 0) for loader in self._loaders], "states": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set them; a loader that was not there stays as it is."""
-        for number, loader in enumerate(self._loaders):
-            saved = state_dict.get(str(number))
-            if saved is None:
-                continue
-            loader.iteration = saved["epoch"]
-            if saved["state"] is not None and _is_stateful(loader):
-                loader.load_state_dict(saved["state"])
+        for loader, epoch, state in zip(self._loaders, state_dict["epochs"], state_dict["states"], strict=False):
+            loader.iteration = epoch
+            if state is not None and _is_stateful(loader):
+                loader.load_state_dict(state)
 
 
 def _is_stateful(loader: Any) -> bool:

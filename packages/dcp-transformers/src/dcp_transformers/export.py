@@ -1,19 +1,25 @@
-"""`export_model`: the model in a checkpoint, as a folder that `from_pretrained` and the Hub take."""
+"""`export_model`: the model in a checkpoint, as a folder that `from_pretrained` and the Hub take.
+
+Class and configuration of a model are saved beside its weights, as one text.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import Any
 
 import torch
+import transformers
 
+from dcp_core import load_keys
 from dcp_format import WriteOptions, convert
-from dcp_transformers.description import read_description
 
-__all__ = ["export_model"]
+__all__ = ["describe_model", "export_model"]
 
 _MODEL = "app.model."
+_DESCRIPTION = "description"
 
 
 def export_model(
@@ -41,12 +47,12 @@ def export_model(
         overwrite: Whether a model in the folder may be replaced.
 
     Raises:
-        ValueError: The checkpoint says nothing of a configuration, or names a class that transformers does not have.
+        ValueError: The checkpoint does not say what its model is, or names a class that transformers does not have.
         DcpError: Its subclasses say what: not found, damaged, exists already.
 
     Ranks: one; not collective.
     """
-    described = read_description(checkpoint_id) if model is None else model
+    described = _described(checkpoint_id) if model is None else model
     left_out = [*described.all_tied_weights_keys, *(described._keys_to_ignore_on_save or ())]
     convert(
         checkpoint_id,
@@ -58,10 +64,37 @@ def export_model(
         dtype=dtype,
         options=WriteOptions(shard_bytes=shard_bytes, overwrite=overwrite),
     )
-    if dtype is not None:
-        described.config.dtype = dtype
     described.config.architectures = [type(described).__name__]
-    for part in (described.config, described.generation_config if described.can_generate() else None, processing_class):
-        if part is not None:
+    described.config.dtype = dtype or described.config.dtype or described.dtype
+    for part in (described.config, described.can_generate() and described.generation_config, processing_class):
+        if part:
             part.save_pretrained(folder)
 
+
+def describe_model(model: Any) -> dict[str, str]:
+    """Return what to save of a model without wrappers; nothing if it is not one of transformers."""
+    if not isinstance(model, transformers.PreTrainedModel):
+        return {}
+    generation = model.generation_config.to_dict() if model.can_generate() else None
+    config = model.config.to_dict() | {"dtype": str(model.dtype).removeprefix("torch.")}
+    said = {"class": type(model).__name__, "config": config, "generation_config": generation}
+    return {_DESCRIPTION: json.dumps(said)}
+
+
+def _described(checkpoint_id: str | os.PathLike[str]) -> Any:
+    """Return a model without memory, on the meta device, of the saved class and configuration."""
+    try:
+        said = json.loads(load_keys(_DESCRIPTION, checkpoint_id=checkpoint_id, no_dist=True)[_DESCRIPTION])
+    except KeyError:
+        said = {"class": None}
+    kind = getattr(transformers, str(said["class"]), None)
+    if kind is None:
+        raise ValueError(
+            f"{os.fspath(checkpoint_id)} names {said['class']!r} as the class of its model, which transformers does not "
+            "have; pass a model of that class: export_model(…, model=…)"
+        )
+    with torch.device("meta"):
+        model = kind(kind.config_class.from_dict(said["config"]))
+    if said["generation_config"]:
+        model.generation_config = transformers.GenerationConfig.from_dict(said["generation_config"])
+    return model

@@ -1,36 +1,30 @@
-"""`manage_checkpoints`: the Trainer saves, keeps and resumes through a `CheckpointManager`.
+"""`manage_checkpoints`: a Trainer saves, keeps and resumes through a `CheckpointManager`.
 
-It replaces the methods of one trainer that touch checkpoints, so that subclasses (`Seq2SeqTrainer`, those of TRL) keep
-theirs. When to save stays the Trainer's decision; what a state is, is `trainer_state`'s.
+While it trains, the methods of this one trainer that touch checkpoints are replaced, so that subclasses
+(`Seq2SeqTrainer`, those of TRL) keep theirs. When to save stays the Trainer's decision; the state is `trainer_state`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from dcp_async import AsyncSaver
 from dcp_core import load
 from dcp_core.toolkit import absolute_id
 from dcp_manager import CheckpointManager, CheckpointRecord, KeepAll, KeepLast, KeepPolicy, Saver
 from dcp_manifest import scheme_of
-from dcp_transformers.trainer_state import RandomStates, Saved, collect_state, weights_of
+from dcp_transformers.trainer_state import RandomStates, collect_state, warn_of_batch
 
 __all__ = ["TrainerCheckpoints", "manage_checkpoints"]
 
-_REPLACED = (
-    "train", "_save_checkpoint", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler",
-    "_load_rng_state", "_load_best_model",
-)  # fmt: skip
-_ELSEWHERE = ("is_deepspeed_enabled", "is_fsdp_xla_enabled")
+_STATE_FILE = "trainer_state.json"  # of the Trainer
+_REPLACED = ("best_model", "from_checkpoint", "optimizer_and_scheduler", "rng_state", "scaler")
 
 
 def manage_checkpoints(
@@ -41,7 +35,7 @@ def manage_checkpoints(
     saver: Saver | str | None = None,
     **options: Any,
 ) -> TrainerCheckpoints:
-    """Let a Trainer save, keep and resume from checkpoints of this project; call it before `trainer.train(…)`.
+    """Let a Trainer save, keep and resume from this project's checkpoints; call it before `trainer.train(…)`.
 
     Each checkpoint is a folder `checkpoint-<step>` with model, optimizer, scheduler, scaler, `TrainerState` and the
     random states of every rank; the Trainer's own files are not written beside. Saves come when `save_strategy` says so.
@@ -67,38 +61,27 @@ def manage_checkpoints(
 
     Ranks: every rank; not collective.
     Source: transformers 5.23 `Trainer`, the methods replaced.
+
+    Example:
+        ```text
+        trainer = Trainer(model, arguments, train_dataset=dataset)
+        manage_checkpoints(trainer, keep=3)
+        trainer.train(resume_from_checkpoint=True)
+        ```
     """
-    return TrainerCheckpoints(trainer, root, keep=keep, saver=saver, options=options)
+    _check(trainer)
+    return TrainerCheckpoints(trainer, root, keep, saver, options)
 
 
 class TrainerCheckpoints:
     """The checkpoints of one Trainer; made by `manage_checkpoints`."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        root: str | os.PathLike[str] | None,
-        *,
-        keep: int | KeepPolicy | None,
-        saver: Saver | str | None,
-        options: dict[str, Any],
-    ) -> None:
-        _check(trainer)
+    def __init__(self, trainer: Any, root: Any, keep: Any, saver: Any, options: Mapping[str, Any]) -> None:
         self._trainer = trainer
-        self._root = root
-        self._keep = keep
-        self._saver = saver
-        self._options = options
-        self._manager: CheckpointManager | None = None
+        self._given = root, keep, saver, options
+        self._train = trainer.train
         self._random = RandomStates()
-        self._source: int | str | None = None
-        """What the running `train` resumes from: a step under the root, or an id; None if not from one of ours."""
-        self._newest = False
-        """Whether that is because it was the newest that loads."""
-        self._saved = Saved()
-        self._own = {name: getattr(trainer, name) for name in _REPLACED}
-        for name in _REPLACED:
-            setattr(trainer, name, getattr(self, name))
+        trainer.train = self.train
         trainer.add_callback(self._random)
 
     def latest(self) -> int | None:
@@ -106,7 +89,7 @@ class TrainerCheckpoints:
 
         Ranks: one; not collective.
         """
-        return self._make_manager(None, None).latest()
+        return self._manager(None, None).latest()
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **arguments: Any) -> Any:
         """Train as the Trainer does; returns when saves in the background have ended, too.
@@ -123,108 +106,93 @@ class TrainerCheckpoints:
         Ranks: every rank; collective.
         """
         with contextlib.ExitStack() as stack:
-            saver = self._saver
+            saver = self._given[2]
             if isinstance(saver, str):
                 saver = stack.enter_context(AsyncSaver(saver))
-            self._manager = stack.enter_context(self._make_manager(saver, trial))
+            manager = stack.enter_context(self._manager(saver, trial))
             while True:
-                with tempfile.TemporaryDirectory() as folder:
-                    place = self._find(resume_from_checkpoint, folder)
-                    try:
-                        return self._own["train"](place, trial, **arguments)
-                    except _DamagedError:  # the one before it is the newest now
-                        continue
+                run = _Run(self._trainer, manager, self._random)
+                # The second newest is the newest once that is known to be damaged.
+                with contextlib.suppress(_DamagedError), tempfile.TemporaryDirectory() as folder:
+                    place = run.find(resume_from_checkpoint, Path(folder))
+                    with _replaced(self._trainer, run.methods()):
+                        return self._train(place, trial, **arguments)
 
-    def _make_manager(self, saver: Saver | None, trial: Any) -> CheckpointManager:
-        args = self._trainer.args
-        keep = args.save_total_limit if self._keep is None else self._keep
+    def _manager(self, saver: Saver | None, trial: Any) -> CheckpointManager:
+        root, keep, _, options = self._given
+        root = self._trainer._get_output_dir(trial) if root is None else root
+        keep = self._trainer.args.save_total_limit if keep is None else keep
         policy = keep if isinstance(keep, KeepPolicy) else KeepLast(keep) if keep else KeepAll()
-        root = self._trainer._get_output_dir(trial) if self._root is None else self._root
-        best = _KeepBestOf(self._trainer)
-        prefix = f"{PREFIX_CHECKPOINT_DIR}-"
-        return CheckpointManager(root, keep_policy=policy | best, saver=saver, folder_prefix=prefix, **self._options)
+        policy = policy | _KeepBestOf(self._trainer)
+        return CheckpointManager(root, keep_policy=policy, saver=saver, folder_prefix="checkpoint-", **options)
 
-    @property
-    def _running(self) -> CheckpointManager:
-        if self._manager is None:
-            raise RuntimeError("checkpoints are saved and loaded while trainer.train(…) runs only")
-        return self._manager
 
-    def _find(self, resume: Any, folder: str) -> Any:
+class _Run:
+    """One training: what it resumes from, and the methods that stand in for the Trainer's."""
+
+    def __init__(self, trainer: Any, manager: CheckpointManager, random: RandomStates) -> None:
+        self._trainer = trainer
+        self._manager = manager
+        self._random = random
+        self._source: int | str | None = None
+        """The newest step, or the given id; None to resume from nothing, or from what the Trainer has saved."""
+        self._saved: dict[str, Any] = {}
+
+    def find(self, resume: Any, folder: Path) -> Any:
         """Return what the Trainer is to resume from: nothing, one of its own, or a folder with a `TrainerState`."""
-        self._source, self._newest, self._saved = None, False, Saved()
-        if resume is None or resume is False:
-            return None
-        described = Saved.template()
+        said = {"trainer": ""}
         if resume is True:
-            found = self._running.restore(described)
-            if found is None:
-                return True
-            self._source, self._newest = found.step, True
-        else:
-            place = os.fspath(absolute_id(resume)).rstrip("/")
-            if _is_trainers_own(place):
-                return resume
-            self._source = self._step_of(place)
-            if isinstance(self._source, int):
-                self._running.restore(described, step=self._source)
-            else:
-                load(described, checkpoint_id=place, storage_reader=None)
-        self._saved = Saved.from_state(described)
-        self._saved.warn_of_batch(self._trainer)
-        Path(folder, TRAINER_STATE_NAME).write_text(self._saved.trainer_state, encoding="utf-8")
-        return folder
+            found = self._manager.restore(said)
+            self._source = None if found is None else found.step
+        elif resume and not _is_trainers_own(resume):
+            self._source = os.fspath(absolute_id(resume))
+            load(said, checkpoint_id=self._source)
+        if self._source is None:
+            return resume
+        self._saved = json.loads(said["trainer"])
+        warn_of_batch(self._trainer, self._saved)
+        state = self._saved["state"]
+        if "://" in (state["best_model_checkpoint"] or ""):  # the Trainer would miss a folder of that name
+            state["best_model_checkpoint"] = None
+        (folder / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+        return os.fspath(folder)
 
-    def _step_of(self, place: str) -> int | str:
-        """Return the step of a checkpoint under the root, or the place itself."""
-        found = re.search(r"-(\d+)$", place)
-        step = int(found[1]) if found else None
-        return step if step is not None and self._running.checkpoint_id(step) == place else place
+    def methods(self) -> dict[str, Callable[..., None]]:
+        """Return the methods by the names of the Trainer's."""
+        found: dict[str, Callable[..., None]] = {"_save_checkpoint": self._save, "_load_best_model": self._load_best}
+        if self._source is not None:
+            found["_load_from_checkpoint"] = found["_load_scaler"] = lambda *_: None  # all at once, by the next one
+            found["_load_optimizer_and_scheduler"] = self._load
+            found["_load_rng_state"] = lambda _: self._random.set_loaded(self._trainer)
+        return found
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        del model
-        trainer, step = self._trainer, self._trainer.state.global_step
+    def _save(self, _model: Any, trial: Any) -> None:
+        state = self._trainer.state
         if trial is None:
-            trainer.store_flos()
-        if trainer.state.best_global_step == step:
-            trainer.state.best_model_checkpoint = self._running.checkpoint_id(step)
-        self._running.maybe_save(step, lambda: collect_state(trainer, self._random))
+            self._trainer.store_flos()
+        if state.best_global_step == state.global_step:
+            state.best_model_checkpoint = self._manager.checkpoint_id(state.global_step)
+        self._manager.maybe_save(state.global_step, lambda: collect_state(self._trainer, self._random))
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self._source is None:
-            self._own["_load_from_checkpoint"](resume_from_checkpoint, model)
-        # Otherwise all is loaded in one go, when there is an optimizer.
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self._source is None:
-            self._own["_load_optimizer_and_scheduler"](checkpoint)
-            return
-        state = collect_state(self._trainer, self._random, only_model=self._saved.only_model, described=False)
-        if isinstance(self._source, int):
-            restored = self._running.restore(state, step=None if self._newest else self._source)
+    def _load(self, _checkpoint: Any) -> None:
+        state = collect_state(self._trainer, self._random, self._saved)
+        if isinstance(self._source, str):
+            load(state, checkpoint_id=self._source)
+        else:
+            restored = self._manager.restore(state)
             if restored is None or restored.step != self._source:
                 raise _DamagedError
-        else:
-            load(state, checkpoint_id=self._source)
-        self._saved.restore_best(self._trainer)
+        best = self._trainer.state.best_global_step
+        if best in {record.step for record in self._manager.checkpoints()}:
+            self._trainer.state.best_model_checkpoint = self._manager.checkpoint_id(best)
 
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        if self._source is None:
-            self._own["_load_scaler"](checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if self._source is None:
-            self._own["_load_rng_state"](checkpoint)
-        else:
-            self._random.set_loaded(self._trainer)
-
-    def _load_best_model(self) -> None:
+    def _load_best(self) -> None:
         place = self._trainer.state.best_model_checkpoint
         if _is_trainers_own(place):
-            self._own["_load_best_model"]()
+            type(self._trainer)._load_best_model(self._trainer)
             return
-        self._running.wait()
-        load(weights_of(self._trainer), checkpoint_id=place)
+        self._manager.wait()
+        load(collect_state(self._trainer, self._random, {"only_model": True}), checkpoint_id=place)
 
 
 class _DamagedError(Exception):
@@ -240,30 +208,35 @@ class _KeepBestOf(KeepPolicy):
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """See `KeepPolicy`."""
         del now_seconds
-        best = self._trainer.state.best_global_step
-        return {record.step for record in records if record.step == best}
+        return {record.step for record in records if record.step == self._trainer.state.best_global_step}
 
 
-def _is_trainers_own(place: str) -> bool:
+@contextlib.contextmanager
+def _replaced(trainer: Any, methods: Mapping[str, Callable[..., None]]) -> Iterator[None]:
+    """Replace methods of one object within the block."""
+    vars(trainer).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            vars(trainer).pop(name, None)
+
+
+def _is_trainers_own(place: str | os.PathLike[str]) -> bool:
     """Whether a local folder holds a checkpoint that the Trainer has written itself."""
     is_local = scheme_of(place) == "file"
-    return is_local and Path(place, TRAINER_STATE_NAME).is_file() and not Path(place, ".metadata").exists()
+    return is_local and Path(place, _STATE_FILE).is_file() and not Path(place, ".metadata").exists()
 
 
 def _check(trainer: Any) -> None:
-    missing = [name for name in (*_REPLACED, "_get_output_dir", "store_flos") if not hasattr(trainer, name)]
+    needed = ["_save_checkpoint", *(f"_load_{what}" for what in _REPLACED)]
+    missing = [name for name in needed if not hasattr(trainer, name)]
     if missing:
-        raise AttributeError(
-            f"{type(trainer).__name__} has no {', '.join(missing)}: it is no Trainer of transformers 5, or of a version "
-            "that this package does not know"
-        )
-    if set(_REPLACED) & set(vars(trainer)):
+        text = f"{type(trainer).__name__} has no {', '.join(missing)}: it is no Trainer, or of an unknown version"
+        raise AttributeError(text)
+    if "train" in vars(trainer):
         raise ValueError("the checkpoints of this trainer are managed already; call manage_checkpoints once")
-    for name in _ELSEWHERE:
-        if getattr(trainer, name, False):
-            raise ValueError(f"the trainer has {name}: such checkpoints have a format of their own; leave them to it")
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_xla_enabled:
+        raise ValueError("checkpoints of DeepSpeed and XLA have formats of their own; leave them to the Trainer")
     if trainer.args.push_to_hub and trainer.args.hub_strategy != "end":
-        raise ValueError(
-            f"hub_strategy={str(trainer.args.hub_strategy)!r} uploads files that only the Trainer's own checkpoints "
-            "have; choose hub_strategy='end', or upload what export_model writes"
-        )
+        raise ValueError("only the Trainer's own checkpoints can be pushed; choose hub_strategy='end', or export_model")
