@@ -90,8 +90,8 @@ def _described(checkpoint_id: str | os.PathLike[str]) -> Any:
     kind = getattr(transformers, str(said["class"]), None)
     if kind is None:
         raise ValueError(
-            f"{os.fspath(checkpoint_id)} names {said['class']!r} as the class of its model, which transformers does not "
-            "have; pass a model of that class: export_model(…, model=…)"
+            f"{os.fspath(checkpoint_id)} names {said['class']!r} as the class of its model, which transformers does "
+            "not have; pass a model of that class: export_model(…, model=…)"
         )
     with torch.device("meta"):
         model = kind(kind.config_class.from_dict(said["config"]))

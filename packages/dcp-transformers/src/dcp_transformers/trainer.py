@@ -38,7 +38,7 @@ def manage_checkpoints(
     """Let a Trainer save, keep and resume from this project's checkpoints; call it before `trainer.train(…)`.
 
     Each checkpoint is a folder `checkpoint-<step>` with model, optimizer, scheduler, scaler, `TrainerState` and the
-    random states of every rank; the Trainer's own files are not written beside. Saves come when `save_strategy` says so.
+    random states of every rank; the Trainer's own files are not written beside. Saves come when `save_strategy` says.
     `trainer.train(resume_from_checkpoint=True)` takes the newest one that loads, on any world size; a path or URI takes
     that one. What the Trainer has saved itself before is loaded by the Trainer.
 
@@ -134,6 +134,7 @@ class _Run:
         self._trainer = trainer
         self._manager = manager
         self._random = random
+        self._random.loaded = None
         self._source: int | str | None = None
         """The newest step, or the given id; None to resume from nothing, or from what the Trainer has saved."""
         self._saved: dict[str, Any] = {}

@@ -26,8 +26,9 @@ class RandomStates(TrainerCallback):
     """
 
     def __init__(self) -> None:
+        self.loaded: dict[str, Any] | None = None
+        """What a load gave, until the Trainer asks for it."""
         self._epoch_start: dict[str, Any] = {}
-        self._loaded: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return both states."""
@@ -35,22 +36,22 @@ class RandomStates(TrainerCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take both states, and set no generator yet."""
-        self._loaded = state_dict
+        self.loaded = state_dict
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         """Set or note the state from which the order of the epoch is drawn."""
-        if self._loaded and self._loaded["epoch_start"]:
-            RandomState().load_state_dict(self._loaded["epoch_start"])
+        if self.loaded and self.loaded["epoch_start"]:
+            RandomState().load_state_dict(self.loaded["epoch_start"])
         self._epoch_start = RandomState().state_dict()
 
     def set_loaded(self, trainer: Any) -> None:
         """Set the generators as they were at the save; an epoch that begins here, begins with them."""
-        if self._loaded is None:  # the checkpoint holds the model only
+        if self.loaded is None:  # the checkpoint holds the model only
             return
-        RandomState().load_state_dict(self._loaded["now"])
+        RandomState().load_state_dict(self.loaded["now"])
         if trainer.args.ignore_data_skip or float(trainer.state.epoch).is_integer():
-            self._epoch_start = self._loaded["now"]
-        self._loaded = None
+            self._epoch_start = self.loaded["now"]
+        self.loaded = None
 
 
 def collect_state(trainer: Any, random: RandomStates, saved: dict[str, Any] | None = None) -> dict[str, Any]:
