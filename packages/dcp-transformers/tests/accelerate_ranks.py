@@ -8,7 +8,7 @@ import os
 import sys
 
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor
 
 from dcp_transformers import load_state, save_state
@@ -36,12 +36,12 @@ class Counter:
 
 
 def main(kind, folder, action):
-    plugin = None
-    if kind == "fsdp2":
-        plugin = FullyShardedDataParallelPlugin(
+    accelerator = Accelerator(cpu=True)
+    if kind == "fsdp2":  # without an accelerator the plug-in is ignored; prepared models are sharded nevertheless
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="NO_WRAP", cpu_ram_efficient_loading=False
         )
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 4))
     if action == "load":
