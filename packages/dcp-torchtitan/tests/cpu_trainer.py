@@ -1,0 +1,154 @@
+"""torchtitan's own trainer on CPU ranks over gloo: its llama3 debug model, on tokens that depend on the step alone.
+
+Run by torchrun with a folder, the number of steps, and options of the checkpoints as JSON; writes the steps' losses.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.tools import utils
+
+
+class CpuDevice:
+    """What torchtitan asks of a device's module, of which `torch.cpu` has a part."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: torch.device) -> None:
+        pass
+
+    def get_device_name(self, device: torch.device) -> str:
+        return "CPU"
+
+    def get_device_properties(self, device: torch.device) -> Any:
+        return types.SimpleNamespace(total_memory=1 << 30)
+
+    def memory_stats(self, device: torch.device) -> dict[str, int]:
+        return {}
+
+    def reset_peak_memory_stats(self) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+
+utils.device_type, utils.device_module = "cpu", CpuDevice()  # before others take them from there
+
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
+from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
+from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
+from torchtitan.models.llama3.config_registry import llama3_debugmodel_ce_loss  # noqa: E402
+
+VOCABULARY = 2048
+
+
+class Tokens(BaseDataLoader):
+    """Random tokens. Which ones a step gets, from all ranks together, does not depend on their number."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        pass
+
+    def __init__(self, config, *, dp_world_size, dp_rank, seq_len, local_batch_size, **_):
+        self.samples = 0
+        self.ranks, self.rank, self.length, self.rows = dp_world_size, dp_rank, seq_len, local_batch_size
+
+    def __iter__(self):
+        while True:
+            first = self.samples + self.rank * self.rows
+            batch = torch.stack([self._row(first + row) for row in range(self.rows)])
+            self.samples += self.rows * self.ranks
+            yield {"input": batch[:, :-1]}, batch[:, 1:]
+
+    def _row(self, number: int) -> torch.Tensor:
+        return torch.randint(VOCABULARY, (self.length + 1,), generator=torch.Generator().manual_seed(number))
+
+    def state_dict(self):
+        return {"samples": self.samples}
+
+    def load_state_dict(self, state_dict):
+        self.samples = state_dict["samples"]
+
+
+class NoTokenizer(BaseTokenizer):
+    """For a trainer whose tokens come from nowhere."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        pass
+
+    def __init__(self, config, **_):
+        super().__init__()
+
+    def encode(self, *args, **kwargs):
+        raise NotImplementedError
+
+    def decode(self, *args, **kwargs):
+        raise NotImplementedError
+
+    def get_vocab_size(self) -> int:
+        return VOCABULARY
+
+
+def trainer_config(folder: str, steps: int, *, by_dcp: bool = True, **checkpoint: Any) -> Any:
+    """torchtitan's `llama3_debugmodel`, with what needs no GPU, no compiler and no download, in small batches."""
+    config = llama3_debugmodel_ce_loss()
+    model = config.model_spec.model
+    del model.layers[2:]
+    for layer in model.layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()  # the others are compiled
+    config.dump_folder = folder
+    config.tokenizer, config.dataloader = NoTokenizer.Config(), Tokens.Config()
+    config.training.local_batch_size, config.training.global_batch_size = 2, 8
+    config.training.seq_len, config.training.steps = 32, steps
+    config.training.mixed_precision_param = "float32"
+    config.training.disable_cuda_graphs = True
+    config.lr_scheduler.total_steps = 100
+    config.activation_checkpoint = None
+    config.debug.seed = 1
+    config.debug.enable_structured_logging = False
+    if by_dcp:
+        config.override.imports = ["dcp_torchtitan.override.dcp_checkpoints"]
+    config.checkpoint.enable = True
+    for name, value in checkpoint.items():
+        setattr(config.checkpoint, name, value)
+    return config
+
+
+def main() -> None:
+    """Train, and write the losses of this run beside its checkpoints."""
+    folder, steps, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    trainer = trainer_config(folder, steps, **options).build()
+    losses: dict[int, float] = {}
+    log = trainer.metrics_processor.log
+
+    def log_and_keep(step: int, loss: float, *args: Any, **kwargs: Any) -> None:
+        losses[step] = loss
+        log(step, loss, *args, **kwargs)
+
+    trainer.metrics_processor.log = log_and_keep
+    trainer.train()
+    trainer.close()
+    if torch.distributed.get_rank() == 0:
+        told = {"manager": type(trainer.checkpointer).__name__, "losses": losses}
+        Path(folder, f"up-to-{steps}.json").write_text(json.dumps(told))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
