@@ -119,6 +119,7 @@ def trainer_config(folder: str, steps: int, *, by_dcp: bool = True, **checkpoint
     config.training.mixed_precision_param = "float32"
     config.training.disable_cuda_graphs = True
     config.lr_scheduler.total_steps = 100
+    config.parallelism.spmd_backend = "partial_dtensor"  # the others need a later torch than 2.13
     config.activation_checkpoint = None
     config.debug.seed = 1
     config.debug.enable_structured_logging = False

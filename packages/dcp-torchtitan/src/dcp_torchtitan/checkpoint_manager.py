@@ -29,7 +29,7 @@ from torchtitan.tools import filesystem
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import GarbageCollection
 
-from dcp_core import load
+from dcp_core import CheckpointNotFoundError, load
 from dcp_core.errors import RANK_ERRORS
 from dcp_manager import CheckpointManager as RunManager
 from dcp_manager import KeepLast
@@ -116,29 +116,39 @@ class DcpCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
 
     @torch.no_grad()
     def _load(self, step: int = -1) -> bool:
-        newest = self._newest() if step == -1 else step
-        if newest is None:
+        chosen = self._choose_step(step)
+        if chosen is None:
             loaded = self._load_initial()
         else:
             # A seed checkpoint has the model alone.
-            state = self._model_state() if newest == 0 else self._state_to_load()
+            state = self._model_state() if chosen == 0 else self._state_to_load()
             restored = self._manager.restore(state, step=None if step == -1 else step)
             self.states[MODEL].load_state_dict(state)
-            logger.info(f"Loaded step {newest if restored is None else restored.step} from {self.folder}")
+            logger.info(f"Loaded step {chosen if restored is None else restored.step} from {self.folder}")
             loaded = True
         GarbageCollection.collect("after loading a checkpoint")
         return loaded
 
-    def _newest(self) -> int | None:
-        """Return the highest step that has a checkpoint, a sound one if there is any; the same on all ranks."""
+    def _choose_step(self, asked: int) -> int | None:
+        """Return the step to load, the same on all ranks: the highest one, if -1 is asked for; None if there is none.
 
-        def find() -> int | None:
+        Raises:
+            CheckpointNotFoundError: The step that is asked for has no checkpoint.
+        """
+
+        def choose() -> int | None:
             found = self._manager.checkpoints()
+            steps = [record.step for record in found]
+            if asked not in {-1, *steps}:
+                raise CheckpointNotFoundError(
+                    f"--checkpoint.load_step={asked} not found: {self.folder} has the steps {steps}; choose one of "
+                    "them, or -1 for the latest"
+                )
             sound = [record.step for record in found if record.quarantined is None]
-            return max(sound or [record.step for record in found], default=None)
+            return max(sound or steps, default=None) if asked == -1 else asked
 
         with make_coordinator(errors=RANK_ERRORS) as ranks:
-            return ranks.broadcast("find the newest checkpoint", find)
+            return ranks.broadcast("choose a checkpoint", choose)
 
     def _load_initial(self) -> bool:
         """Load what a run begins with; returns whether there is anything."""
