@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torchtitan.tools import utils
 
 
@@ -135,6 +136,9 @@ def main() -> None:
     """Train, and write the losses of this run beside its checkpoints."""
     folder, steps, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     trainer = trainer_config(folder, steps, **options).build()
+    for module in trainer.model_parts[0].modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(enable=True)  # gloo knows no other
     losses: dict[int, float] = {}
     log = trainer.metrics_processor.log
 

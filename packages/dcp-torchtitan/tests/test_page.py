@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -49,5 +50,5 @@ def test_the_example_of_the_readme() -> None:
 
 def test_every_option_is_on_the_page() -> None:
     page = PAGE.read_text()
-    options = {*DcpCheckpointManager.Config.__dataclass_fields__} - {"enable", "folder"}
+    options = {field.name for field in dataclasses.fields(DcpCheckpointManager.Config)} - {"enable", "folder"}
     assert {name for name in options if name not in page} == set()

@@ -32,7 +32,7 @@ class BackgroundSaver:
 
     def save(self, state_dict: dict[str, Any], **arguments: Any) -> Any:
         """Begin a save; see `AsyncSaver.save`."""
-        answer = self._saver.save(state_dict, async_stager=self._stager, **arguments)
+        answer: Any = self._saver.save(state_dict, async_stager=self._stager, **arguments)
         self._copy = getattr(answer, "staging_completion", None)
         self.last = getattr(answer, "upload_completion", answer)
         return answer

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +97,7 @@ class DcpCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         self.config = config
         self.folder = filesystem.join(base_folder, config.folder)
         self.sd_adapter = sd_adapter
-        self.save_future = None
+        self.save_future: Future[Any] | None = None
         self.states = states
         self.states[MODEL] = ModelWrapper(model_parts)
         self.states |= {OPTIMIZER: optimizers, DATALOADER: dataloader, LR_SCHEDULER: lr_schedulers}

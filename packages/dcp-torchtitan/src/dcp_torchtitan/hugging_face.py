@@ -64,7 +64,7 @@ def export_model(adapter: Any, model_state: dict[str, Any], folder: str) -> None
 
 def _reader(adapter: Any, path: str, *, quantized: bool) -> HuggingFaceStorageReader:
     """Return a reader with the options that the adapter gives its own, which it has for some models only."""
-    theirs = adapter.get_hf_storage_reader(path, True) if quantized else None
+    theirs: Any = adapter.get_hf_storage_reader(path, True) if quantized else None
     if not hasattr(theirs, "block_size"):
         return HuggingFaceStorageReader(path, thread_count=_THREADS)
     return QuantizedHuggingFaceStorageReader(
