@@ -19,10 +19,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from dcp_core.errors import ShardNotFoundError, UnsupportedValueError
 from dcp_core.records.metadata import MetadataIndex, TensorProperties
 from dcp_core.records.plan import WriteItemType
-from dcp_core.shards.shards import find_shard, find_state_dict_object, find_tensor_shard, local_tensor, write_items
+from dcp_core.shards.shards import find_shard, find_state_dict_object, find_tensor_shard, local_tensor
+from dcp_core.tables.value_table import local_values
 from dcp_core.testing.sharding import distribute
 
 WORLD = 4
+
+
+def write_items(fqn: str, value: object) -> list[Any]:
+    return [*local_values({fqn: value}).items]
 
 
 @contextlib.contextmanager
@@ -303,12 +308,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from dcp_core.records.metadata import MetadataIndex
-from dcp_core.shards.shards import find_shard, local_tensor, write_items
+from dcp_core.shards.shards import find_shard
+from dcp_core.tables.value_table import local_values
 from dcp_core.testing.sharding import distribute
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
 mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
 tensor = distribute(torch.zeros(8, 8), mesh, [Shard(0), Replicate()])
-assert write_items("w", tensor) and find_shard(tensor, MetadataIndex("w", (0, 0))).shape == (4, 8)
+assert list(local_values({"w": tensor}).items) and find_shard(tensor, MetadataIndex("w", (0, 0))).shape == (4, 8)
 sys.exit("torch.distributed.checkpoint" in sys.modules)
 """
 

@@ -8,7 +8,7 @@ import torch
 from dcp_core.errors import PlanError
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.records.plan import TensorWriteData, WriteItem, WriteItemType
-from dcp_core.shards.shards import write_items
+from dcp_core.shards.shards import local_tensor
 from dcp_core.tables.columns_of_items import columns_of
 from dcp_core.tables.value_table import find_ties, local_values
 
@@ -31,6 +31,18 @@ def shard(fqn: str, offset: int, size: int) -> WriteItem:
     chunk = ChunkStorageMetadata(torch.Size([offset]), torch.Size([size]))
     data = TensorWriteData(chunk, TensorProperties(torch.int32), torch.Size([10]))
     return WriteItem(MetadataIndex(fqn, [offset]), WriteItemType.SHARD, None, data)
+
+
+def write_items(fqn: str, value: object) -> list[WriteItem]:
+    """The same without columns: a record for each shard."""
+    if isinstance(value, OwnItems):
+        return value.items
+    held = local_tensor(fqn, value)
+    if held is None:
+        return [WriteItem(MetadataIndex(fqn), WriteItemType.BYTE_IO)]
+    kind = WriteItemType.TENSOR if held.whole else WriteItemType.SHARD
+    datas = [TensorWriteData(chunk, held.properties, held.size) for chunk in held.chunks]
+    return [WriteItem(MetadataIndex(fqn, data.chunk.offsets), kind, None, data) for data in datas]
 
 
 def test_each_value_has_its_items() -> None:

@@ -233,10 +233,6 @@ class LinkTable:
             self._alone = GroupLink(self._seat("alone", 0, 1, job_size, None))
         return self._alone
 
-    def all(self) -> list[GroupLink]:
-        """Return every link."""
-        return [*self._links.values()]
-
     def _make(self, group: dist.ProcessGroup, rank: int, job_size: int) -> GroupLink:
         members = dist.get_process_group_ranks(group)
         # Disjoint groups may have one name.

@@ -107,9 +107,8 @@ def _dtype_of(storage: Any) -> Any:
 
 def _rebuild_v2(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
     storage, offset, size, stride, requires_grad, hooks, *metadata = arguments
-    _check_hooks(hooks)
-    tensor = _over(budget, storage, _dtype_of(storage), offset, size, stride, requires_grad)
-    return _with_metadata(tensor, *metadata) if metadata else tensor
+    typed = (storage, offset, size, stride, requires_grad, hooks, _dtype_of(storage), *metadata)
+    return _rebuild_v3(budget, typed)
 
 
 def _rebuild_v3(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 from dcp_core.errors import ShardNotFoundError, UnsupportedValueError
 from dcp_core.records.foreign_records import as_chunk, as_properties, as_write_item
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.records.plan import TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.plan import WriteItem
 from dcp_core.shards.declared_shards import declared_boxes, declares_shards
 from dcp_core.shards.mesh_boxes import LocalBox, ShardedDim, local_boxes
 from dcp_core.shards.tensor_checks import check_tensor
@@ -38,10 +38,10 @@ __all__ = [
     "find_shard",
     "find_state_dict_object",
     "find_tensor_shard",
+    "hook_items",
     "is_sharded_tensor",
     "local_tensor",
     "sharded_dims",
-    "write_items",
 ]
 
 
@@ -110,27 +110,9 @@ def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalT
     return None
 
 
-def write_items(fqn: str, value: object, held: LocalTensor | None = None) -> list[WriteItem]:
-    """Return the items that save this rank's shards of a value, objects included.
-
-    Args:
-        fqn: Name of the value.
-        value: Anything; an object with `__create_write_items__` decides on its items itself.
-        held: The result of `local_tensor` for the value, if that is known already.
-
-    Raises:
-        UnsupportedValueError: Like `local_tensor`.
-    """
-    if hasattr(value, "__create_write_items__") and not is_dtensor(value):
-        return [as_write_item(item) for item in value.__create_write_items__(fqn, value)]
-    held = held or local_tensor(fqn, value)
-    if held is None:
-        return [WriteItem(MetadataIndex(fqn), WriteItemType.BYTE_IO)]
-    kind = WriteItemType.TENSOR if held.whole else WriteItemType.SHARD
-    return [
-        WriteItem(MetadataIndex(fqn, chunk.offsets), kind, None, TensorWriteData(chunk, held.properties, held.size))
-        for chunk in held.chunks
-    ]
+def hook_items(fqn: str, holder: Any, value: object) -> list[WriteItem]:
+    """Return the items by the hook `__create_write_items__` of `holder`, which is `value` or within it."""
+    return [as_write_item(item) for item in holder.__create_write_items__(fqn, value)]
 
 
 def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
@@ -306,8 +288,7 @@ def _local_view(fqn: str, local: torch.Tensor, box: LocalBox) -> Callable[[], to
 
 def _of_hooks(fqn: str, holder: Any, value: Any) -> LocalTensor:
     """Return the shards by the hooks of `holder`; `value` is in the state dict (a DTensor around it, or itself)."""
-    items = [as_write_item(item) for item in holder.__create_write_items__(fqn, value)]
-    written = [item.tensor_data for item in items if item.tensor_data is not None]
+    written = [item.tensor_data for item in hook_items(fqn, holder, value) if item.tensor_data is not None]
     if written:
         size, properties = written[0].size, written[0].properties
     else:

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 
 from dcp_core.records.plan import WriteItem
-from dcp_core.shards.shards import LocalTensor, local_tensor, write_items
+from dcp_core.shards.shards import LocalTensor, hook_items, local_tensor
 from dcp_core.shards.tensor_checks import check_memory
 from dcp_core.tables.column_builder import ColumnBuilder
 from dcp_core.tensors.dtensors import is_dtensor
@@ -57,7 +57,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
             values.usual = values.usual and not value.is_quantized
             values.held[fqn] = value
         elif hasattr(value, "__create_write_items__") and not is_dtensor(value):
-            own[fqn] = write_items(fqn, value)
+            own[fqn] = hook_items(fqn, value, value)
             values.usual = False
         elif (held := local_tensor(fqn, value)) is not None:
             values.held[fqn] = held

@@ -81,7 +81,7 @@ class StoreRound:
             verdict, answer = self._lead(outcome, conclude), None
         else:
             verdict = self._follow(outcome)
-            answer = self._own_answer() if verdict.scattered else None
+            answer = self._fetch(self._seat.rank) if verdict.scattered else None
         self._wire.delete(self._own_keys)
         return verdict, answer
 
@@ -221,7 +221,8 @@ class StoreRound:
         verdict: Verdict = decode(data)
         return verdict
 
-    def _own_answer(self) -> bytes:
-        data, keys = self._wire.get(f"{self._at}each/{self._seat.rank}")
+    def _fetch(self, rank: int) -> bytes:
+        """Return the coordinator's answer to a rank, and remove it from the store."""
+        data, keys = self._wire.get(f"{self._at}each/{rank}")
         self._wire.delete(keys)
         return data

@@ -136,11 +136,6 @@ class RelayRound(StoreRound):
             return Verdict(missing=(above,), waited_seconds=time.monotonic() - self._started), {}
         return None
 
-    def _fetch(self, rank: int) -> bytes:
-        data, keys = self._wire.get(f"{self._at}each/{rank}")
-        self._wire.delete(keys)
-        return data
-
     def _turn(self, end: float) -> Verdict | None:
         """Wait briefly and take incoming frames; returns the verdict if the store says that the phase failed."""
         self._links.pause(max(0.0, min(end, self._next_look) - time.monotonic()))
