@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcp_core.objects.objects import load_object
+from dcp_core.objects.object_bytes import load_object
 from dcp_manifest.errors import CorruptCheckpointError, UnsafeCheckpointError
 from integration_tests.fuzz.argument_trees import Node, changed, nodes, pickle_of_tree, tree_of
 

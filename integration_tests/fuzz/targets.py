@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dcp_core.block_transforms import BlockUndo
-from dcp_core.objects.objects import load_object
+from dcp_core.objects.object_bytes import load_object
 from dcp_core.storage.stock_archive import locate_tensor
 from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_format.checkpoints.stored_content import stored_content

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dcp_core.objects.allowed_globals import allowed_globals, default_globals, default_table
-from dcp_core.objects.objects import load_object
+from dcp_core.objects.object_bytes import load_object
 from integration_tests.fuzz.argument_trees import nodes, pickle_of_tree
 from integration_tests.fuzz.call_campaign import attempt, attempt_calls, forbidden, made_of, seeds
 

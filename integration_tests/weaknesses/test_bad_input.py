@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dcp_all as dcp
-from dcp_core.objects.objects import UnloadableObjectWarning
+from dcp_core.objects.object_bytes import UnloadableObjectWarning
 from dcp_io import LocalStore
 from integration_tests.weaknesses.both import (
     data_files,

@@ -16,7 +16,7 @@ import torch
 
 import dcp_all as dcp
 import dcp_format
-from dcp_core.objects.objects import load_object
+from dcp_core.objects.object_bytes import load_object
 from dcp_transforms import ZStandard
 from integration_tests.robustness import states
 

@@ -48,7 +48,7 @@ NOT_MIRRORED: dict[str, str] = {
     "_hf_utils": "private: keys and helpers of stock's safetensors files",
     "_pg_transport": "moves state dicts between ranks without storage: not there yet, use stock's",
     "_sharded_tensor_utils": "private: nested ShardedTensors are understood by the planners",
-    "_storage_utils": "private: `dcp_core.storage.storage_choice` finds the storage of an id",
+    "_storage_utils": "private: `dcp_core.storage_choice` finds the storage of an id",
     "_version": "private: a switch between stock's own versions",
 }
 # Why names are not exported → the names, in whatever module.

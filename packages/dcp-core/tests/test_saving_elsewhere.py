@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 
 from dcp_core import DefaultSavePlanner, PlanError, hookimpl, load, plugins, save
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.objects.objects import DumpedObject, dump_object
+from dcp_core.objects.object_bytes import DumpedObject, dump_object
 from dcp_core.records.metadata import TensorProperties
 from dcp_core.saving import save_with
 from dcp_core.shards.shards import LocalShard, LocalTensor, local_tensor

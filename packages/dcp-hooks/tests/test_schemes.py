@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_hooks.schemes import OBJECT_STORE_SCHEMES, package_for
+from dcp_hooks.install_advice import OBJECT_STORE_SCHEMES, package_for
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from dcp_core import plugins
 from dcp_core.errors import DuplicateKeyError
 from dcp_core.hookspecs import hookimpl
 from dcp_state import Layer, ModuleAdapter, get_model_state_dict, set_model_state_dict
-from dcp_state.names import name_model, name_models
+from dcp_state.canonical_names import name_model, name_models
 
 
 class Inner(nn.Module):

@@ -19,7 +19,7 @@ from dcp_async.staging.mutation_guard import MutationGuard
 from dcp_async.staging.placement import Placement, place
 from dcp_async.staging.skeleton import leaves_of, look_through
 from dcp_core import UnsupportedValueError
-from dcp_core.objects.objects import DumpedObject, load_object
+from dcp_core.objects.object_bytes import DumpedObject, load_object
 from dcp_core.state_dict.flatten import flatten
 
 

@@ -37,8 +37,8 @@ from dcp_core.records.protocols import (
 )
 from dcp_core.state_dict.per_rank import RankValues
 from dcp_core.storage.checkpoint_ids import absolute_id_for
-from dcp_core.storage.storage_choice import resolve_reader
 from dcp_core.storage.storage_reader import ByteStorageReader
+from dcp_core.storage_choice import resolve_reader
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
 __all__ = ["load", "load_by_reader", "load_keys", "load_state_dict"]

@@ -5,12 +5,10 @@ The functions here use one registry for the whole process. Importing this module
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from dcp_core.errors import DuplicatePluginError, PluginLoadError, PluginNotFoundError
-from dcp_hooks import ANY_SCHEME, ErrorTypes, PluginInfo, StorageBackendSpec, installed, resolve
-from dcp_manifest.schemes import file_path, scheme_of
+from dcp_core.storage_choice import PLUGIN_ERRORS, StorageBackend, storage_for
+from dcp_hooks import PluginInfo, installed
 
 __all__ = [
     "PluginInfo",
@@ -31,69 +29,26 @@ __all__ = [
 
 divert_events, emit, names = installed.divert_events, installed.emit, installed.names
 list = installed.list  # noqa: A001 - reads as `plugins.list()`
-_ERRORS = ErrorTypes(PluginNotFoundError, DuplicatePluginError, PluginLoadError)
-
-
-@dataclass(frozen=True, slots=True)
-class StorageBackend:
-    """A storage found by scheme, with the plug-in that offers it."""
-
-    spec: StorageBackendSpec
-    plugin: PluginInfo
-
-    def load_reader(self) -> Any:
-        """Import and return the factory of readers, which takes a checkpoint id. Raises PluginLoadError."""
-        return resolve(self.spec.reader, self.plugin, errors=_ERRORS)
-
-    def load_writer(self) -> Any:
-        """Import and return the factory of writers, which takes a checkpoint id. Raises PluginLoadError."""
-        return resolve(self.spec.writer, self.plugin, errors=_ERRORS)
-
-
-def storage_for(uri: str) -> StorageBackend:
-    """Return the storage for a checkpoint id, by its URI scheme.
-
-    Args:
-        uri: `scheme://…`, or a path.
-
-    Raises:
-        PluginNotFoundError: No installed package handles the scheme; names the one to install.
-        PluginLoadError: No plug-in for the scheme works, and a broken one may handle it.
-        DuplicatePluginError: Two plug-ins handle the scheme.
-        InvalidPlaceError: The id is empty, or a URI that has lost a slash.
-    """
-    scheme = scheme_of(uri)
-    if scheme == "file":
-        file_path(uri)
-    try:
-        spec, plugin = installed.find("storage", scheme, errors=_ERRORS)
-    except PluginNotFoundError as error:
-        for spec, plugin in installed.offered("storage", ANY_SCHEME):
-            backend = StorageBackend(spec, plugin)
-            if backend.load_writer().validate_checkpoint_id(uri):
-                return backend
-        raise PluginNotFoundError(f"Cannot detect which storage to use for {uri!r}: {error}") from None
-    return StorageBackend(spec, plugin)
 
 
 def transform(descriptor: str) -> Any:
     """Return a transform's factory by descriptor (`stream.zstd/1`) or registry name. Raises like `storage_for`."""
-    return installed.factory("transforms", descriptor.partition("/")[0], errors=_ERRORS)
+    return installed.factory("transforms", descriptor.partition("/")[0], errors=PLUGIN_ERRORS)
 
 
 def saver(name: str) -> Any:
     """Return the factory of an asynchronous saver. Raises like `storage_for`."""
-    return installed.factory("savers", name, errors=_ERRORS)
+    return installed.factory("savers", name, errors=PLUGIN_ERRORS)
 
 
 def state_adapter(name: str) -> Any:
     """Return an adapter between modules or optimizers and tensors. Raises like `storage_for`."""
-    return installed.factory("state_adapters", name, errors=_ERRORS)
+    return installed.factory("state_adapters", name, errors=PLUGIN_ERRORS)
 
 
 def converter(name: str) -> Any:
     """Return the converter of a format. Raises like `storage_for`."""
-    return installed.factory("converters", name, errors=_ERRORS)
+    return installed.factory("converters", name, errors=PLUGIN_ERRORS)
 
 
 def bridge(package: str) -> Any:
@@ -101,14 +56,14 @@ def bridge(package: str) -> Any:
 
     Raises like `storage_for`.
     """
-    return installed.factory("bridges", package, errors=_ERRORS)
+    return installed.factory("bridges", package, errors=PLUGIN_ERRORS)
 
 
 def register(plugin: object, *, name: str) -> None:
     """Register a plug-in without an entry point, for this process. Raises PluginLoadError if it is not valid."""
-    installed.register(plugin, name=name, errors=_ERRORS)
+    installed.register(plugin, name=name, errors=PLUGIN_ERRORS)
 
 
 def unregister(name: str) -> None:
     """Remove a plug-in that `register` added. Raises PluginNotFoundError."""
-    installed.unregister(name, errors=_ERRORS)
+    installed.unregister(name, errors=PLUGIN_ERRORS)

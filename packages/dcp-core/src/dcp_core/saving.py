@@ -27,7 +27,7 @@ from dcp_core.records.plan import SavePlan
 from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, placed_plans, with_states
 from dcp_core.state_dict.per_rank import with_rank_values
 from dcp_core.storage.checkpoint_ids import absolute_id_for
-from dcp_core.storage.storage_choice import resolve_writer
+from dcp_core.storage_choice import resolve_writer
 from dcp_core.tables.plan_columns import written_of
 from dcp_manifest.logs import library_logger
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator

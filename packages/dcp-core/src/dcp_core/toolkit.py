@@ -12,7 +12,7 @@ from dcp_core.encoding.payloads import tensor_payload
 from dcp_core.logs import LOGGER_NAME, library_logger
 from dcp_core.objects.allowed_globals import allowed_globals
 from dcp_core.objects.object_archive import ObjectArchive, read_archive
-from dcp_core.objects.objects import DumpedObject, dump_object, load_object, reduce_exactly, scan
+from dcp_core.objects.object_bytes import DumpedObject, dump_object, load_object, reduce_exactly, scan
 from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.comparable_bytes import same_value, value_bytes, value_digest
 from dcp_core.planning.load_report import suggest
@@ -34,7 +34,7 @@ from dcp_core.storage.file_attributes import FileAttributes
 from dcp_core.storage.gc_pause import collector_paused
 from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
 from dcp_core.storage.serialization_format import SerializationFormat, check_format
-from dcp_core.storage.storage_choice import resolve_writer
+from dcp_core.storage_choice import resolve_writer
 from dcp_core.tables.value_table import is_plain
 from dcp_core.tensors.dtensors import is_dtensor
 from dcp_core.tensors.element_copy import contiguous, copy_elements

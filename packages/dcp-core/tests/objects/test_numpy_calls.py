@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dcp_core.errors import CorruptCheckpointError
-from dcp_core.objects.objects import load_object
+from dcp_core.objects.object_bytes import load_object
 from dcp_core.testing.crafted_objects import Call, archived
 
 RECONSTRUCT: Any = np.arange(3).__reduce__()[0]

@@ -29,7 +29,7 @@ from dcp_core.errors import (
     UnsafeCheckpointError,
     UnsupportedValueError,
 )
-from dcp_core.objects.objects import UnloadableObjectWarning, dump_object, load_object, report_unloadable, scan
+from dcp_core.objects.object_bytes import UnloadableObjectWarning, dump_object, load_object, report_unloadable, scan
 
 DEFAULTS = collections.defaultdict(list, a=[3])
 
@@ -272,7 +272,7 @@ def test_no_stock() -> None:
     import subprocess
 
     code = (
-        "import sys; from dcp_core.objects.objects import dump_object, load_object; "
+        "import sys; from dcp_core.objects.object_bytes import dump_object, load_object; "
         "load_object(dump_object({1: (2.0,)}, key='k'), key='k'); "
         "sys.exit('torch.distributed.checkpoint' in sys.modules)"
     )

@@ -15,7 +15,7 @@ import pytest
 
 from dcp_core.errors import CorruptCheckpointError, UnsafeCheckpointError
 from dcp_core.objects.allowed_globals import default_table
-from dcp_core.objects.objects import load_object
+from dcp_core.objects.object_bytes import load_object
 from dcp_core.testing.crafted_objects import Call, archived
 from dcp_manifest.pickles.pickle_table import BrokenPickleError, UnsafePickleError
 from dcp_manifest.pickles.safe_pickle import read_pickle

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_core.errors import CorruptCheckpointError
-from dcp_core.objects.objects import load_object, load_tensor
+from dcp_core.objects.object_bytes import load_object, load_tensor
 from dcp_core.testing.crafted_objects import Call, Stored, archived
 
 NO_HOOKS: Any = collections.OrderedDict()

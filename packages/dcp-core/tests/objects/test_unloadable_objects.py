@@ -18,8 +18,8 @@ from dcp_core.errors import (
     CorruptCheckpointError,
     UnloadableObjectError,
 )
-from dcp_core.objects import objects
-from dcp_core.objects.objects import UnloadableObjectWarning, dump_object, load_object, report_unloadable
+from dcp_core.objects import allowed_globals
+from dcp_core.objects.object_bytes import UnloadableObjectWarning, dump_object, load_object, report_unloadable
 from dcp_core.planning.save_planner import DefaultSavePlanner
 
 
@@ -65,7 +65,7 @@ def test_the_remedy_that_a_warning_gives_works_as_it_stands(value: object) -> No
 
 
 def test_names_that_are_alike_are_told_apart() -> None:
-    code = objects._expression(["a.b.Config", "c.d.Config", f"{__name__}.Unlisted.Inner"])
+    code = allowed_globals._expression(["a.b.Config", "c.d.Config", f"{__name__}.Unlisted.Inner"])
     assert (
         code[0]
         == f"`from a.b import Config` and `from c.d import Config as d_Config` and `from {__name__} import Unlisted`"

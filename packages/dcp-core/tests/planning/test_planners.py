@@ -28,7 +28,7 @@ from dcp_core import (
     save,
     save_state_dict,
 )
-from dcp_core.objects.objects import UnloadableObjectWarning
+from dcp_core.objects.object_bytes import UnloadableObjectWarning
 from dcp_core.testing.memory import MemoryReader, MemoryWriter, files_in
 
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from dcp_core.errors import CheckpointNotFoundError, UnsafeCheckpointError
-from dcp_format.safetensors.file_sets import SUFFIX
+from dcp_format.safetensors.complete_set import SUFFIX
 from dcp_io import Store, file_at, open_store
 
 __all__ = ["Fetched"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from dcp_format.checkpoints.checkpoint import is_checkpoint, open_checkpoint, write_checkpoint
 from dcp_format.checkpoints.stored_content import stored_content
 from dcp_format.content.content import Content
-from dcp_format.safetensors.file_sets import SUFFIX
+from dcp_format.safetensors.complete_set import SUFFIX
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
 from dcp_format.safetensors.safetensors_write import write_safetensors
 from dcp_format.torch_save.torch_save_read import is_torch_save, open_torch_save

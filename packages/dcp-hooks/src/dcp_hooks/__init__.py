@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         StoreSpec,
         hookimpl,
     )
+    from dcp_hooks.install_advice import OBJECT_STORE_SCHEMES, WEB_SCHEMES, package_for
     from dcp_hooks.registry import PluginInfo, PluginRegistry, installed, resolve
-    from dcp_hooks.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES, package_for
 
 __all__ = [
     "ANY_SCHEME",
@@ -55,6 +55,6 @@ __getattr__, __dir__ = import_lazily(
             *("ANY_SCHEME", "CheckpointEvent", "HookSpecs", "StorageBackendSpec", "StoreSpec", "hookimpl"),
         ),
         "dcp_hooks.registry": ("PluginInfo", "PluginRegistry", "installed", "resolve"),
-        "dcp_hooks.schemes": ("OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "package_for"),
+        "dcp_hooks.install_advice": ("OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "package_for"),
     },
 )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dcp_hooks.hookspecs import StorageBackendSpec, StoreSpec
-from dcp_hooks.schemes import package_for
+from dcp_hooks.install_advice import package_for
 
 __all__ = ["TABLES", "Table"]
 

@@ -12,7 +12,7 @@ from dcp_io import LocalStore, StoreBackend, crc32, verify_checkpoint
 from dcp_io.testing.damage import flip
 from dcp_manifest.container import blob
 from dcp_manifest.file.manifest import encode
-from dcp_manifest.folders.index_choice import is_index_name
+from dcp_manifest.folders.file_names import is_index_name
 from dcp_manifest.index.columns import ManifestInfo
 from dcp_manifest.index.items import Framing, StoredItem
 

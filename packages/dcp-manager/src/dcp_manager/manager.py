@@ -23,6 +23,7 @@ from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.failures import Tolerance
 from dcp_manager.policies.keeping_rules import KeepAll, KeepPolicy
 from dcp_manager.policies.lower_steps import LowerSteps, StepGuard
+from dcp_manager.policies.on_signal import SignalWatch
 from dcp_manager.policies.retention import Retention
 from dcp_manager.policies.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.restoring import Restored, restore_newest, restore_step
@@ -30,7 +31,6 @@ from dcp_manager.root.catalogue import Catalogue
 from dcp_manager.root.places import Places
 from dcp_manager.root.records import CheckpointRecord
 from dcp_manager.savers import Saver
-from dcp_manager.signals import SignalWatch
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import Upkeep
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS

@@ -16,12 +16,10 @@ from dcp_manifest.file.index_problems import Problem, verify
 from dcp_manifest.file.manifest import decode, encode, read_index
 from dcp_manifest.file.manifest_file import ManifestFile
 from dcp_manifest.folders.checkpoint_order import step_of
+from dcp_manifest.folders.file_names import DATA_SUFFIX, METADATA_NAME, is_index_name
 from dcp_manifest.folders.find_checkpoints import (
-    DATA_SUFFIX,
-    METADATA_NAME,
     FoundCheckpoint,
     checkpoints_below,
-    choose_index,
     file_sizes,
     first_valid,
     index_of,
@@ -30,7 +28,7 @@ from dcp_manifest.folders.find_checkpoints import (
 )
 from dcp_manifest.folders.folder import LocalFolder
 from dcp_manifest.folders.folder_notes import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
-from dcp_manifest.folders.index_choice import is_index_name
+from dcp_manifest.folders.index_choice import choose_index
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, TensorFlags
 from dcp_manifest.index.consistency import check_index
 from dcp_manifest.index.coverage import coverage_problems

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, ManifestInfo, choose_index, encode
-from dcp_manifest.folders.index_choice import is_index_name
+from dcp_manifest.folders.file_names import is_index_name
 
 
 @pytest.fixture

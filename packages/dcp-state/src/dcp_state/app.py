@@ -16,9 +16,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dcp_core import PerRank
 from dcp_core.toolkit import collector_paused, in_shared_order, is_stateful, value_bytes, with_states
+from dcp_state.canonical_names import ModelNames, name_models
 from dcp_state.errors import StateMismatchError
 from dcp_state.model import model_state, restore_model
-from dcp_state.names import ModelNames, name_models
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.optimizer.optimizer_names import optimizer_names
 from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_saved

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dcp_state.canonical_names import ModelNames
 from dcp_state.errors import StateMismatchError
-from dcp_state.names import ModelNames
 
 __all__ = ["can_load_directly", "load_directly"]
 

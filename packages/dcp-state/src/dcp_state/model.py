@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from dcp_core.toolkit import collector_paused, suggest
+from dcp_state.canonical_names import ModelNames, name_model
 from dcp_state.direct import can_load_directly, load_directly
 from dcp_state.errors import StateMismatchError
-from dcp_state.names import ModelNames, name_model
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import IncompatibleKeys, StateReport
 from dcp_state.sharding.broadcast import broadcast_model

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from dcp_core.toolkit import collector_paused
+from dcp_state.canonical_names import name_model
 from dcp_state.model import model_state, restore_model
-from dcp_state.names import name_model
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_optimizers
 from dcp_state.options import StateDictOptions, check_options

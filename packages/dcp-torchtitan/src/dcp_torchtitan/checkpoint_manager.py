@@ -41,7 +41,7 @@ from dcp_torchtitan.hugging_face import export_model, load_model
 __all__ = ["DcpCheckpointManager"]
 
 
-class DcpCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
+class DcpCheckpointManager(BaseCheckpointManager):
     """Checkpoint manager for torchtitan's trainer; takes the place of its `CheckpointManager`, option by option.
 
     Checkpoints of both are the same: either loads what the other has saved.
@@ -60,7 +60,7 @@ class DcpCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(CheckpointManager.Config):  # type: ignore[misc]
+    class Config(CheckpointManager.Config):
         """torchtitan's options, and one more.
 
         `async_mode`: "async" saves in a thread, "async_with_pinned_mem" in a process of its own, with a copy that goes

@@ -11,6 +11,8 @@ import collections
 import functools
 import os
 import pathlib
+import sys
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +34,15 @@ from dcp_manifest.pickles.pickle_table import (
     described,
 )
 
-__all__ = ["AllowList", "allowed_globals", "census_table", "default_globals", "default_table", "may_never_be_allowed"]
+__all__ = [
+    "AllowList",
+    "allowed_globals",
+    "census_table",
+    "default_globals",
+    "default_table",
+    "how_to_allow",
+    "may_never_be_allowed",
+]
 
 # torch refuses the first four even when a user lists them; the others run code or import just as well.
 _NEVER_MODULES = frozenset(
@@ -270,3 +280,56 @@ def _census_functions() -> dict[str, Function]:
         return examine
 
     return tensor_functions(subclassed, lenient)
+
+
+def how_to_allow(paths: Sequence[str]) -> str:
+    """Return advice on loading an object that names these globals: the expression for `allow_globals`, or a warning."""
+    never = [path for path in paths if may_never_be_allowed(path)]
+    if never:
+        why = " (pickles name it for methods, and for a class within a class)" if never[0] == "builtins.getattr" else ""
+        return (
+            f"{never[0]}{why} can run any code, and no checkpoint of plain data names it: do not load it unless you "
+            "know why it does"
+        )
+    imports, listed = _expression(paths)
+    return (
+        f"If you trust it, load with DefaultLoadPlanner(allow_globals=[{listed}]) after {imports}, or call "
+        f"torch.serialization.add_safe_globals([{listed}]) first; trust_objects=True lifts every restriction "
+        "and lets the checkpoint run code"
+    )
+
+
+def _expression(paths: Sequence[str]) -> tuple[str, str]:
+    """Return import statements, and an expression for `allow_globals`, for globals by full name."""
+    imports, listed = [], []
+    taken: set[str] = set()
+    for path in paths:
+        module, names = _split(path)
+        first, _, rest = names.partition(".")
+        known = first
+        while known in taken:
+            known = f"{module.rpartition('.')[2]}_{known}"
+        taken.add(known)
+        renamed = "" if known == first else f" as {known}"
+        imports.append(f"`from {module} import {first}{renamed}`")
+        value = f"{known}.{rest}" if rest else known
+        listed.append(value if _own_path(module, names) == path else f"({value}, {path!r})")
+    return " and ".join(dict.fromkeys(imports)), ", ".join(listed)
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Split a full name into module and name; if not imported yet, the module is all but the last part."""
+    module, _, name = path.rpartition(".")
+    while module and module not in sys.modules and "." in module:
+        module, _, more = module.rpartition(".")
+        name = f"{more}.{name}"
+    return (module, name) if module in sys.modules else path.rpartition(".")[::2]
+
+
+def _own_path(module: str, names: str) -> str:
+    """Return the full name by which an object of that module and name is allowed; the same name if not imported."""
+    value: Any = sys.modules.get(module)
+    for name in names.split("."):
+        value = vars(value).get(name) if isinstance(value, types.ModuleType | type) else None
+    own, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    return f"{own}.{qualified}" if own and qualified else f"{module}.{names}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dcp_core.errors import CorruptCheckpointError, DcpError, MissingKeyError, NotEnoughMemoryError, PlanError
-from dcp_core.objects.objects import load_object
+from dcp_core.objects.object_bytes import load_object
 from dcp_core.planning.load_report import LoadMismatchError, suggest
 from dcp_core.planning.read_items import LoadRules, LocalLoadPlan, plan_local_load
 from dcp_core.records.metadata import Metadata, MetadataIndex, TensorStorageMetadata

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcp_core.objects.objects import DumpedObject, dump_object, report_unloadable
+from dcp_core.objects.object_bytes import DumpedObject, dump_object, report_unloadable
 from dcp_core.planning.comparable_bytes import value_digest
 from dcp_core.planning.diagnose_duplicates import (
     OnDivergence,

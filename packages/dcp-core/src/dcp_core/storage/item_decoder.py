@@ -15,7 +15,7 @@ import torch
 from dcp_core.encoding.block_transforms import block_undo
 from dcp_core.encoding.transforms import ExtensionRegistry, undo
 from dcp_core.errors import CorruptCheckpointError
-from dcp_core.objects.objects import load_tensor
+from dcp_core.objects.object_bytes import load_tensor
 from dcp_core.storage.stock_archive import ArchiveSearch
 from dcp_io.requests import BlockDecoder, ReadRequest, ReadStats
 from dcp_manifest.index.items import Framing, ItemKind, StoredItem

@@ -29,7 +29,7 @@ from dcp_core.tables.plan_columns import WrittenColumns
 from dcp_core.tables.written_index import written_index
 from dcp_io.requests import Writable
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
-from dcp_manifest.folders.index_choice import RankIndexName, rank_prefix
+from dcp_manifest.folders.file_names import RankIndexName, data_file_prefix
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_ranks import check_fence
 
@@ -175,7 +175,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
             self._take(self._place(save_id, self._rank))
 
     def _place(self, save_id: str, rank: int, prefix: str | None = None) -> SavePlacement:
-        return SavePlacement(save_id, prefix or f"{rank_prefix(rank)}_", self._backend.generation, self._world_size)
+        return SavePlacement(save_id, prefix or data_file_prefix(rank), self._backend.generation, self._world_size)
 
     def _take(self, placement: SavePlacement) -> None:
         self._placement, self.save_id, self._begun = placement, placement.save_id, True

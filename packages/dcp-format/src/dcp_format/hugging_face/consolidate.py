@@ -20,9 +20,10 @@ from dcp_format.checkpoints.stored_content import stored_content
 from dcp_format.content.content import TensorEntry
 from dcp_format.content.new_file import WriteBack, aborting, give_name
 from dcp_format.content.temporary_files import sweep, temporary_name
-from dcp_format.safetensors.file_sets import SUFFIX, Stamp, fresh_name, save_id_of
+from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, save_id_of
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, open_safetensors
-from dcp_format.safetensors.safetensors_write import index_json, remove_earlier, write_tensor_file
+from dcp_format.safetensors.safetensors_write import remove_earlier, write_tensor_file
+from dcp_format.safetensors.split_files import index_json
 from dcp_io import LocalStore, Sink
 from dcp_manifest import file_path
 

@@ -16,7 +16,7 @@ from dcp_core import SavePlanner, TensorWriteData, WriteItem, WriteResult
 from dcp_core.errors import DcpError, UnsupportedValueError
 from dcp_core.toolkit import tensor_payload
 from dcp_format.content.new_file import WriteBack, aborting
-from dcp_format.safetensors.file_sets import SUFFIX
+from dcp_format.safetensors.complete_set import SUFFIX
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING
 from dcp_io import Payload, Store

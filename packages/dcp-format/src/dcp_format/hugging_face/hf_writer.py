@@ -42,9 +42,10 @@ from dcp_format.hugging_face.hf_files import (
     sharded_files,
     write_part,
 )
-from dcp_format.safetensors.file_sets import Stamp, fresh_name, is_writers_name
+from dcp_format.safetensors.complete_set import Stamp, fresh_name, is_writers_name
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
-from dcp_format.safetensors.safetensors_write import index_json, remove_earlier
+from dcp_format.safetensors.safetensors_write import remove_earlier
+from dcp_format.safetensors.split_files import index_json
 from dcp_io import LocalStore
 from dcp_manifest import file_path
 
@@ -231,7 +232,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Rename the files, write the index or the whole files, and remove those of an older save.
 
-        At any moment the folder holds the old set or the new one; see `file_sets`.
+        At any moment the folder holds the old set or the new one; see `complete_set`.
         """
         store = self._store()
         folder = Path(store.path)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
-from dcp_format.safetensors.file_sets import SUFFIX, chosen_set, headers_of, is_writers_name, one_save
+from dcp_format.safetensors.complete_set import SUFFIX, chosen_set, headers_of, is_writers_name, one_save
 from dcp_format.safetensors.hub_cache import local_store
 from dcp_format.safetensors.safetensors_header import Header, HeaderEntry
 from dcp_io import Store

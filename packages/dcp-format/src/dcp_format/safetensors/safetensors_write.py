@@ -21,18 +21,16 @@ from dcp_format.content.content import Content, TensorEntry, refuse_objects, tic
 from dcp_format.content.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
 from dcp_format.content.temporary_files import sweep, temporary_name
 from dcp_format.content.write_options import WriteOptions
-from dcp_format.safetensors.file_sets import SUFFIX, Stamp, fresh_name, is_writers_file, is_writers_name
+from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, is_writers_file, is_writers_name
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files
+from dcp_format.safetensors.split_files import index_json, shard_names, split_by_size
 from dcp_io import LocalStore, Sink
 from dcp_manifest import ITEM_BYTES, file_path, library_logger
 
 __all__ = [
     "OBJECTS_NAME",
-    "index_json",
     "remove_earlier",
-    "shard_names",
-    "split_by_size",
     "write_safetensors",
     "write_tensor_file",
 ]
@@ -103,36 +101,6 @@ def _entries(content: Content) -> list[TensorEntry]:
         original = content.tensors[target]
         entries.append(TensorEntry(alias, original.dtype, original.shape, original.data))
     return entries
-
-
-def split_by_size(entries: Iterable[TensorEntry], shard_bytes: int) -> list[list[TensorEntry]]:
-    """Split entries in order into groups of at most `shard_bytes`; a larger tensor has a group of its own."""
-    if shard_bytes < 1:
-        raise ValueError(f"shard_bytes={shard_bytes} must be at least 1")
-    groups: list[list[TensorEntry]] = [[]]
-    size = 0
-    for entry in entries:
-        if groups[-1] and size + entry.data.nbytes > shard_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(entry)
-        size += entry.data.nbytes
-    return groups
-
-
-def shard_names(count: int) -> list[str]:
-    """Return the file names that Hugging Face libraries look for."""
-    if count == 1:
-        return [f"model{SUFFIX}"]
-    return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
-
-
-def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
-    """Return the folder's index as JSON, from each file's tensors and their bytes."""
-    weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
-    total = sum(size for tensors in files.values() for _, size in tensors)
-    table = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def write_tensor_file(

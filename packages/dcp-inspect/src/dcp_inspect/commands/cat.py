@@ -82,7 +82,7 @@ def _slice(text: str) -> Any:
 
 
 def _object(content: Any, name: str) -> Any:
-    objects = importlib.import_module("dcp_core.objects.objects")
+    objects = importlib.import_module("dcp_core.objects.object_bytes")
     return objects.load_object(content.objects[name](), key=name)
 
 

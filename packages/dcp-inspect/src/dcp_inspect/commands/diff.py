@@ -94,7 +94,7 @@ def _objects(name: str, a: bytes, b: bytes) -> Iterator[Difference]:
     """Compare two objects by type and bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN equals itself."""
     if a == b:
         return
-    load = importlib.import_module("dcp_core.objects.objects").load_object
+    load = importlib.import_module("dcp_core.objects.object_bytes").load_object
     left, right = load(a, key=name), load(b, key=name)
     if not importlib.import_module("dcp_core.planning.comparable_bytes").same_value(left, right):
         yield Difference(name, "values", repr(left)[:60], repr(right)[:60])

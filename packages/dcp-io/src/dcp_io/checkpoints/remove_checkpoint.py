@@ -11,7 +11,7 @@ from dcp_io.saves.own_files import is_own_file, own_name
 from dcp_io.saves.save_markers import find_markers
 from dcp_io.stores.store import Store
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.folders.find_checkpoints import is_index_name
+from dcp_manifest.folders.file_names import is_index_name
 
 __all__ = ["checkpoint_files", "clear_dead_saves", "remove_checkpoint"]
 

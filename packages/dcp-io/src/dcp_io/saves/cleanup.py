@@ -15,8 +15,7 @@ from dcp_io.saves.save_markers import FoundMarker, Marker, is_marker_temporary
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError, UnsafeCheckpointError
 from dcp_manifest.file.manifest import read_index
-from dcp_manifest.folders.find_checkpoints import METADATA_NAME, is_index_name
-from dcp_manifest.folders.index_choice import rank_index_name
+from dcp_manifest.folders.file_names import METADATA_NAME, is_index_name, rank_index_name
 from dcp_manifest.logs import library_logger
 
 __all__ = [

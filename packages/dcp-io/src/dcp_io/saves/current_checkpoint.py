@@ -15,7 +15,8 @@ from dcp_manifest.errors import (
     UnsupportedFormatError,
 )
 from dcp_manifest.file.manifest import read_index
-from dcp_manifest.folders.find_checkpoints import current_index, is_index_name
+from dcp_manifest.folders.file_names import is_index_name
+from dcp_manifest.folders.find_checkpoints import current_index
 from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = ["Current", "read_current"]

@@ -14,7 +14,7 @@ from typing import Literal
 
 from dcp_io.stores.store import TEMPORARY_SUFFIX, Store
 from dcp_manifest.errors import DcpError
-from dcp_manifest.folders.find_checkpoints import DATA_SUFFIX, is_index_name
+from dcp_manifest.folders.file_names import DATA_SUFFIX, is_index_name
 
 __all__ = ["MARK_BYTES", "OwnName", "data_mark", "is_own_file", "own_name", "temporary_of"]
 

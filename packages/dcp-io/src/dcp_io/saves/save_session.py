@@ -22,8 +22,13 @@ from dcp_io.saves.save_markers import FoundMarker, Marker, belongs_to, check_sav
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import DcpError
 from dcp_manifest.file.manifest import read_index
-from dcp_manifest.folders.find_checkpoints import METADATA_NAME
-from dcp_manifest.folders.index_choice import RankIndexName, rank_index_name, rank_prefix
+from dcp_manifest.folders.file_names import (
+    METADATA_NAME,
+    RankIndexName,
+    data_file_prefix,
+    rank_index_name,
+    rank_prefix,
+)
 from dcp_manifest.logs import library_logger
 
 __all__ = ["STALE_AFTER_SECONDS", "SaveSession", "new_save_id"]
@@ -377,4 +382,4 @@ class SaveSession:
 
 def _own_prefixes(rank: int) -> tuple[str, str]:
     """Return the prefixes of the names of a rank's data files and indexes."""
-    return f"{rank_prefix(rank)}_", f"{rank_prefix(rank)}."
+    return data_file_prefix(rank), f"{rank_prefix(rank)}."

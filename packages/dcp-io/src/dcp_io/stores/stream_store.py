@@ -22,8 +22,7 @@ from dcp_io.stores.durable_folders import sync_folder
 from dcp_io.stores.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
 from dcp_io.stores.stream_files import StreamFileSystem, StreamSink, StreamSource, read_all
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.folders.find_checkpoints import METADATA_NAME
-from dcp_manifest.folders.index_choice import RankIndexName
+from dcp_manifest.folders.file_names import METADATA_NAME, RankIndexName
 
 __all__ = ["StreamStore"]
 

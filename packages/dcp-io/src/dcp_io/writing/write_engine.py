@@ -18,7 +18,7 @@ from dcp_io.requests import Alike, Writable
 from dcp_io.stores.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_io.writing.data_file import DataFile, Place
-from dcp_manifest.folders.folder import DATA_SUFFIX
+from dcp_manifest.folders.file_names import data_file_name
 from dcp_manifest.index.columns import ItemColumns
 from dcp_manifest.index.items import EncodedBlocks
 from dcp_manifest.index.stored_items import StoredItems, block_columns
@@ -79,7 +79,7 @@ def write_items(
     batch = _Batch(
         store,
         requests,
-        name=f"{prefix}{{}}.{save_id}{DATA_SUFFIX}",
+        name_of=lambda number: data_file_name(prefix, number, save_id),
         single_file=single_file,
         open_file=functools.partial(
             DataFile,
@@ -144,13 +144,13 @@ class _Batch:
         store: Store,
         requests: Sequence[Writable],
         *,
-        name: str,
+        name_of: Callable[[int], str],
         single_file: bool,
         open_file: Callable[[Sink], DataFile],
     ) -> None:
         self._store = store
         self._requests = requests
-        self._name = name
+        self._name_of = name_of
         self._single_file = single_file
         self._open_file = open_file
         self._made: list[str] = []
@@ -178,7 +178,7 @@ class _Batch:
 
     def _write_file(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
         stop.check()
-        sink = self._store.create(self._name.format(number))
+        sink = self._store.create(self._name_of(number))
         self._made.append(sink.name)
         file = self._open_file(sink)
         places: list[int] = []

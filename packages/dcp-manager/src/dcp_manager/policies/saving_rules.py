@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-__all__ = ["EverySeconds", "EverySteps", "Moment", "OnRequest", "OnSignal", "SaveAny", "SavePolicy"]
+__all__ = ["EverySeconds", "EverySteps", "Moment", "OnRequest", "SaveAny", "SavePolicy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,45 +120,6 @@ class EverySeconds(SavePolicy):
     def due(self, moment: Moment) -> bool:
         """See `SavePolicy`."""
         return moment.seconds_since_save >= self.seconds
-
-
-@dataclass(frozen=True)
-class OnSignal(SavePolicy):
-    """Due when any rank has received one of the signals.
-
-    Args:
-        numbers: A set; SIGTERM and SIGUSR1 if none is given.
-        stop: Those after which `manager.preempted` is true, so that the training loop ends. A set, too.
-
-    Raises:
-        TypeError: One signal is given where a set is meant.
-
-    Example:
-        ```python
-        import signal
-        from dcp_manager import CheckpointManager, OnSignal
-
-        with CheckpointManager("run", save_policy=OnSignal({signal.SIGUSR1}, stop=set())) as manager:
-            signal.raise_signal(signal.SIGUSR1)  # from outside: `kill -USR1 <pid>`
-            assert manager.maybe_save(1, {"step": 1})
-        ```
-    """
-
-    numbers: frozenset[int] = field(default=frozenset({signal.SIGTERM, signal.SIGUSR1}))
-    stop: frozenset[int] = field(default=frozenset({signal.SIGTERM}))
-
-    def __post_init__(self) -> None:
-        for name, given in (("numbers", self.numbers), ("stop", self.stop)):
-            if isinstance(given, int):
-                raise TypeError(
-                    f"OnSignal: {name} is {given!r}; give a set of signals, as in OnSignal({{signal.SIGUSR1}})"
-                )
-        object.__setattr__(self, "signals", frozenset(self.numbers))
-        object.__setattr__(self, "stop_signals", frozenset(self.stop) & frozenset(self.numbers))
-
-    def due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
-        return bool(self.signals & moment.signals)
 
 
 @dataclass(frozen=True)

@@ -16,23 +16,20 @@ import numpy as np
 
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
 from dcp_manifest.folders.checkpoint_order import Place, newest_first
-from dcp_manifest.folders.folder import DATA_SUFFIX, Entry, Folder, LocalFolder
+from dcp_manifest.folders.file_names import METADATA_NAME, is_index_name
+from dcp_manifest.folders.folder import Entry, Folder, LocalFolder
 from dcp_manifest.folders.folder_notes import NOTE, noted_step, put_aside_reason
-from dcp_manifest.folders.index_choice import METADATA_NAME, choose_index, is_index_name
+from dcp_manifest.folders.index_choice import choose_index
 from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = [
-    "DATA_SUFFIX",
-    "METADATA_NAME",
     "FoundCheckpoint",
     "check_files",
     "checkpoints_below",
-    "choose_index",
     "current_index",
     "file_sizes",
     "first_valid",
     "index_of",
-    "is_index_name",
     "needed_bytes",
     "noted_step_of",
 ]

@@ -15,12 +15,10 @@ from typing import Protocol, runtime_checkable
 
 from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
-from dcp_manifest.folders.index_choice import is_index_name
+from dcp_manifest.folders.file_names import DATA_SUFFIX, is_index_name
 
-__all__ = ["DATA_SUFFIX", "Entry", "Folder", "LocalFolder"]
+__all__ = ["Entry", "Folder", "LocalFolder"]
 
-DATA_SUFFIX = ".distcp"
-"""Suffix of data files."""
 # Prefix of notes, reader leases and save markers.
 _OURS = ".dcp-"
 

@@ -6,21 +6,18 @@ Besides `.metadata` there may be rank-local indexes, written by saves without a 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
 from dcp_manifest.file.manifest import read_index
+from dcp_manifest.folders.file_names import METADATA_NAME, rank_index_name
 from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 
-__all__ = ["METADATA_NAME", "RankIndexName", "choose_index", "is_index_name", "rank_index_name", "rank_prefix"]
+__all__ = ["choose_index"]
 
-METADATA_NAME = ".metadata"
-"""Name of the index of a whole checkpoint. The checkpoint exists from the moment that this file does."""
-_RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
 T = TypeVar("T")
 Load = Callable[[str], CheckpointIndex]
 
@@ -36,35 +33,6 @@ class _Candidate:
     """Start of its save; 0 if unknown."""
     load: Callable[[], CheckpointIndex]
     """Returns the index, or raises the error of reading it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankIndexName:
-    """Parsed name of a rank-local index."""
-
-    rank: int
-    save_id: str | None
-    """Id of the save; None for `__<rank>.metadata`, which is overwritten by each save."""
-
-    def __str__(self) -> str:
-        save_id = "" if self.save_id is None else f".{self.save_id}"
-        return f"{rank_prefix(self.rank)}{save_id}{METADATA_NAME}"
-
-
-def rank_prefix(rank: int) -> str:
-    """Return the beginning of the names of a rank's files; `_` follows in data files, `.` in indexes."""
-    return f"__{rank}"
-
-
-def rank_index_name(name: str) -> RankIndexName | None:
-    """Parse `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for any other name."""
-    found = _RANK_INDEX.fullmatch(name)
-    return RankIndexName(int(found["rank"]), found["save_id"]) if found else None
-
-
-def is_index_name(name: str) -> bool:
-    """Whether this is the name of an index, of a whole checkpoint or of one rank."""
-    return name == METADATA_NAME or _RANK_INDEX.fullmatch(name) is not None
 
 
 def choose_index(

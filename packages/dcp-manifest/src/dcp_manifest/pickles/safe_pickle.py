@@ -4,7 +4,7 @@ It does not use `pickle.Unpickler`. Names are looked up in the caller's table an
 table are called; state and items go only into types of the table. Memory and work stay within a constant multiple of
 the pickle's length, and a key is hashed only if that is known to be quick.
 
-The tables are elsewhere: for PyTorch's index in `stock_names`, for objects in `dcp_core`.
+The tables are elsewhere: for PyTorch's index in `stock_globals`, for objects in `dcp_core`.
 """
 
 from __future__ import annotations

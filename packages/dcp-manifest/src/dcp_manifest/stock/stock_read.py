@@ -16,7 +16,7 @@ from dcp_manifest.index.items import Framing
 from dcp_manifest.index.relative_paths import check_relative_path
 from dcp_manifest.index.stored_tensors import TensorForm, tensor_columns
 from dcp_manifest.pickles.pickle_table import BrokenPickleError, Record, UnsafePickleError, described
-from dcp_manifest.stock.stock_names import DtypeName, Layout, Size, read_stock_pickle
+from dcp_manifest.stock.stock_globals import DtypeName, Layout, Size, read_stock_pickle
 
 __all__ = ["read_stock"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from dcp_state.adapters import ModuleAdapter
+from dcp_state.canonical_names import ModelNames
 from dcp_state.errors import UnknownParameterError
-from dcp_state.names import ModelNames
 
 __all__ = ["OptimizerNames", "optimizer_names"]
 

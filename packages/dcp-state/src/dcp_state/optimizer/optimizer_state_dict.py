@@ -14,9 +14,9 @@ from torch import nn
 
 from dcp_core.toolkit import collector_paused
 from dcp_state.adapters import OptimizerAdapter, installed_adapters
+from dcp_state.canonical_names import ModelNames, name_model
 from dcp_state.errors import StateMismatchError, class_name, nameless_state
 from dcp_state.model import submodule_prefixes, take_submodules
-from dcp_state.names import ModelNames, name_model
 from dcp_state.optimizer.fitting import FittedState, fit
 from dcp_state.optimizer.initial import InitialStates
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers

@@ -1,4 +1,7 @@
-"""Signal handlers that only note signals; decisions follow between two steps of the training."""
+"""`OnSignal`: what SIGTERM and other signals do to a training, and the handlers that note them.
+
+A handler only notes a signal. What follows is decided between two steps of the training.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,51 @@ import signal
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["SignalWatch"]
+from dcp_manager.policies.saving_rules import Moment, SavePolicy
+
+__all__ = ["OnSignal", "SignalWatch"]
+
+
+@dataclass(frozen=True)
+class OnSignal(SavePolicy):
+    """Due when any rank has received one of the signals.
+
+    Args:
+        numbers: A set; SIGTERM and SIGUSR1 if none is given.
+        stop: Those after which `manager.preempted` is true, so that the training loop ends. A set, too.
+
+    Raises:
+        TypeError: One signal is given where a set is meant.
+
+    Example:
+        ```python
+        import signal
+        from dcp_manager import CheckpointManager, OnSignal
+
+        with CheckpointManager("run", save_policy=OnSignal({signal.SIGUSR1}, stop=set())) as manager:
+            signal.raise_signal(signal.SIGUSR1)  # from outside: `kill -USR1 <pid>`
+            assert manager.maybe_save(1, {"step": 1})
+        ```
+    """
+
+    numbers: frozenset[int] = field(default=frozenset({signal.SIGTERM, signal.SIGUSR1}))
+    stop: frozenset[int] = field(default=frozenset({signal.SIGTERM}))
+
+    def __post_init__(self) -> None:
+        for name, given in (("numbers", self.numbers), ("stop", self.stop)):
+            if isinstance(given, int):
+                raise TypeError(
+                    f"OnSignal: {name} is {given!r}; give a set of signals, as in OnSignal({{signal.SIGUSR1}})"
+                )
+        object.__setattr__(self, "signals", frozenset(self.numbers))
+        object.__setattr__(self, "stop_signals", frozenset(self.stop) & frozenset(self.numbers))
+
+    def due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        return bool(self.signals & moment.signals)
 
 
 class SignalWatch:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import io
 import pickle
-import sys
 import types
 import warnings
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from dcp_core.objects.allowed_globals import (
     allowed_globals,
     census_table,
     default_table,
-    may_never_be_allowed,
+    how_to_allow,
 )
 from dcp_core.objects.object_archive import ObjectArchive, read_archive
 from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError, UnsafePickleError
@@ -167,7 +166,7 @@ def report_unloadable(
     except Exception as error:  # noqa: BLE001 - whatever a load would raise
         reason = f"the stored object {error}"
     if refused:
-        reason = f"it is made of {', '.join(sorted(refused))}. {_remedy(sorted(refused))}"
+        reason = f"it is made of {', '.join(sorted(refused))}. {how_to_allow(sorted(refused))}"
     elif reason:
         reason += ". Store plain data instead (numbers, strings, containers, tensors), or keep it out of the state dict"
         refused = {reason}
@@ -226,7 +225,7 @@ def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), tru
         return read_archive(data, allowed.table)
     except ForbiddenGlobalError as error:
         raise UnsafeCheckpointError(
-            f"the object {key!r} names {error.path}, which is not allowed. {_remedy([error.path])}"
+            f"the object {key!r} names {error.path}, which is not allowed. {how_to_allow([error.path])}"
         ) from None
     except DcpError:
         raise
@@ -247,55 +246,3 @@ def load_tensor(data: bytes | memoryview) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a {type(tensor).__qualname__} is stored where a tensor should be")
     return tensor.detach()
-
-
-def _remedy(paths: Sequence[str]) -> str:
-    never = [path for path in paths if may_never_be_allowed(path)]
-    if never:
-        why = " (pickles name it for methods, and for a class within a class)" if never[0] == "builtins.getattr" else ""
-        return (
-            f"{never[0]}{why} can run any code, and no checkpoint of plain data names it: do not load it unless you "
-            "know why it does"
-        )
-    imports, listed = _expression(paths)
-    return (
-        f"If you trust it, load with DefaultLoadPlanner(allow_globals=[{listed}]) after {imports}, or call "
-        f"torch.serialization.add_safe_globals([{listed}]) first; trust_objects=True lifts every restriction "
-        "and lets the checkpoint run code"
-    )
-
-
-def _expression(paths: Sequence[str]) -> tuple[str, str]:
-    """Return import statements, and an expression for `allow_globals`, for globals by full name."""
-    imports, listed = [], []
-    taken: set[str] = set()
-    for path in paths:
-        module, names = _split(path)
-        first, _, rest = names.partition(".")
-        known = first
-        while known in taken:
-            known = f"{module.rpartition('.')[2]}_{known}"
-        taken.add(known)
-        renamed = "" if known == first else f" as {known}"
-        imports.append(f"`from {module} import {first}{renamed}`")
-        value = f"{known}.{rest}" if rest else known
-        listed.append(value if _own_path(module, names) == path else f"({value}, {path!r})")
-    return " and ".join(dict.fromkeys(imports)), ", ".join(listed)
-
-
-def _split(path: str) -> tuple[str, str]:
-    """Split a full name into module and name; if not imported yet, the module is all but the last part."""
-    module, _, name = path.rpartition(".")
-    while module and module not in sys.modules and "." in module:
-        module, _, more = module.rpartition(".")
-        name = f"{more}.{name}"
-    return (module, name) if module in sys.modules else path.rpartition(".")[::2]
-
-
-def _own_path(module: str, names: str) -> str:
-    """Return the full name by which an object of that module and name is allowed; the same name if not imported."""
-    value: Any = sys.modules.get(module)
-    for name in names.split("."):
-        value = vars(value).get(name) if isinstance(value, types.ModuleType | type) else None
-    own, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    return f"{own}.{qualified}" if own and qualified else f"{module}.{names}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dcp_manager.signals import SignalWatch
+from dcp_manager.policies.on_signal import SignalWatch
 
 came: list[int] = []
 

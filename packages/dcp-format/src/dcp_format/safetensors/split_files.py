@@ -1,0 +1,41 @@
+"""Split of tensors into several safetensors files: which file each goes to, the files' names, and their index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from dcp_format.content.content import TensorEntry
+from dcp_format.safetensors.complete_set import SUFFIX
+
+__all__ = ["index_json", "shard_names", "split_by_size"]
+
+
+def split_by_size(entries: Iterable[TensorEntry], shard_bytes: int) -> list[list[TensorEntry]]:
+    """Split entries in order into groups of at most `shard_bytes`; a larger tensor has a group of its own."""
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes={shard_bytes} must be at least 1")
+    groups: list[list[TensorEntry]] = [[]]
+    size = 0
+    for entry in entries:
+        if groups[-1] and size + entry.data.nbytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(entry)
+        size += entry.data.nbytes
+    return groups
+
+
+def shard_names(count: int) -> list[str]:
+    """Return the file names that Hugging Face libraries look for."""
+    if count == 1:
+        return [f"model{SUFFIX}"]
+    return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
+
+
+def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
+    """Return the folder's index as JSON, from each file's tensors and their bytes."""
+    weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
+    total = sum(size for tensors in files.values() for _, size in tensors)
+    table = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"

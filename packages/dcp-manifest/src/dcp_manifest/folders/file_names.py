@@ -1,0 +1,68 @@
+"""Names of the files of a checkpoint: the index, rank-local indexes, and data files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = [
+    "DATA_SUFFIX",
+    "METADATA_NAME",
+    "RankIndexName",
+    "data_file_name",
+    "data_file_prefix",
+    "is_index_name",
+    "rank_index_name",
+    "rank_prefix",
+]
+
+METADATA_NAME = ".metadata"
+"""Name of the index of a whole checkpoint. The checkpoint exists from the moment that this file does."""
+DATA_SUFFIX = ".distcp"
+"""Suffix of data files."""
+_RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
+
+
+def rank_prefix(rank: int) -> str:
+    """Return the beginning of the names of a rank's files; `_` follows in data files, `.` in indexes."""
+    return f"__{rank}"
+
+
+def data_file_prefix(rank: int) -> str:
+    """Return the beginning of the names of a rank's data files, such as `__3_`."""
+    return f"{rank_prefix(rank)}_"
+
+
+def data_file_name(prefix: str, number: int, save_id: str) -> str:
+    """Return the name of a data file, such as `__3_0.<save id>.distcp`.
+
+    Args:
+        prefix: That of the rank, as `data_file_prefix` returns it, or one that a storage writer chose.
+        number: Number of the file among those of the rank, from 0.
+        save_id: Id of the save, so that a save never writes into the files of an earlier one.
+    """
+    return f"{prefix}{number}.{save_id}{DATA_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankIndexName:
+    """Parsed name of a rank-local index."""
+
+    rank: int
+    save_id: str | None
+    """Id of the save; None for `__<rank>.metadata`, which is overwritten by each save."""
+
+    def __str__(self) -> str:
+        save_id = "" if self.save_id is None else f".{self.save_id}"
+        return f"{rank_prefix(self.rank)}{save_id}{METADATA_NAME}"
+
+
+def rank_index_name(name: str) -> RankIndexName | None:
+    """Parse `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for any other name."""
+    found = _RANK_INDEX.fullmatch(name)
+    return RankIndexName(int(found["rank"]), found["save_id"]) if found else None
+
+
+def is_index_name(name: str) -> bool:
+    """Whether this is the name of an index, of a whole checkpoint or of one rank."""
+    return name == METADATA_NAME or _RANK_INDEX.fullmatch(name) is not None
