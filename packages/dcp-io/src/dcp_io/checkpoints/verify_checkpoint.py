@@ -16,7 +16,8 @@ from dcp_io.stores.store import Store
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 from dcp_manifest.file.index_problems import Examined, Problem, examine
 from dcp_manifest.folders.file_names import is_index_name, rank_index_name
-from dcp_manifest.folders.find_checkpoints import choose_index, needed_bytes
+from dcp_manifest.folders.find_checkpoints import needed_bytes
+from dcp_manifest.folders.index_choice import choose_index
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.coverage import coverage_problems
 from dcp_manifest.index.stored_tensors import stored_objects, stored_tensors
