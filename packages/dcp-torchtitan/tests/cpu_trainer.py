@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.tools import utils
 
@@ -47,6 +48,9 @@ class CpuDevice:
     def empty_cache(self) -> None:
         pass
 
+
+if not hasattr(dist, "set_timeout"):  # torch 2.13 has it under another name
+    dist.set_timeout = dist.distributed_c10d._set_pg_timeout
 
 utils.device_type, utils.device_module = "cpu", CpuDevice()  # before others take them from there
 
