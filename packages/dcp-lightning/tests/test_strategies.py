@@ -114,7 +114,6 @@ def train(kind, folder, steps, resumed_from=None, background=None, killed_at=Non
         "step": trainer.global_step,
         "epoch": trainer.current_epoch,
         "lr": trainer.optimizers[0].param_groups[0]["lr"],
-        "loops": repr(trainer.fit_loop.state_dict()),
     }
     if tested is not None:
         trainer.test(model, DataLoader(samples, batch_size=8), ckpt_path=tested, verbose=False)
