@@ -37,19 +37,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from dcp_lightning import DcpCheckpointIO
-from dcp_lightning.strategies import DcpDDPStrategy, DcpFSDPStrategy, DcpModelParallelStrategy
+from dcp_lightning.strategies import DcpDDPStrategy, DcpModelParallelStrategy
 from dcp_state import get_model_state_dict
 
 ranks, jobs, result = json.loads(sys.argv[1])
-
-
-class FSDPOnCPUs(torch.distributed.fsdp.FullyShardedDataParallel):
-    # FSDP1 where Lightning would pass the index of a GPU
-    def __init__(self, *args, device_id=None, **options):
-        super().__init__(*args, device_id=torch.device("cpu"), **options)
-
-
-torch.distributed.fsdp.FullyShardedDataParallel = FSDPOnCPUs
 
 
 class Model(LightningModule):
@@ -84,7 +75,6 @@ class Model(LightningModule):
 def train(kind, folder, steps, resumed_from=None, background=None, killed_at=None, tested=None):
     strategy = {
         "model parallel": lambda: DcpModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1),
-        "fsdp": lambda: DcpFSDPStrategy(auto_wrap_policy={torch.nn.Linear}),
         "ddp": DcpDDPStrategy,
         "lightning's ddp": lambda: "ddp",
     }[kind]()
@@ -110,7 +100,7 @@ def train(kind, folder, steps, resumed_from=None, background=None, killed_at=Non
     weights = [getattr(value, "full_tensor", lambda value=value: value)() for value in state.values()]
     found = {
         "losses": model.losses,
-        "weights": [value.tolist() for value in weights] if kind != "fsdp" else None,  # of which a rank has its own
+        "weights": [value.tolist() for value in weights],
         "step": trainer.global_step,
         "epoch": trainer.current_epoch,
         "lr": trainer.optimizers[0].param_groups[0]["lr"],
@@ -261,16 +251,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(kind: str, on_two:
     assert losses(part, resumed[kind]) == losses(whole)
     assert {**resumed[kind], "losses": None} == {**whole, "losses": None}
     assert whole["step"] == 8
-
-
-def test_fsdp1_resumes_bit_by_bit(tmp_path: Path) -> None:
-    common = {"kind": "fsdp", "folder": str(tmp_path / "parts")}
-    whole, part = train(
-        tmp_path, TRAIN, 2, {**common, "folder": str(tmp_path / "whole"), "steps": 4}, {**common, "steps": 2}
-    )
-    (resumed,) = train(tmp_path, TRAIN, 2, {**common, "steps": 4, "resumed_from": "last"})
-    assert losses(part, resumed) == losses(whole)
-    assert {**resumed, "losses": None} == {**whole, "losses": None}
 
 
 def test_a_strategy_resumes_what_another_has_saved(on_two: Any, resumed: Any) -> None:
