@@ -42,6 +42,7 @@ def script(tmp_path: Path, page_blocks: list[str]) -> Path:
     return path
 
 
+@pytest.mark.timeout(900)  # eleven processes that import torch and transformers
 def test_two_four_and_one_rank(script: Path, tmp_path: Path, run_ranks: Run) -> None:
     whole = losses(run_ranks(script, 2, STEPS="40"))
     assert sorted(whole) == list(range(1, 41))
