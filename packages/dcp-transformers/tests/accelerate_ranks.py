@@ -8,7 +8,7 @@ import os
 import sys
 
 import torch
-from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from accelerate import Accelerator, DataLoaderConfiguration, DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor
 
 from dcp_transformers import load_state, save_state
@@ -36,14 +36,15 @@ class Counter:
 
 
 def main(kind, folder, action):
-    accelerator = Accelerator(cpu=True)
+    seeded = DataLoaderConfiguration(use_seedable_sampler=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=seeded)
     if kind == "fsdp2":  # without an accelerator the plug-in is ignored; prepared models are sharded nevertheless
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="NO_WRAP", cpu_ram_efficient_loading=False
         )
-    torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 4))
+    torch.manual_seed(3 if action == "save" else 4)  # the order of the data is the saved one nevertheless
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
     if action == "load":
         torch.nn.init.zeros_(model[0].weight)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

@@ -101,15 +101,26 @@ class _Loaders:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch of each loader, and the whole state of those that have one."""
-        states = [loader.state_dict() if _is_stateful(loader) else None for loader in self._loaders]
-        return {"epochs": [getattr(loader, "iteration", 0) for loader in self._loaders], "states": states}
+        return {
+            "epochs": [getattr(loader, "iteration", 0) for loader in self._loaders],
+            "seeds": [getattr(_sampler(loader), "initial_seed", None) for loader in self._loaders],
+            "states": [loader.state_dict() if _is_stateful(loader) else None for loader in self._loaders],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set them; a loader that was not there stays as it is."""
-        for loader, epoch, state in zip(self._loaders, state_dict["epochs"], state_dict["states"], strict=False):
+        saved = zip(*(state_dict[name] for name in ("epochs", "seeds", "states")), strict=True)
+        for loader, (epoch, seed, state) in zip(self._loaders, saved, strict=False):
             loader.iteration = epoch
+            if seed is not None and hasattr(_sampler(loader), "initial_seed"):
+                _sampler(loader).initial_seed = seed
             if state is not None and _is_stateful(loader):
                 loader.load_state_dict(state)
+
+
+def _sampler(loader: Any) -> Any:
+    batches = getattr(loader, "batch_sampler", None)
+    return getattr(getattr(batches, "batch_sampler", batches), "sampler", None)  # that of one rank holds that of all
 
 
 def _is_stateful(loader: Any) -> bool:
