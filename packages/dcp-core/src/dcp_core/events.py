@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -56,6 +57,7 @@ class Operation:
         self._name = name
         self._coordinator = coordinator
         self._checkpoint_id = None if checkpoint_id is None else os.fspath(checkpoint_id)
+        self._id = uuid.uuid4().hex
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
@@ -84,6 +86,7 @@ class Operation:
     def _notify(self, phase: str, state: str, **facts: Any) -> None:
         """Send an event of a phase to observers and the log; `facts` are fields of the event."""
         rank, world_size = self._coordinator.rank, self._coordinator.world_size
+        facts |= {"world_size": world_size, "operation_id": self._id, "time": time.time()}
         event = CheckpointEvent(self._name, phase, state, rank, self._checkpoint_id, **facts)
         level = logging.WARNING if state == "failed" else logging.INFO
         # The coordinator speaks for all ranks, except of failures and of its own start.

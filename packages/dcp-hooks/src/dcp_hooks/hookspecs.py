@@ -86,6 +86,9 @@ class CheckpointEvent:
         own_seconds: Duration of this rank's own part of the phase.
         slowest_rank: The rank whose own part took longest.
         slowest_seconds: Duration of that part.
+        world_size: Number of ranks that take part.
+        operation_id: Identifier of this call on this rank, the same in all of its events: several may run at a time.
+        time: When it happened, in seconds since the Unix epoch, also where another process passes the event on.
     """
 
     operation: str
@@ -99,6 +102,9 @@ class CheckpointEvent:
     own_seconds: float | None = None
     slowest_rank: int | None = None
     slowest_seconds: float | None = None
+    world_size: int | None = None
+    operation_id: str | None = None
+    time: float | None = None
 
 
 class HookSpecs:

@@ -22,6 +22,7 @@ from dcp_async.queue.save_agreement import GroupLink
 from dcp_async.queue.trainer_environment import Surroundings
 from dcp_async.queue.worker_planner import pickled
 from dcp_async.savers.portable_keys import portable
+from dcp_async.savers.reported_phases import ReportedPhases
 from dcp_async.savers.worker_handle import WorkerProcess
 from dcp_async.savers.worker_messages import Failed, Forget, ForgetArena, NewArena, NewGroup, NewStructure, Save, Saved
 from dcp_async.staging.arena import Arena
@@ -72,6 +73,7 @@ class ProcessBackend:
         self._known = _Known()
         self._links: dict[str, GroupLink] = {}
         self._saves = 0
+        self._phases = ReportedPhases()
         self._closed = False
         self._start_lock = threading.Lock()
         self._owner = os.getpid()
@@ -115,6 +117,7 @@ class ProcessBackend:
             SaverDeadlineError: It took longer than `save_seconds`.
             Exception: Any error in the worker.
         """
+        self._phases.begin()
         try:
             means, writer = _means(job), _pickled_writer(job)
             seat = job.link.for_worker()
@@ -124,18 +127,15 @@ class ProcessBackend:
             self._send(worker, request, job)
             self._known.surroundings = job.surroundings
         except BaseException as error:
-            self._doubt(job)
+            self._give_up(job, error)
             job.link.withdraw(job.ticket, error)
             raise
         try:
             answer = self._answer(worker, request, job)
-        except BaseException:
-            self._doubt(job)
+        except BaseException as error:
+            self._give_up(job, error)
             raise
-        if isinstance(answer, Saved):
-            return _metadata(job, answer, writer)
-        self._doubt(job)
-        raise _raised(answer.failure)
+        return _metadata(job, answer, writer)
 
     def close(self) -> None:
         """End the worker for good. May be called while `run` runs, which raises then."""
@@ -151,7 +151,7 @@ class ProcessBackend:
         except WorkerLostError as error:
             raise _naming(job, error) from error
 
-    def _answer(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved | Failed:
+    def _answer(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved:
         try:
             answer = worker.read(time.monotonic() + self._options.save_seconds)
         except (WorkerLostError, SaverDeadlineError) as error:
@@ -165,6 +165,8 @@ class ProcessBackend:
         if not isinstance(answer, Saved | Failed) or answer.number != request.number:
             worker.kill()
             raise WorkerError(f"the saver's process answered another request than {request.number}; it was ended")
+        if isinstance(answer, Failed):
+            raise _raised(answer.failure)
         return answer
 
     def _running(self, link: GroupLink) -> WorkerProcess:
@@ -184,7 +186,7 @@ class ProcessBackend:
             if worker is not None:
                 worker.close()
             environment = dict(os.environ)
-            worker = WorkerProcess(self._options.worker, _weakly(self._worker_ended), environment)
+            worker = WorkerProcess(self._options.worker, _weakly(self._worker_ended), environment, self._phases.pass_on)
             # Its working folder is not known for sure: any thread may change that meanwhile.
             self._known, self._worker = _Known(surroundings=Surroundings(None, environment)), worker
             return worker
@@ -222,8 +224,9 @@ class ProcessBackend:
             job.surroundings.since(self._known.surroundings),
         )
 
-    def _doubt(self, job: SaveJob) -> None:
-        """Clear the cache after a failed save: what the worker received is uncertain, so the next one sends all."""
+    def _give_up(self, job: SaveJob, error: BaseException) -> None:
+        """Notify observers, and clear the cache: what the worker received is uncertain, so the next save sends all."""
+        self._phases.fail(job, error)
         if job.staged is not None:
             sent = self._known.structures.get(job.staged.structure.identifier)
             if sent is not None:

@@ -34,6 +34,7 @@ from dcp_async.savers.worker_messages import (
     send_message,
 )
 from dcp_core import plugins
+from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.toolkit import LOGGER_NAME, library_logger, module_command
 
 __all__ = ["WorkerProcess"]
@@ -52,12 +53,18 @@ class WorkerProcess:
         options: Options of the worker process.
         on_end: Called, in a thread of its own, when the process has ended by itself.
         environment: The environment variables that it starts with, in addition to its search path.
+        on_event: Called with each event of its saves, in the thread that waits for an answer.
     """
 
     def __init__(
-        self, options: WorkerOptions, on_end: Callable[[], object], environment: Mapping[str, str] = os.environ
+        self,
+        options: WorkerOptions,
+        on_end: Callable[[], object],
+        environment: Mapping[str, str] = os.environ,
+        on_event: Callable[[CheckpointEvent], object] = plugins.emit,
     ) -> None:
         self._options = options
+        self._on_event = on_event
         ours, theirs = socket.socketpair()
         self._connection = ours
         self.bytes_sent = 0
@@ -152,7 +159,9 @@ class WorkerProcess:
             if message is None:
                 self.kill()
                 raise WorkerLostError(self._silent("gave no sign of life"))
-            if not _pass_on(message):
+            if isinstance(message, EventSent):
+                self._on_event(message.event)
+            elif not _pass_on(message):
                 return message
 
     def _listen(self, seconds: float) -> tuple[bool, float]:
@@ -266,10 +275,8 @@ def _search_path() -> list[str]:
 
 
 def _pass_on(message: object) -> bool:
-    """Handle a message that is not an answer (an event, a log record, a warning, a heartbeat); False for an answer."""
-    if isinstance(message, EventSent):
-        plugins.emit(message.event)
-    elif isinstance(message, Logged):
+    """Handle a log record, a warning or a heartbeat; False for other messages, which are answers."""
+    if isinstance(message, Logged):
         logger = library_logger(message.logger)
         if logger.isEnabledFor(message.level):
             logger.handle(logger.makeRecord(message.logger, message.level, "", 0, message.text, (), None))
