@@ -1,0 +1,88 @@
+"""Enabling of exporters: the calls by which an application begins to export, and ends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dcp_telemetry.exporters import exporters
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
+
+__all__ = ["disable", "enable_opentelemetry", "enable_prometheus"]
+
+_OPENTELEMETRY, _PROMETHEUS = "opentelemetry", "prometheus"
+
+
+def enable_opentelemetry(
+    *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+) -> None:
+    """Export every save and load of this process from now on as spans and metrics of OpenTelemetry.
+
+    A span for each call and, inside of it, one for each phase. A save in the foreground is inside of the span that is
+    current where it is called. Calling it again replaces the providers.
+
+    Args:
+        tracer_provider: Where spans go; None for the application's own, the global one.
+        meter_provider: Where metrics go; None for the application's own, the global one.
+
+    Raises:
+        ImportError: `opentelemetry-api` is not installed.
+
+    Ranks: this one alone; call it on each rank whose saves are to be seen.
+
+    Example:
+        ```python
+        import dcp_telemetry
+
+        dcp_telemetry.enable_opentelemetry()  # OTEL_EXPORTER_OTLP_ENDPOINT and others say where to
+        ```
+    """
+    try:
+        from dcp_telemetry.opentelemetry_exporter import OpenTelemetryExporter  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise _not_installed(error, "opentelemetry-api", _OPENTELEMETRY) from error
+    exporter = OpenTelemetryExporter(tracer_provider, meter_provider)
+    exporters.disable(_OPENTELEMETRY)
+    exporters.enable(_OPENTELEMETRY, exporter)
+
+
+def enable_prometheus(registry: CollectorRegistry | None = None) -> None:
+    """Count and time every save and load of this process from now on in metrics of Prometheus.
+
+    Serving them over HTTP is the application's: `prometheus_client.start_http_server`. Calling it again begins anew,
+    without the metrics of the earlier call.
+
+    Args:
+        registry: Where the metrics are registered; None for the process's own, `prometheus_client.REGISTRY`.
+
+    Raises:
+        ImportError: `prometheus-client` is not installed.
+        ValueError: The registry has other metrics under these names.
+
+    Ranks: this one alone; call it on each rank whose saves are to be seen.
+
+    Example:
+        ```python
+        import dcp_telemetry
+
+        dcp_telemetry.enable_prometheus()
+        ```
+    """
+    try:
+        from dcp_telemetry.prometheus_exporter import PrometheusExporter  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise _not_installed(error, "prometheus-client", _PROMETHEUS) from error
+    exporters.disable(_PROMETHEUS)
+    exporters.enable(_PROMETHEUS, PrometheusExporter(registry))
+
+
+def disable() -> None:
+    """End all exports of this process, and remove the metrics of Prometheus from their registry."""
+    exporters.disable(_OPENTELEMETRY, _PROMETHEUS)
+
+
+def _not_installed(error: ImportError, package: str, extra: str) -> ImportError:
+    return ImportError(f"{error}: pip install {package}, which the extra {extra!r} of dcp-telemetry brings")

@@ -1,0 +1,110 @@
+"""Exporter to OpenTelemetry: spans and metrics by its API alone; the application's SDK samples, batches and sends."""
+
+from __future__ import annotations
+
+import time
+
+from opentelemetry import metrics, trace
+from opentelemetry.trace import Span, Status, StatusCode
+
+from dcp_hooks import CheckpointEvent
+from dcp_telemetry.exporters import BUCKETS_SECONDS, TOTAL, error_type
+
+__all__ = ["OpenTelemetryExporter"]
+
+_SCOPE = "dcp_telemetry"
+
+
+class OpenTelemetryExporter:
+    """Spans of operations and their phases, and metrics of both. Thread-safe.
+
+    Args:
+        tracer_provider: Where spans go; None for the global one.
+        meter_provider: Where metrics go; None for the global one.
+    """
+
+    def __init__(
+        self, tracer_provider: trace.TracerProvider | None, meter_provider: metrics.MeterProvider | None
+    ) -> None:
+        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
+        self._durations = meter.create_histogram(
+            "dcp.phase.duration",
+            unit="s",
+            description="Duration of phases of saves and loads, the wait for other ranks included",
+            explicit_bucket_boundaries_advisory=BUCKETS_SECONDS,
+        )
+        self._bytes = meter.create_counter("dcp.io", unit="By", description="Bytes written by saves, read by loads")
+        self._failures = meter.create_counter(
+            "dcp.failures", unit="{failure}", description="Phases of saves and loads that failed"
+        )
+        # The running phases of each operation, outermost first: all events of one come from one thread.
+        self._running: dict[str, dict[str, Span]] = {}
+
+    def observe(self, event: CheckpointEvent) -> None:
+        """Start or end the span of a phase, and measure a phase that has ended."""
+        if event.state == "started":
+            if event.operation_id is not None:  # without it, nobody could say which end is this one's
+                self._running.setdefault(event.operation_id, {})[event.phase] = self._start(event, _time_ns(event))
+            return
+        span = self._running.get(event.operation_id or "", {}).pop(event.phase, None)
+        if event.phase == TOTAL:
+            self._running.pop(event.operation_id or "", None)
+        if span is None:  # its start was not seen
+            span = self._start(event, _time_ns(event) - round((event.seconds or 0) * 1e9))
+        self._end(span, event)
+        self._measure(event)
+
+    def close(self) -> None:
+        """End what runs: its end will not be seen."""
+        for operation in [*self._running]:
+            for span in reversed([*self._running.pop(operation, {}).values()]):
+                span.end()
+
+    def _start(self, event: CheckpointEvent, time_ns: int) -> Span:
+        around = [*self._running.get(event.operation_id or "", {}).values()]
+        name = f"dcp.{event.operation}" if event.phase == TOTAL else f"dcp.{event.operation}.{event.phase}"
+        attributes = {
+            "dcp.operation": event.operation,
+            "dcp.phase": event.phase,
+            "dcp.rank": event.rank,
+            "dcp.world_size": event.world_size,
+            "dcp.checkpoint.id": event.checkpoint_id,
+        }
+        return self._tracer.start_span(
+            name,
+            context=trace.set_span_in_context(around[-1]) if around else None,
+            attributes={key: value for key, value in attributes.items() if value is not None},
+            start_time=time_ns,
+        )
+
+    def _end(self, span: Span, event: CheckpointEvent) -> None:
+        measured = {
+            "dcp.bytes": event.bytes,
+            "dcp.own_seconds": event.own_seconds,
+            "dcp.slowest_rank": event.slowest_rank,
+            "dcp.slowest_seconds": event.slowest_seconds,
+        }
+        span.set_attributes({key: value for key, value in measured.items() if value is not None})
+        if event.state == "failed":
+            span.set_attribute("error.type", error_type(event))
+            span.set_status(Status(StatusCode.ERROR, event.error))
+        span.end(_time_ns(event))
+
+    def _measure(self, event: CheckpointEvent) -> None:
+        attributes: dict[str, str | int] = {
+            "dcp.operation": event.operation,
+            "dcp.phase": event.phase,
+            "dcp.rank": event.rank,
+        }
+        if event.state == "failed":
+            attributes["error.type"] = error_type(event)
+            self._failures.add(1, attributes)
+        if event.seconds is not None:
+            self._durations.record(event.seconds, attributes)
+        if event.bytes is not None and event.phase == TOTAL:  # of its phases, this is the sum
+            self._bytes.add(event.bytes, {"dcp.operation": event.operation, "dcp.rank": event.rank})
+
+
+def _time_ns(event: CheckpointEvent) -> int:
+    return time.time_ns() if event.time is None else round(event.time * 1e9)

@@ -1,0 +1,86 @@
+"""Exporter to Prometheus: counters, histograms and gauges in a registry; the application serves them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import Metric
+
+from dcp_hooks import CheckpointEvent
+from dcp_telemetry.exporters import BUCKETS_SECONDS, TOTAL
+
+__all__ = ["PrometheusExporter"]
+
+_STEP = re.compile(r"step\D?(\d+)|(\d+)\D*$")
+
+
+class PrometheusExporter:
+    """Metrics of saves and loads. Thread-safe, as the library's metrics are.
+
+    No label holds a checkpoint id or an error: there would be no end of series.
+
+    Args:
+        registry: Where the metrics are registered; None for the library's own. Raises ValueError if it has others under
+            their names.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None) -> None:
+        self._registry = REGISTRY if registry is None else registry
+        phase, call = ("operation", "phase", "rank"), ("operation", "rank")
+        self._durations = Histogram(
+            "dcp_phase_duration_seconds",
+            "Duration of finished phases of saves and loads, the wait for other ranks included",
+            phase,
+            registry=None,
+            buckets=BUCKETS_SECONDS,
+        )
+        self._last = Gauge("dcp_phase_last_duration_seconds", "The same, of the last one alone", phase, registry=None)
+        self._last_own = Gauge(
+            "dcp_phase_last_own_duration_seconds", "Duration of the rank's own part of it", phase, registry=None
+        )
+        self._bytes = Counter("dcp_bytes", "Bytes written by saves, read by loads", call, registry=None)
+        self._failures = Counter("dcp_failures", "Phases of saves and loads that failed", phase, registry=None)
+        self._time = Gauge(
+            "dcp_last_success_timestamp_seconds", "Time of the last good save or load", call, registry=None
+        )
+        self._step = Gauge(
+            "dcp_last_success_step", "Step in the id of the last checkpoint saved or loaded", call, registry=None
+        )
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics, for the registry."""
+        every = (self._durations, self._last, self._last_own, self._bytes, self._failures, self._time, self._step)
+        for metric in every:
+            yield from metric.collect()
+
+    def observe(self, event: CheckpointEvent) -> None:
+        """Count and time an event."""
+        phase, call = (event.operation, event.phase, event.rank), (event.operation, event.rank)
+        failures = self._failures.labels(*phase)  # 0 from the start: an increase from nothing is not seen
+        if event.phase == TOTAL:
+            self._bytes.labels(*call).inc(event.bytes or 0)
+        if event.state == "failed":
+            failures.inc()
+        if event.state != "finished":
+            return
+        if event.seconds is not None:
+            self._durations.labels(*phase).observe(event.seconds)
+            self._last.labels(*phase).set(event.seconds)
+        if event.own_seconds is not None and event.phase != TOTAL:
+            self._last_own.labels(*phase).set(event.own_seconds)
+        if event.phase == TOTAL:
+            self._succeeded(event)
+
+    def close(self) -> None:
+        """Remove the metrics from the registry."""
+        self._registry.unregister(self)
+
+    def _succeeded(self, event: CheckpointEvent) -> None:
+        self._time.labels(event.operation, event.rank).set(time.time() if event.time is None else event.time)
+        name = (event.checkpoint_id or "").rstrip("/").rpartition("/")[2]
+        if found := _STEP.search(name):
+            self._step.labels(event.operation, event.rank).set(float(found[1] or found[2]))
