@@ -51,7 +51,8 @@ CONSTRAINED = (*PIP_INSTALL, "-c", str(ROOT / "constraints.txt"))
 BUILD_TOOLS = ("editables", "hatchling", "setuptools")  # the last for s3torchconnector, which has no wheel
 S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
-TESTED_WITH = ("lion-pytorch", "s3torchconnector[dcp]")  # third-party libraries that the integration tests use
+# Third-party libraries that the integration tests use.
+TESTED_WITH = ("lion-pytorch", "opentelemetry-sdk", "prometheus-client", "s3torchconnector[dcp]")
 # It asks for an older fsspec than the tests of `dcp-fsspec` do; triton comes with PyTorch where there is CUDA.
 TORCHTITAN = ("--no-deps", "datasets", "torchtitan", "triton")
 TORCHTITAN_NEEDS = (
