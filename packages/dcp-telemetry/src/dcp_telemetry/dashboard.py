@@ -12,4 +12,4 @@ def dashboard() -> str:
 
     Its data source is chosen in Grafana, by a variable of the dashboard.
     """
-    return files("dcp_telemetry").joinpath("dashboards", "dcp.json").read_text(encoding="utf-8")
+    return (files("dcp_telemetry") / "dashboards" / "dcp.json").read_text(encoding="utf-8")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from typing import Protocol
 
 from dcp_hooks import CheckpointEvent
+from dcp_hooks.logs import logger
 
 __all__ = ["BUCKETS_SECONDS", "TOTAL", "Exporter", "Exporters", "error_type", "exporters"]
 
@@ -15,8 +15,6 @@ TOTAL = "total"
 """The phase that stands for a whole operation."""
 BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 """Upper bounds of the histograms of durations: small saves take milliseconds, large ones to slow disks an hour."""
-
-_log = logging.getLogger(__name__)
 
 
 class Exporter(Protocol):
@@ -55,7 +53,7 @@ class Exporters:
             try:
                 exporter.observe(event)
             except Exception:  # noqa: BLE001 - a save never fails because of its telemetry
-                _log.warning("the exporter %r failed", name, exc_info=True)
+                logger.warning("the exporter %r of dcp_telemetry failed", name, exc_info=True)
 
 
 def error_type(event: CheckpointEvent) -> str:

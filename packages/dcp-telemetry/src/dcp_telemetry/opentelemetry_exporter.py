@@ -64,7 +64,7 @@ class OpenTelemetryExporter:
     def _start(self, event: CheckpointEvent, time_ns: int) -> Span:
         around = [*self._running.get(event.operation_id or "", {}).values()]
         name = f"dcp.{event.operation}" if event.phase == TOTAL else f"dcp.{event.operation}.{event.phase}"
-        attributes = {
+        attributes: dict[str, str | int | None] = {
             "dcp.operation": event.operation,
             "dcp.phase": event.phase,
             "dcp.rank": event.rank,
@@ -79,7 +79,7 @@ class OpenTelemetryExporter:
         )
 
     def _end(self, span: Span, event: CheckpointEvent) -> None:
-        measured = {
+        measured: dict[str, float | None] = {
             "dcp.bytes": event.bytes,
             "dcp.own_seconds": event.own_seconds,
             "dcp.slowest_rank": event.slowest_rank,
