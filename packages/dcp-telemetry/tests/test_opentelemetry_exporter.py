@@ -25,6 +25,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from dcp_telemetry.opentelemetry_exporter import OpenTelemetryExporter
+
 
 @pytest.fixture
 def provider() -> Iterator[TracerProvider]:
@@ -135,6 +137,13 @@ def test_ends_without_a_start_are_whole_spans(spans: InMemorySpanExporter) -> No
     assert failed.start_time is not None
     assert failed.end_time - failed.start_time == pytest.approx(2e9, rel=0.01)
     assert (failed.attributes or {})["error.type"] == "_OTHER"
+
+
+def test_nothing_is_kept_of_what_has_ended(events: Any) -> None:
+    exporter = OpenTelemetryExporter(None, None)
+    for event in [*events(), *events("step-8", error="OSError: full")]:
+        exporter.observe(event)
+    assert exporter._running == {}
 
 
 def test_what_runs_when_it_is_disabled_is_ended(events: Any, spans: InMemorySpanExporter) -> None:
