@@ -52,7 +52,13 @@ BUILD_TOOLS = ("editables", "hatchling", "setuptools")  # the last for s3torchco
 S3_SERVER = ("flask", "flask-cors", "moto[s3]", "s3fs")
 TEST_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", *S3_SERVER)
 # Third-party libraries that the integration tests use.
-TESTED_WITH = ("lion-pytorch", "opentelemetry-sdk", "prometheus-client", "s3torchconnector[dcp]")
+TESTED_WITH = (
+    "lion-pytorch",
+    "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry-sdk",
+    "prometheus-client",
+    "s3torchconnector[dcp]",
+)
 # It asks for an older fsspec than the tests of `dcp-fsspec` do; triton comes with PyTorch where there is CUDA.
 TORCHTITAN = ("--no-deps", "datasets", "torchtitan", "triton")
 TORCHTITAN_NEEDS = (

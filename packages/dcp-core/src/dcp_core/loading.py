@@ -15,13 +15,13 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.adopt_foreign import adopt_load_planner, adopt_reader
+from dcp_core.calls.outside_compile import outside_compile
+from dcp_core.calls.positional import with_positional_storage
 from dcp_core.errors import RANK_ERRORS, CheckpointNotFoundError, DcpError
 from dcp_core.events import Operation
-from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.planning.load_report import LoadReport
 from dcp_core.planning.read_items import LocalLoadPlan
-from dcp_core.positional import with_positional_storage
 from dcp_core.records.abilities import LoadPlannerAbilities, ReaderAbilities, abilities, takes
 from dcp_core.records.foreign_records import as_metadata
 from dcp_core.records.metadata import Metadata

@@ -15,12 +15,12 @@ from typing import Any
 import torch.distributed as dist
 
 from dcp_core.adopt_foreign import adopt_save_planner, adopt_writer
+from dcp_core.calls.outside_compile import outside_compile
+from dcp_core.calls.positional import with_positional_storage
 from dcp_core.errors import RANK_ERRORS
 from dcp_core.events import Operation
-from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.plan_exchange import PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
-from dcp_core.positional import with_positional_storage
 from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, set_up_save_planner, takes
 from dcp_core.records.metadata import DeferredMetadata, Metadata
 from dcp_core.records.plan import SavePlan

@@ -6,14 +6,14 @@ What users call is in `dcp_core` itself. These names are as stable, and everythi
 from __future__ import annotations
 
 from dcp_core.adopt_foreign import adopt_reader, adopt_save_planner, adopt_writer
-from dcp_core.child_interpreter import module_command
+from dcp_core.calls.child_interpreter import module_command
+from dcp_core.calls.outside_compile import outside_compile
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy, one_setting
 from dcp_core.encoding.payloads import tensor_payload
 from dcp_core.logs import LOGGER_NAME, library_logger
 from dcp_core.objects.allowed_globals import allowed_globals
 from dcp_core.objects.object_archive import ObjectArchive, read_archive
 from dcp_core.objects.object_bytes import DumpedObject, dump_object, load_object, reduce_exactly, scan
-from dcp_core.outside_compile import outside_compile
 from dcp_core.planning.comparable_bytes import same_value, value_bytes, value_digest
 from dcp_core.planning.load_report import suggest
 from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, set_up_save_planner, takes

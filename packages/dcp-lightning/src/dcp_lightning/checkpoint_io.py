@@ -202,7 +202,7 @@ def _is_file(path: str) -> bool:
 def _device(map_location: Any) -> torch.device | None:
     """Return the device that `torch.load` would give tensors of the CPU; None for the CPU's own."""
     if callable(map_location):
-        storage = map_location(torch.empty(0).untyped_storage(), "cpu")
+        storage = map_location(torch.empty(0, device="cpu").untyped_storage(), "cpu")
         return None if storage is None else storage.device
     if isinstance(map_location, Mapping):
         map_location = map_location.get("cpu")

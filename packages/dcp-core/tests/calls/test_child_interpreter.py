@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dcp_core.child_interpreter import module_command
+from dcp_core.calls.child_interpreter import module_command
 
 
 def test_the_working_folder_is_not_searched(tmp_path: Path) -> None:
