@@ -28,6 +28,7 @@ def said(ran: Any, word: str) -> set[str]:
     return {line for line in ran.stdout.splitlines() if line.startswith(word)}
 
 
+@pytest.mark.timeout(900)  # five processes each that import torch and accelerate
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_on_two_ranks_and_in_one_process(kind: str, tmp_path: Path, run_ranks: Callable[..., Any]) -> None:
     folder = str(tmp_path / "state")
