@@ -14,6 +14,11 @@ from torch.distributed.tensor import DTensor
 from dcp_transformers import load_state, save_state
 
 
+def say(*values):
+    """Print a line in one write: ranks share the pipe."""
+    os.write(1, (" ".join(map(str, values)) + "\n").encode())
+
+
 def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -58,7 +63,7 @@ def main(kind, folder, action):
         torch.manual_seed(99)
         at = load_state(accelerator, folder, at=0)["at"]
         batches = accelerator.skip_first_batches(data, at)
-        print("loaded", digest(model, optimizer), scheduler.get_last_lr(), counter.value, at, flush=True)
+        say("loaded", digest(model, optimizer), scheduler.get_last_lr(), counter.value, at)
     for number, batch in enumerate(batches, at + 1):
         accelerator.backward(model(batch).square().mean())
         optimizer.step()
@@ -67,12 +72,12 @@ def main(kind, folder, action):
         counter.value += 1
         if action == "save" and number == 2:
             save_state(accelerator, folder, at=number)
-            print("saved", digest(model, optimizer), scheduler.get_last_lr(), counter.value, number, flush=True)
+            say("saved", digest(model, optimizer), scheduler.get_last_lr(), counter.value, number)
         if number == 4:
             break
-    print("done", digest(model, optimizer), flush=True)
+    say("done", digest(model, optimizer))
     sharded = sum(isinstance(value, DTensor) for value in model.state_dict().values())
-    print("sharded", sharded, os.environ.get("WORLD_SIZE"), flush=True)
+    say("sharded", sharded, os.environ.get("WORLD_SIZE"))
     accelerator.end_training()
 
 
