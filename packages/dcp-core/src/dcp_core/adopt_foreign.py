@@ -1,8 +1,9 @@
 """Adapters for storages and planners of other libraries, made by an installed bridge.
 
 Nothing here imports such a library: an object's library is read from the modules of its base classes. Each function
-returns unchanged objects of ours, None, and objects that only have the methods; it raises PluginNotFoundError for an
-object of `torch.distributed.checkpoint` if no bridge is installed, and TypeError for one of ours in another role.
+returns None, objects of this library, and objects that merely have the methods unchanged. It raises PluginNotFoundError
+for an object of `torch.distributed.checkpoint` if no bridge is installed, and TypeError for an object of this library
+that has another role (such as a reader passed as a writer).
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ _ROLES: tuple[type[Any], ...] = (StorageWriter, StorageReader, SavePlanner, Load
 
 
 def adopt_writer(value: StorageWriter | None) -> StorageWriter | None:
-    """Return a storage writer that a caller passed as one of ours, through a bridge if need be."""
+    """Return a storage writer of this library for the one that a caller passed, adapted by a bridge if necessary."""
     made: StorageWriter | None = _adopted(value, StorageWriter)
     return made
 
 
 def adopt_reader(value: StorageReader | None) -> StorageReader | None:
-    """Return a storage reader that a caller passed as one of ours, through a bridge if need be."""
+    """Return a storage reader of this library for the one that a caller passed, adapted by a bridge if necessary."""
     made: StorageReader | None = _adopted(value, StorageReader)
     return made
 
 
 def adopt_save_planner(value: SavePlanner | None) -> SavePlanner | None:
-    """Return the planner of a save that a caller passed as one of ours, through a bridge if need be."""
+    """Return a save planner of this library for the one that a caller passed, adapted by a bridge if necessary."""
     made: SavePlanner | None = _adopted(value, SavePlanner)
     return made
 
 
 def adopt_load_planner(value: LoadPlanner | None) -> LoadPlanner | None:
-    """Return the planner of a load that a caller passed as one of ours, through a bridge if need be."""
+    """Return a load planner of this library for the one that a caller passed, adapted by a bridge if necessary."""
     made: LoadPlanner | None = _adopted(value, LoadPlanner)
     return made
 
@@ -58,7 +59,7 @@ def _adopted(value: Any, role: type[Any]) -> Any:
 
 
 def _home(kind: type, role: str) -> str | None:
-    """Return the package of the base class called `role`, if it is stock or has a bridge."""
+    """Return the package of the base class called `role`, if that package is torch or has a bridge."""
     modules = [base.__module__ for base in kind.__mro__ if base.__name__ == role]
     if not modules:
         return None

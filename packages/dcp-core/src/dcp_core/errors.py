@@ -1,7 +1,8 @@
-"""Exceptions of `dcp_core` and of the packages below it, and the record of those that ranks raise together.
+"""Exceptions of `dcp_core` and of the packages below it, and the record of the classes that coordinators raise.
 
-Each derives from `DcpError` and from the fitting built-in, so that callers can catch either. Messages name what is
-known of key, file and rank, and say what to do. All exceptions of all packages, with their other bases in brackets:
+Each class derives from `DcpError` and from a built-in exception, so that callers can catch either. Messages name the
+key, file and rank as far as they are known, and say what to do. All exceptions of all packages, with their other bases
+in brackets:
 
 ```
 dcp_manifest:
@@ -94,7 +95,7 @@ dcp_state:
 NotPlainDataError (Exception)                               internal: a value cannot be copied safely
 ```
 
-What is internal never reaches a user.
+Errors marked as internal never reach a user.
 """
 
 from __future__ import annotations
@@ -142,13 +143,13 @@ __all__ = [
 
 
 class CheckpointException(DcpError, dcp_ranks.PhaseFailedError):  # noqa: N818 - stock's name
-    """A phase of a save or load failed on at least one rank; the same facts are raised on every rank.
+    """A phase of a save or load failed on at least one rank; every rank raises this error, with the same facts.
 
-    Also a RuntimeError, which stock raises for some of these failures, such as an id that no storage takes.
+    Also a RuntimeError, which stock raises for some of these failures, such as a checkpoint id that no storage accepts.
 
     Args:
-        msg: What failed, in words; begins `str(error)`.
-        failures: Rank → (its exception, or None where it could not travel between processes; traceback as text).
+        msg: Description of the failure, with which `str(error)` begins.
+        failures: Rank → (exception of that rank, or None if it could not be sent between processes; traceback as text).
 
     Source: torch 2.13 `torch.distributed.checkpoint.api.CheckpointException`, there a BaseException.
     """
@@ -162,9 +163,9 @@ class CoordinatorTimeoutError(DcpError, dcp_ranks.CoordinatorTimeoutError):
     """Ranks that others waited for did not arrive at a phase within the deadline.
 
     Args:
-        phase: What the ranks were doing together.
-        ranks: The ranks that were waited for, ranks of the group.
-        waited_seconds: How long the rank that gave up had waited.
+        phase: Name of the phase that the ranks were in.
+        ranks: Ranks (within the process group) that were waited for.
+        waited_seconds: Time that a rank waited before it raised this error.
     """
 
 
@@ -172,9 +173,9 @@ class PeerLostError(DcpError, dcp_ranks.PeerLostError):
     """Ranks that others waited for are gone: their process has ended, or their host does not answer.
 
     Args:
-        phase: What the ranks were doing together.
-        ranks: The ranks that are gone, ranks of the group.
-        how: What is known of each, in words, in the same order.
+        phase: Name of the phase that the ranks were in.
+        ranks: Ranks (within the process group) that are lost.
+        how: Descriptions of how each rank was lost, in the order of `ranks`.
     """
 
 
@@ -183,7 +184,7 @@ class RankDisagreementError(DcpError, dcp_ranks.RankDisagreementError):
 
 
 class OperationError(DcpError, dcp_ranks.OperationError):
-    """A save or load cannot go on: it has ended, or the other ranks have given up on this one."""
+    """A save or load cannot go on: it has ended, or the other ranks no longer wait for this rank."""
 
 
 RANK_ERRORS: Final = dcp_ranks.ErrorTypes(
@@ -194,7 +195,7 @@ RANK_ERRORS: Final = dcp_ranks.ErrorTypes(
     rank_disagreement=RankDisagreementError,
     operation=OperationError,
 )
-"""Error classes for every coordinator that a package over this one makes, so that `except DcpError` catches them."""
+"""Error classes for coordinators of this package and of those built on it, so that `except DcpError` catches them."""
 
 
 class MissingKeyError(DcpError, KeyError):
@@ -206,7 +207,7 @@ class MissingKeyError(DcpError, KeyError):
 
 
 class NotEnoughMemoryError(DcpError, MemoryError):
-    """A value to load whole is larger than the memory that can be allocated."""
+    """A value that must be loaded as a whole is larger than the memory that can be allocated."""
 
 
 class DuplicateKeyError(DcpError, ValueError):
@@ -232,7 +233,7 @@ class UnloadableObjectError(DcpError, TypeError):
 class PluginNotFoundError(DcpError, hooks_errors.PluginNotFoundError):
     """No installed plugin offers what is needed; the message names the package to install.
 
-    Also a RuntimeError, which stock raises for a checkpoint id that none of its storages takes.
+    Also a RuntimeError, which stock raises for a checkpoint id that none of its storages accepts.
     """
 
 

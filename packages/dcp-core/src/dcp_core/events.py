@@ -28,7 +28,7 @@ class Phase:
 
     def __init__(self) -> None:
         self.bytes: int | None = None
-        """Bytes that this rank moved, where the phase moves any."""
+        """Number of bytes that this rank read or wrote in the phase; None if it is not known."""
         self.own_seconds = 0.0
 
     def timed(self, function: Callable[[], T]) -> Callable[[], T]:
@@ -49,8 +49,8 @@ class Operation:
 
     Args:
         name: `save` or `load`.
-        coordinator: The coordinator of this operation; knows the slowest rank.
-        checkpoint_id: As the caller gave it.
+        coordinator: Coordinator of this operation, which knows the slowest rank of each phase.
+        checkpoint_id: Checkpoint id as the caller gave it.
     """
 
     def __init__(self, name: str, coordinator: Coordinator, checkpoint_id: CheckpointId | None) -> None:

@@ -64,24 +64,25 @@ def load(
     """Load a checkpoint into a state dict, in place, whatever sharding it was saved with.
 
     Args:
-        state_dict: The template: tensors are filled in their own memory, each rank's shards only; objects are
-            replaced. A `Stateful` value stands for its `state_dict()`, and gets it back through `load_state_dict`.
-        checkpoint_id: Where to load from: a folder, or a URI that an installed storage handles.
-        storage_reader: Used instead of the storage that `checkpoint_id` selects.
-        planner: Decides what is read into what; `DefaultLoadPlanner` if None.
-        process_group: The ranks that load together; None takes all.
-        no_dist: Load in this process alone, whatever process groups exist.
-        timeout_seconds: How long a rank waits for the others in one phase, counted from its own arrival; see
-            `make_coordinator`, as for `peers`.
-        peers: How ranks watch each other, so that the death of one is noticed long before the timeout.
+        state_dict: State dict to load into, called the template: its tensors are filled in their own memory, each
+            rank's shards only; its objects are replaced. A `Stateful` value stands for its `state_dict()`, and gets the
+            loaded state through `load_state_dict`.
+        checkpoint_id: Id of the checkpoint to load: a folder, or a URI that an installed storage handles.
+        storage_reader: Reader to use instead of the one that `checkpoint_id` selects.
+        planner: Planner that decides which stored data is read into which tensors; None for a `DefaultLoadPlanner`.
+        process_group: Process group of the ranks that load together; None for all ranks.
+        no_dist: Whether this process loads alone, whatever process groups exist.
+        timeout_seconds: Time that a rank waits for the others in one phase, counted from its own arrival; see
+            `make_coordinator`.
+        peers: Options for how ranks watch each other, so that the death of a rank is noticed long before the timeout.
 
     Returns:
-        What was loaded on this rank, what was not, and why.
+        Report of what was loaded on this rank, what was not, and why.
 
     Raises:
-        CheckpointException: Something failed on some rank of several; the same on every rank, with rank, phase and
-            traceback. Tensors that were read before may have changed; the message names them.
-        LoadMismatchError, CorruptCheckpointError, CheckpointNotFoundError: The error itself, in a job of one process.
+        CheckpointException: The load failed on at least one of several ranks; raised on every rank, with rank, phase
+            and traceback. Tensors that were read before may have changed; the message names them.
+        LoadMismatchError, CorruptCheckpointError, CheckpointNotFoundError: The load failed in a job of one process.
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader.load` (returns None there).
@@ -125,7 +126,7 @@ def load_by_reader(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """Load as `load_state_dict` does, the reader as it is: stock's private `_load_state_dict`, which clients import.
+    """Load like `load_state_dict`, without resetting the reader: stock's private `_load_state_dict`, which clients import.
 
     Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
     """
@@ -149,16 +150,17 @@ def load_keys(
     """Load a checkpoint, or part of it, without a template: whole CPU tensors in the nesting that was saved.
 
     Args:
-        keys: Names to load: exact FQNs, or paths that lead to them (`"model"` takes all under it). None takes all.
+        keys: Names of the values to load: exact FQNs, or paths that lead to them (`"model"` loads all values under it).
+            None loads all values.
         checkpoint_id: See `load`.
         storage_reader: See `load`.
-        process_group: See `load`. Every rank gets the whole tensors.
+        process_group: See `load`. Every rank gets whole tensors.
         no_dist: See `load`.
         allow_globals: See `DefaultLoadPlanner`.
         trust_objects: See `DefaultLoadPlanner`.
 
     Raises:
-        KeyError: A key leads to nothing in the checkpoint.
+        KeyError: One of `keys` matches no value in the checkpoint.
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader._load_state_dict_from_keys`.
@@ -223,7 +225,7 @@ class _Load:
         return report
 
     def prepare(self) -> bool:
-        """Take the template; returns whether this rank's planner or reader changes the global plan in its own step."""
+        """Prepare the template; returns whether this rank's planner or reader may change the global plan."""
         self.reader = resolve_reader(self.reader, self.checkpoint_id)
         self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}
         self.template = with_states(self.state_dict)
@@ -265,7 +267,7 @@ class _Load:
         return [*self._reader().prepare_global_plan(self.planner.create_global_plan(plans))]
 
     def read(self, *, last: bool) -> bool:
-        """Read this rank's items; True if the checkpoint was replaced meanwhile, and the load must be planned again."""
+        """Read this rank's items; returns True if the checkpoint was replaced meanwhile, so that the load must be planned again."""
         if self.plan is None or self.metadata is None:
             raise DcpError("the load was not planned")
         reader = self._reader()
@@ -337,7 +339,7 @@ def _load(
 
 
 def _read_metadata(reader: StorageReader, rank: int) -> Metadata:
-    """Read the metadata; rank-local metadata for readers in stock's style that find no other."""
+    """Read the metadata; if a reader in stock's style finds none for the whole job, read that of this rank."""
     try:
         return as_metadata(reader.read_metadata())
     except DcpError:

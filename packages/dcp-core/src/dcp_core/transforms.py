@@ -1,4 +1,4 @@
-"""Front door of `dcp_core.encoding.transforms`, for packages that offer a transform."""
+"""Public names of `dcp_core.encoding.transforms`, for packages that offer a transform."""
 
 from __future__ import annotations
 

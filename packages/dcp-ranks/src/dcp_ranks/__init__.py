@@ -1,7 +1,7 @@
 """Agreement of ranks that never hangs: all succeed, or all fail with the name of the rank that raised, died or is late.
 
 `make_coordinator` is the entry point: it returns a coordinator of the process group, whose methods are the phases that
-all ranks go through together. The other names are for libraries that run operations in threads and processes of theirs.
+all ranks go through together. The other names are for libraries that run operations in their own threads and processes.
 """
 
 from dcp_ranks.choose_coordinator import make_coordinator

@@ -1,4 +1,4 @@
-"""`make_coordinator`: chooses the coordinator for a process group, by its store, its backend and its size."""
+"""`make_coordinator`: chooses the coordinator for a process group, by the group's store, backend and size."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ def make_coordinator(
     peers: PeerOptions | None = None,
     errors: ErrorTypes = ERROR_TYPES,
 ) -> Coordinator:
-    """Return the coordinator of one operation of a process group; a context manager, which closes it at the end.
+    """Return the coordinator of one operation of a process group: a context manager, which ends the operation on exit.
 
-    The ranks meet at the group's store if they can, else in object collectives; a rank that is alone needs neither.
+    The ranks communicate through the group's store where possible, otherwise by object collectives; a single rank needs
+    neither.
 
     Args:
-        process_group: The ranks that take part; None takes all.
-        no_dist: Take part alone, whatever process groups exist.
-        coordinator_rank: The rank within the group that decides for all.
-        timeout_seconds: Timeout of a rank that waits for the others in one phase, from its own arrival: more than the
-            time between the first and the last rank. Where object collectives are used, the group's own timeout counts
-            instead.
-        peers: Options of the connections between ranks, the same on all ranks; the defaults if None. Without effect
-            where object collectives are used.
-        errors: The classes of the errors that the coordinator raises.
+        process_group: Process group of the ranks that take part; None for all ranks.
+        no_dist: Whether this process works alone, whatever process groups exist.
+        coordinator_rank: Rank within the group that runs each `reduce_fn`.
+        timeout_seconds: Time that a rank waits for the other ranks in one phase, counted from its own arrival; it must
+            be longer than the time between the arrivals of the first and the last rank. Where object collectives are
+            used, the timeout of the process group applies instead.
+        peers: Options for watching and connecting to other ranks, the same on all ranks; None for the defaults. They
+            have no effect where object collectives are used.
+        errors: Classes of the errors that the coordinator raises.
 
     Returns:
-        A coordinator whose sequence number is drawn.
+        The coordinator; this call has fixed the place of its operation in the order of the group's operations.
 
     Raises:
         ValueError: This process is not in the group, or the group has no such coordinator rank.
         CoordinatorLostError: The group's store is gone.
 
-    Ranks: every rank of the group, in the same order if several operations are started; waits for none. Call it in the
-        thread that starts the operation, before any user code.
+    Ranks: every rank of the group, in the same order if several operations are started; the call waits for no other
+        rank. Call it in the thread that starts the operation, before any user code.
 
     Example:
         ```python
@@ -90,7 +91,7 @@ def _at_store(
     peers: PeerOptions,
     errors: ErrorTypes,
 ) -> StoreCoordinator | None:
-    """Return a coordinator whose ranks meet at the group's store; None if they cannot."""
+    """Return a coordinator whose ranks communicate through the group's store; None if that is not possible."""
     borrowed = borrow_store(group, errors)
     if borrowed is None:
         return None

@@ -10,8 +10,8 @@ RanksError
 └─ OperationError (RuntimeError)            the operation cannot go on: it has ended, or was used in a wrong way
 ```
 
-Each is also the fitting built-in, so that callers can catch either. Messages name the phase and the ranks, and say what
-to do.
+Each class also derives from the built-in exception in brackets, so that callers can catch either. Messages name the
+phase and the ranks, and say what to do.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class RanksError(Exception):
 
 
 class PhaseFailedError(RanksError, RuntimeError):
-    """A phase failed on at least one rank; the same facts are raised on every rank.
+    """A phase failed on at least one rank; every rank raises this error, with the same facts.
 
     Args:
         msg: Description of the failure, with which `str(error)` begins.
-        failures: Rank → (its exception, or None where it could not travel between processes; traceback as text).
+        failures: Rank → (exception of that rank, or None if it could not be sent between processes; traceback as text).
     """
 
     def __init__(self, msg: str, failures: Mapping[int, tuple[BaseException | None, str]]) -> None:
@@ -70,9 +70,9 @@ class CoordinatorTimeoutError(RanksError, TimeoutError):
     """Ranks that others waited for did not arrive at a phase within the deadline.
 
     Args:
-        phase: What the ranks were doing together.
-        ranks: The ranks that were waited for, ranks of the group.
-        waited_seconds: Time that the rank waited before it gave up.
+        phase: Name of the phase that the ranks were in.
+        ranks: Ranks (within the process group) that were waited for.
+        waited_seconds: Time that a rank waited before it raised this error.
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], waited_seconds: float) -> None:
@@ -93,9 +93,9 @@ class PeerLostError(RanksError, ConnectionError):
     """Ranks that others waited for are gone: their process has ended, or their host does not answer.
 
     Args:
-        phase: What the ranks were doing together.
-        ranks: The ranks that are gone, ranks of the group.
-        how: Description of how each rank was lost, in the same order.
+        phase: Name of the phase that the ranks were in.
+        ranks: Ranks (within the process group) that are lost.
+        how: Descriptions of how each rank was lost, in the order of `ranks`.
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:
@@ -117,15 +117,15 @@ class RankDisagreementError(RanksError, ValueError):
 
 
 class OperationError(RanksError, RuntimeError):
-    """An operation cannot go on: it has ended, the other ranks have given up on this one, or it was used wrongly."""
+    """An operation cannot go on: it has ended, was used wrongly, or the other ranks no longer wait for this rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTypes:
     """The classes of the errors that a coordinator raises: those of this module, or subclasses of them.
 
-    A library that coordinates ranks within calls of its own passes subclasses which are errors of that library, too:
-    its users catch one base class, and see no name of this package.
+    A library that uses a coordinator within its own functions passes subclasses that also derive from the library's
+    base error: its users can then catch that base class, and see no name of this package.
     """
 
     phase_failed: type[PhaseFailedError] = PhaseFailedError

@@ -13,9 +13,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():`
-    """Defer signals that have a handler in Python: within the block they are noted; their handlers run at its end.
+    """Defer signals that have a handler in Python: within the block they are recorded; their handlers run at its end.
 
-    For short blocks. Python runs handlers in the main thread alone: nothing happens in other threads.
+    For short blocks. Python runs signal handlers only in the main thread: in other threads this does nothing.
 
     Example:
         ```python

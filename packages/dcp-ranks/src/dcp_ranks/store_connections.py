@@ -1,6 +1,6 @@
 """Connections to process groups' stores, one for each operation in flight, and to peers: cached for the next operation.
 
-The modules that use them are elsewhere.
+The modules that use these connections are elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["borrow_store", "shared_peers", "store_of"]
 
 @dataclass(slots=True)
 class _Clones:
-    """Connections to one group's store: one that checks whether it is alive, and a pool for later use."""
+    """Connections to one group's store: one that checks whether the store is alive, and a pool for later use."""
 
     root: KeyValueStore
     connect: Callable[[], KeyValueStore]
@@ -48,11 +48,10 @@ def borrow_store(
 ) -> tuple[KeyValueStore, Callable[[], None]] | None:
     """Lend a connection to the process group's store, with the function that returns it to the pool.
 
-    None where ranks cannot meet at the store: a group without one, a fake group, a store that cannot compare and set,
-    before torch 2.8 also any store but a `TCPStore`.
-    The answer is the same on all ranks; none is asked. Connecting takes about a millisecond, but name look-ups that it
-    may involve take seconds on some hosts, and once the store is gone it takes minutes: connections are kept, and an
-    existing one is tried first.
+    Returns None if ranks cannot communicate through the store: the group has no store or is a fake group, the store
+    cannot compare and set, or (before torch 2.8) is not a `TCPStore`. The result is the same on all ranks, without
+    communication. Connecting takes about a millisecond, but the look-up of a name may take seconds on some hosts, and
+    connecting to a lost store takes minutes: so connections are kept, and an existing connection is tried first.
     """
     with _clones_lock:
         clones = _clones.get(group)
@@ -68,9 +67,9 @@ def borrow_store(
 
 
 def store_of(group: dist.ProcessGroup) -> object:
-    """Return the process group's own store. Where this rank serves it, it is served as long as this object is held.
+    """Return the process group's own store. If this rank is its server, the store lives as long as this object.
 
-    Otherwise `destroy_process_group` drops it, and every rank's connection ends.
+    If nobody holds the object, `destroy_process_group` ends the store, and with it every rank's connection.
     """
     return distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - old torch too
 
@@ -82,14 +81,14 @@ def shared_peers(
     options: PeerOptions,
     errors: ErrorTypes = ERROR_TYPES,
 ) -> Peers:
-    """Return the peers of a group whose store was borrowed; the first operation that needs them makes them.
+    """Return the monitor of the other ranks of a group; the first operation that needs it creates it.
 
     Args:
-        group: The group.
-        store: The connection that this operation has borrowed.
-        coordinator_rank: The rank, within the group, at the top.
-        options: The same on all ranks.
-        errors: The classes of the errors to raise.
+        group: Process group of the ranks.
+        store: Connection to the store that this operation has borrowed.
+        coordinator_rank: Rank within the group that is at the top of the tree.
+        options: Options for watching and connecting, the same on all ranks.
+        errors: Classes of the errors to raise.
     """
     clones = _clones[group]
     with clones.lock:
@@ -104,7 +103,7 @@ def shared_peers(
 def _first_clone(
     group: dist.ProcessGroup, errors: ErrorTypes
 ) -> tuple[KeyValueStore, Callable[[], KeyValueStore]] | None:
-    """Return a connection, and the function that makes more of them."""
+    """Return a connection to a group's store, and the function that makes more of them."""
     if dist.get_backend(group) == "fake":  # whose other ranks do not exist
         return None
     try:
@@ -122,10 +121,10 @@ def _first_clone(
 
 
 def _connector(store: KeyValueStore, prefix: str) -> Callable[[], KeyValueStore]:
-    """Return a function that makes connections like this one.
+    """Return a function that makes further connections to a store.
 
-    Before torch 2.8 stores have no `clone`, and none knows its prefix: those of a `TCPStore` are under `prefix`
-    then, which is the same on all ranks of the group and on no others. AttributeError for another store.
+    Before torch 2.8 stores have no `clone` and do not know their prefix: the new connections to a `TCPStore` then use
+    `prefix`, which is the same on all ranks of the group and on no others. Raises AttributeError for other stores.
     """
     if hasattr(store, "clone"):
         return store.clone

@@ -16,7 +16,8 @@ R = TypeVar("R")
 def outside_compile(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function that `torch.compile` must neither trace nor compile, nor anything that it calls.
 
-    Like `torch.compiler.disable`, but it does not import the compiler, which takes seconds, where nothing else has.
+    Like `torch.compiler.disable`, but without importing the compiler, which takes seconds, if nothing else has imported
+    it.
     """
 
     @functools.wraps(function)

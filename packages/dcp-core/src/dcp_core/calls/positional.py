@@ -1,6 +1,6 @@
 """Positional storage arguments of old calls: `save(state_dict, writer)` and `load(state_dict, reader)`.
 
-Source: torch 2.13 `torch.distributed.checkpoint.utils._api_bc_check` (which calls are taken, and the warning).
+Source: torch 2.13 `torch.distributed.checkpoint.utils._api_bc_check` (which calls are accepted, and the warning).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ R = TypeVar("R")
 
 
 def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a decorator that takes a second positional argument as a keyword argument, with a warning.
+    """Make a decorator that passes a second positional argument on as a keyword argument, with a warning.
 
     Args:
         parameter: Name of the keyword argument: `storage_writer` or `storage_reader`.
 
     Raises:
-        TypeError: The decorated function got the argument in both ways.
+        TypeError: The decorated function got the argument both by position and by keyword.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

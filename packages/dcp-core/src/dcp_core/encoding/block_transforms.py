@@ -1,6 +1,6 @@
 """Transforms of blocks, which let a reader decode a part of a stored tensor: the contract, and chains of them.
 
-Which items go through them is decided in `compression`; the engine cuts, stores and checks the blocks.
+Which items are transformed is decided in `compression`; the storage engine cuts, stores and checks the blocks.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _MARGIN_BYTES = 64 << 10
 class BlockTransformExtension(Extension):
     """A transform of the blocks of a tensor's bytes, for compression: blocks that do not shrink are stored as they are.
 
-    (What must apply to all items, such as encryption, is a `StreamTransformExtension`.) One instance is used by several
-    threads at once. Encoding and decoding should spend their time without the GIL.
+    (A transform that must apply to all items, such as encryption, is a `StreamTransformExtension`.) Several threads use
+    one instance at once. Encoding and decoding should release the GIL.
     """
 
     def for_item(self, sample: memoryview, dtype: str) -> tuple[BlockTransformExtension, float]:
         """Return the transform for one tensor, and the estimated ratio of encoded to original size.
 
         Args:
-            sample: Some of the tensor's elements.
-            dtype: See `encode_block`.
+            sample: Sample of the tensor's elements.
+            dtype: Dtype of the elements, as in `encode_block`.
 
         Returns:
-            This transform, or one of the same descriptor with settings that suit the sample.
+            This transform, or another with the same descriptor and with settings that suit the sample; and the ratio.
         """
         return self, len(self.encode_block(sample, dtype)) / len(sample)
 
@@ -46,17 +46,17 @@ class BlockTransformExtension(Extension):
         """Return the block, encoded; its memory may be reused for the next block of the same thread.
 
         Args:
-            block: Whole elements; at most 1 MiB.
-            dtype: Their torch dtype's name without `torch.`; `uint8` for the output of another transform.
+            block: Bytes of whole elements; at most 1 MiB.
+            dtype: Name of the elements' torch dtype without `torch.`; `uint8` for the output of another transform.
         """
 
     @abstractmethod
     def decoded_bytes(self, data: memoryview) -> int:
-        """Return the decoded size of an encoded block in bytes. Raises ValueError if it is not an encoded block."""
+        """Return the decoded size of an encoded block in bytes. Raises ValueError if `data` is not an encoded block."""
 
     @abstractmethod
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Decode a block into `into`, of `decoded_bytes(data)` bytes; takes no memory beyond a small multiple of both.
+        """Decode a block into `into`, of `decoded_bytes(data)` bytes; uses at most a small multiple of both sizes as memory.
 
         Raises:
             Exception: The data are damaged. (Their CRC was checked before: they are the bytes that were written.)
@@ -67,7 +67,8 @@ class BlockChain:
     """The chain of transforms for the blocks of one tensor; satisfies `dcp_manifest.BlockEncoder`.
 
     Args:
-        transforms: The first one makes the stored bytes, the last one takes the tensor's elements.
+        transforms: Transforms of the chain: the first one makes the stored bytes, the last one gets the tensor's
+            elements.
         dtype: Dtype of the elements.
         block_bytes: Size of each block before it is encoded.
     """
@@ -96,7 +97,7 @@ class BlockUndo:
     Allocates no memory before its size is checked.
 
     Args:
-        transforms: In the order in which they are undone.
+        transforms: Transforms in the order in which they are undone.
     """
 
     __slots__ = ("_transforms",)

@@ -37,7 +37,7 @@ _WINDOW_ALIGNMENT_BYTES = 64
 
 
 def one_setting(extensions: Sequence[StreamTransformExtension] | None, compression: Compression) -> Compression:
-    """Merge the two settings of a writer into one: stock's `_extensions` and `compression`.
+    """Merge two settings of a writer into one: stock's `_extensions`, and `compression`.
 
     Raises:
         ValueError: Both were given, or one of the extensions is not a transform of streams.
@@ -52,7 +52,7 @@ def one_setting(extensions: Sequence[StreamTransformExtension] | None, compressi
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """The transforms for some items: transforms of streams, or the best of several chains of blocks."""
+    """The transforms for some items: transforms of streams, or the best of several chains of block transforms."""
 
     streams: tuple[StreamEncoder, ...] = ()
     blocks: tuple[tuple[BlockTransformExtension, ...], ...] = ()
@@ -83,14 +83,15 @@ class CompressionPolicy:
     """A checked `compression` setting: every transform that it names is installed.
 
     Args:
-        setting: See `Compression`. `auto` and `planes` store each tensor in blocks, which can be read in parts, if that
-            makes it smaller; `auto` takes float planes for floats, and for others the better of planes and Zstandard.
-            `zstd` stores every item as one stream, which `torch.distributed.checkpoint` reads too. In a chain the first
-            transform writes to the file. In a mapping, the first entry whose dtype or glob pattern fits an item
-            counts; items that none fits are stored plain.
+        setting: Setting as described at `Compression`. `auto` and `planes` store each tensor in blocks, which can be
+            read in parts, if that makes the tensor smaller; `auto` uses float planes for floats, and the better of
+            planes and Zstandard for other dtypes. `zstd` stores every item as one stream, which
+            `torch.distributed.checkpoint` reads too. In a chain the first transform writes to the file. In a mapping,
+            the first entry whose dtype or glob pattern matches an item applies; items that match no entry are stored
+            unchanged.
 
     Raises:
-        ValueError: The setting is none of these, or a chain mixes transforms of streams and of blocks.
+        ValueError: The setting is not of one of these forms, or a chain mixes transforms of streams and of blocks.
         UnsupportedFormatError: A transform is not known; names the package to install.
     """
 
@@ -100,7 +101,7 @@ class CompressionPolicy:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether all items are stored plain."""
+        """Whether all items are stored unchanged."""
         return not any(rule.streams or rule.blocks for _, _, rule in self._rules)
 
     def apply(self, key: str, payload: Payload) -> Payload:
@@ -115,8 +116,8 @@ class CompressedRequest:
     """A write request whose payload is compressed as a policy says.
 
     Args:
-        request: The request for the plain payload.
-        policy: Called in a writer thread, when the item is written.
+        request: Request for the payload before compression.
+        policy: Policy that chooses the transforms, called in a writer thread when the item is written.
     """
 
     __slots__ = ("_policy", "_request", "cost_bytes", "key")

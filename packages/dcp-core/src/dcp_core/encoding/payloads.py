@@ -1,4 +1,4 @@
-"""Payloads of values: tensors as bytes, without a copy where their memory allows it, and objects as given.
+"""Payloads of values: tensors as bytes, without a copy where their memory layout permits it, and objects as given.
 
 The bytes around a payload in a file (zip framing, alignment, CRCs) are made by the engine, not by this module.
 """
@@ -36,17 +36,18 @@ def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = Fa
     """Return the payload of a tensor's values.
 
     Args:
-        key: FQN, for messages.
+        key: FQN of the tensor, for error messages.
         tensor: Strided tensor on any device. A contiguous one on the CPU is not copied: its memory must not change
             before the payload is written. Everything else is copied piece by piece while it is written.
-        self_describing: Give an archive that names its own dtype instead of bare values.
+        self_describing: Whether to return a `torch.save` archive, which contains its dtype, instead of bare values.
 
     Returns:
-        A RAW payload; a TORCH_ZIP one for a quantized tensor (its values need their quantizer) or if asked for.
+        A RAW payload; a TORCH_ZIP payload for a quantized tensor (its values need their quantizer) or if
+        `self_describing`.
 
     Raises:
         PayloadError: The tensor has no values in memory (meta) or is not strided.
-        UnsupportedValueError: Its storage has been freed, or it is quantized and has no quantizer.
+        UnsupportedValueError: The tensor's storage has been freed, or it is quantized and has no quantizer.
     """
     tensor = tensor.detach()
     if tensor.is_meta:

@@ -26,12 +26,12 @@ class Extension(ABC):
     @staticmethod
     @abstractmethod
     def registry_name() -> str:
-        """Return the name under which a reader finds it: a descriptor without `/version`."""
+        """Return the name under which a reader finds the extension: a descriptor without `/version`."""
 
     @staticmethod
     @abstractmethod
     def from_descriptor(version: str) -> Extension:
-        """Return the extension that decodes a version. Raises ValueError if this one cannot."""
+        """Return the extension that decodes a version. Raises ValueError if this class cannot decode it."""
 
     @abstractmethod
     def get_descriptor(self) -> str:
@@ -57,14 +57,15 @@ class ExtensionRegistry:
         self.extensions: dict[str, type[Extension]] = {}
 
     def register(self, cls: type[Extension]) -> None:
-        """Add an extension; the last one of a name counts."""
+        """Add an extension, which replaces an earlier one of the same name."""
         self.extensions[cls.registry_name()] = cls
 
     def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Extension]:
         """Return the extension that decodes each descriptor, in the same order.
 
         Raises:
-            UnsupportedFormatError: No package knows one of them, or its version; names it and what to install.
+            UnsupportedFormatError: No package knows one of the descriptors, or its version; the message names the
+                descriptor and what to install.
         """
         return [self._from(descriptor) for descriptor in descriptors]
 
@@ -89,11 +90,11 @@ def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegi
     If the index has no CRC of the item (stock wrote it), a decoded archive is checked against its own CRCs.
 
     Args:
-        data: The stored range, verified as far as it has CRCs.
-        stored: The item; its chain lists the transforms in the order in which they are undone.
-        key: FQN, for messages.
-        registry: The transforms.
-        limit_bytes: The largest valid size of the result.
+        data: Stored bytes of the item, verified as far as they have CRCs.
+        stored: Record of the item; its chain lists the transforms in the order in which they are undone.
+        key: FQN of the value, for error messages.
+        registry: Registry of the transforms.
+        limit_bytes: Largest valid size of the result.
 
     Raises:
         UnsupportedFormatError: A transform is not known, or is not a transform of streams.
@@ -124,7 +125,7 @@ def transforms_of(stored: StoredItem, key: str, registry: ExtensionRegistry) -> 
     """Return the extensions that decode an item, one for each of its transforms.
 
     Raises:
-        UnsupportedFormatError: One of them is not known; names the key and the file.
+        UnsupportedFormatError: A transform is not known; the message names the key and the file.
     """
     try:
         return registry.from_descriptor_list(stored.chain)

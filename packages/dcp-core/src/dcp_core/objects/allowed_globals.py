@@ -1,8 +1,8 @@
 """Allow-list of the globals that a stored object may name: types that trainers keep in checkpoints, all harmless.
 
-Everything here either only holds data, or builds data from its arguments; the calls that are allowed, and their
-arguments, are in `python_calls`, `numpy_calls` and `tensor_calls`. A global without such a rule may only be a value.
-Globals that can reach further (attributes of arbitrary objects, files, imports, code) must never be added.
+Everything here either only holds data, or builds data from its arguments; the allowed calls, and their arguments, are
+in `python_calls`, `numpy_calls` and `tensor_calls`. A global without such a rule may only be kept as a value, not
+called. Globals that can reach further (attributes of arbitrary objects, files, imports, code) must never be added.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class AllowList:
     by_name: Mapping[str, Any]
     """Full name → object, or its stand-in."""
     added: frozenset[str]
-    """Names that only the user allows: their code runs with arguments that the object chooses."""
+    """Names that only the user allows: their code runs with arguments that the stored object chooses."""
     table: PickleTable
-    """The calls, states and values that a pickle may use of them."""
+    """The calls, states and values of these globals that a pickle may use."""
 
 
 def allowed_globals(extra: Sequence[Any] = ()) -> AllowList:
     """Return the allow-list: the default globals and those that the caller or torch's settings add.
 
     Args:
-        extra: Classes and functions that the caller allows, as for `torch.serialization.add_safe_globals`: objects, or
-            pairs (object, full name). Those added there count as well. Globals allowed by default stay as restricted
-                as they are.
+        extra: Classes and functions that the caller allows, in the form of `torch.serialization.add_safe_globals`:
+            objects, or pairs (object, full name). Globals added through that function are allowed as well. Globals that
+            are allowed by default keep their restrictions.
 
     Raises:
         ValueError: `extra` holds a function that could run any code, such as `eval`.
@@ -85,7 +85,7 @@ def allowed_globals(extra: Sequence[Any] = ()) -> AllowList:
 
 
 def may_never_be_allowed(path: str) -> bool:
-    """Whether a global of that full name could run any code, so that an allow-list must not hold it."""
+    """Whether a global with this full name could run any code, so that an allow-list must not contain it."""
     return path.partition(".")[0] in _NEVER_MODULES or path in _NEVER_NAMES
 
 
@@ -187,7 +187,7 @@ def _set_any(budget: Budget, instance: Any, state: Any) -> Any:
 
 @functools.cache
 def default_globals() -> dict[str, Any]:
-    """Return the globals allowed by default: full name → object, or its stand-in. Not to be changed."""
+    """Return the globals allowed by default: full name → object, or its stand-in. The dict must not be changed."""
 
     def subclassed(function: Callable[..., Any], _: tuple[Any, ...], cls: Any) -> Any:
         raise refused(function, (cls,))
@@ -215,7 +215,7 @@ def _python_globals() -> dict[str, Any]:
 
 
 class _Unknown:
-    """Stand-in for a global that is not allowed, or only by a user, while a pickle is examined."""
+    """Stand-in, while a pickle is examined, for a global that is not allowed or that only a user allows."""
 
     def ignore(self, *_: Any) -> Any:
         """Accept any call and do nothing."""
@@ -228,11 +228,11 @@ _UNKNOWN = _Unknown()
 
 
 def census_table(allowed: AllowList, named: set[str]) -> PickleTable:
-    """Return a table to examine a pickle: makes all values of the default classes, and nothing else.
+    """Return a table to examine a pickle: it makes the values of the default classes, and nothing else.
 
     Args:
-        allowed: The allow-list.
-        named: Gets every name that is not on it.
+        allowed: Allow-list to check against.
+        named: Set to which every name is added that is not on the allow-list.
     """
     functions = _census_functions()
 
@@ -265,7 +265,7 @@ def _census_base() -> PickleTable:
 
 @functools.cache
 def _census_functions() -> dict[str, Function]:
-    """Return stand-ins of torch's functions over storages without values; tensors that need values are not made."""
+    """Return stand-ins of torch's functions for storages without values; they make no tensors that need values."""
 
     def subclassed(_: Callable[..., Any], __: tuple[Any, ...], cls: Any) -> Any:
         if cls is not _UNKNOWN:
@@ -318,7 +318,7 @@ def _expression(paths: Sequence[str]) -> tuple[str, str]:
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Split a full name into module and name; if not imported yet, the module is all but the last part."""
+    """Split a full name into module and name; if the module is not imported yet, it is all but the last part."""
     module, _, name = path.rpartition(".")
     while module and module not in sys.modules and "." in module:
         module, _, more = module.rpartition(".")
@@ -327,7 +327,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _own_path(module: str, names: str) -> str:
-    """Return the full name by which an object of that module and name is allowed; the same name if not imported."""
+    """Return the full name to allow for an object with this module and name; the given name if it is not imported."""
     value: Any = sys.modules.get(module)
     for name in names.split("."):
         value = vars(value).get(name) if isinstance(value, types.ModuleType | type) else None

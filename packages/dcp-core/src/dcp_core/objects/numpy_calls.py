@@ -1,7 +1,8 @@
 """Rules for numpy in stored objects: arrays, scalars and dtypes without pointers in their bytes.
 
-numpy's own functions trust their arguments: bytes as the pointers of an object array, a dtype that is longer than the
-memory behind it. Here they are called only with checked arguments, or numpy's checking constructors instead.
+numpy's own functions trust their arguments, such as bytes as the pointers of an object array, or a dtype that is longer
+than the memory behind it. Here they are called only with checked arguments, or replaced by constructors of numpy that
+check.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _plain(dtype: Any) -> np.dtype[Any]:
 
 
 def _dtype(_: Budget, arguments: tuple[Any, ...]) -> np.dtype[Any]:
-    """Call `numpy.dtype` for the specifications that its own pickles have: (spec, align, copy)."""
+    """Call `numpy.dtype` with arguments as pickled by numpy itself: (spec, align, copy)."""
     spec = arguments[0] if 1 <= len(arguments) <= 3 else None
     text = type(spec) is str and len(spec) < 40 and _SPEC.fullmatch(spec)
     if not text and not any(spec is known for known in _TYPES):  # a set would hash it
@@ -109,7 +110,7 @@ def _checked(budget: Budget, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _size(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Count the plain dtypes in a dtype, and their nesting depth; its parts have been checked."""
+    """Count the plain dtypes in a dtype, and their nesting depth; the parts of the dtype have been checked."""
     inner = [] if dtype.fields is None else [field[0] for field in dtype.fields.values()]
     inner += [] if dtype.subdtype is None else [dtype.subdtype[0]]
     leaves, depth = 0, 0
@@ -151,7 +152,7 @@ def _set_array(budget: Budget, array: np.ndarray[Any, Any], state: Any) -> np.nd
 
 
 def _count(shape: Any) -> int:
-    """Return the number of elements of an array of that shape, checked; also as if no extent were 0."""
+    """Return the number of elements of an array, after checking its shape; sizes of 0 are checked as if they were 1."""
     right = type(shape) is tuple and len(shape) <= 32 and all(type(extent) is int and extent >= 0 for extent in shape)
     if not right or math.prod(extent or 1 for extent in shape) > _MAX_BYTES:
         raise UnsafePickleError("the shape of a numpy array is not allowed")

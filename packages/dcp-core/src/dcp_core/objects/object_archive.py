@@ -29,13 +29,13 @@ def read_archive(data: Data, table: PickleTable, load_storage: LoadStorage | Non
     """Read the value in an archive.
 
     Args:
-        data: The archive; bytes may follow it only if it needs no directory.
-        table: The calls that its pickle may make.
-        load_storage: Returns the storage of a key and a number of bytes; a copy on the CPU if None.
+        data: Bytes of the archive; further bytes may follow only if the archive's directory is not needed.
+        table: Table of the calls that the archive's pickle may make.
+        load_storage: Function that returns the storage for a key and a number of bytes; None for copies on the CPU.
 
     Raises:
-        UnsafePickleError: It uses a global or call that is not allowed.
-        Exception: It is damaged.
+        UnsafePickleError: The pickle uses a global or call that is not allowed.
+        Exception: The archive is damaged.
     """
     archive = ObjectArchive(data)
     pickled, start = archive.pickled()
@@ -63,7 +63,7 @@ class ObjectArchive:
         return bytes(self.record("data.pkl")), 0
 
     def record(self, name: str) -> Data:
-        """Return the contents of a record, by its name without the archive's folder."""
+        """Return the contents of a record, given its name without the archive's folder."""
         found = self._directory()[name]
         if found.deflated:
             return inflated(memoryview(self._data), found)
@@ -88,7 +88,7 @@ class ObjectArchive:
         return made.untyped_storage()
 
     def swapped(self) -> bool:
-        """Whether it was written on a machine of the other byte order."""
+        """Whether the archive was written on a machine with the other byte order."""
         records = self._directory()
         if "byteorder" in records:
             return bytes(self.record("byteorder")) != sys.byteorder.encode()
@@ -116,7 +116,7 @@ class _Storages:
         self._loaded: dict[str, tuple[int, torch.UntypedStorage]] = {}
 
     def load(self, pid: Any) -> torch.storage.TypedStorage | torch.UntypedStorage:
-        """Return the storage of an id ("storage", storage class, key, device, number of elements), of that class."""
+        """Return the storage for an id: ("storage", storage class, key, device, number of elements)."""
         kind, storage_type, key, _, count = pid
         if kind != "storage" or type(key) is not str or type(count) is not int or not 0 <= count < 1 << 60:
             raise UnsafePickleError("a persistent id that is no storage is not allowed")

@@ -1,7 +1,7 @@
 """Objects (values that are not tensors) ↔ bytes, without ever running code from the bytes.
 
-Bytes are a `torch.save` archive, which stock reads. Reading goes through an allow-list, and writing checks against it:
-an object that a later load would refuse is reported when it is saved.
+The bytes are a `torch.save` archive, which stock reads. Reading permits only the globals on an allow-list, and writing
+checks against the same list: an object that a later load would refuse is reported when it is saved.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class _Pickler(pickle.Pickler):
 
 
 _PICKLE = types.SimpleNamespace(__name__="pickle", Pickler=_Pickler)
-"""Passed to `torch.save` in place of the module `pickle`."""
+"""Replacement of the module `pickle` that is passed to `torch.save`."""
 
 
 def reduce_exactly(value: object) -> Any:
-    """Reduce a value for pickling where the protocol of `torch.save` loses something; NotImplemented elsewhere.
+    """Reduce a value for pickling if the protocol of `torch.save` would lose a part of it; else return NotImplemented.
 
-    Protocol 2 loses the fold of a time, which distinguishes the two hours of one name at a change of clocks.
+    Protocol 2 loses the `fold` of a time, which distinguishes the two occurrences of an hour when clocks are set back.
     """
     if isinstance(value, dt.datetime | dt.time) and type(value) in (dt.datetime, dt.time) and value.fold:
         return value.__reduce_ex__(4)
@@ -76,19 +76,18 @@ class DumpedObject:
     data: bytes
     """The bytes that `dump_object` returned."""
     digest: bytes = b""
-    """Its `value_digest`, which ranks compare, as bytes may differ for equal values. Empty: the bytes are compared."""
+    """`value_digest` of the object, which ranks compare, as equal values may have different bytes; empty if bytes are compared."""
 
 
 def dump_object(value: object, *, key: str) -> bytes:
     """Serialize an object for a checkpoint, as `torch.save` does.
 
     Args:
-        value: Any object that can be pickled, or one that was dumped before. Tensors in it are stored on the CPU side
-            of the archive.
-        key: Its FQN, for messages.
+        value: Object that can be pickled, or one that was dumped before. Tensors in it are stored as CPU tensors.
+        key: FQN of the object, for error messages.
 
     Raises:
-        UnsupportedValueError: It cannot be pickled.
+        UnsupportedValueError: The object cannot be pickled.
     """
     if isinstance(value, DumpedObject):
         return value.data
@@ -109,7 +108,7 @@ def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
     """Return the globals of a dumped object that `load_object` would refuse, sorted; imports and calls none of them.
 
     Raises:
-        CorruptCheckpointError: These are not the bytes of a dumped object.
+        CorruptCheckpointError: `data` does not contain the bytes of a dumped object.
     """
     named: set[str] = set()
     try:
@@ -126,9 +125,9 @@ def _examine(data: bytes, allowed: AllowList, named: set[str]) -> None:
     """Read a dumped object without its values, and without the user's classes; raises the errors that a load would.
 
     Args:
-        data: The bytes.
-        allowed: The allow-list.
-        named: Gets the globals that are not on it.
+        data: Bytes of the object.
+        allowed: Allow-list of the load.
+        named: Set to which the globals are added that are not on the allow-list.
     """
     read_archive(
         data,
@@ -148,14 +147,15 @@ def report_unloadable(
     """Warn, or raise if `strict`, about a dumped object that would not load back.
 
     Args:
-        data: The bytes that `dump_object` returned.
-        key: The object's FQN.
-        strict: Raise instead of warning.
+        data: Bytes that `dump_object` returned.
+        key: FQN of the object.
+        strict: Whether to raise instead of warning.
         allow_globals: Globals that the loader will allow in addition.
-        reported: Globals that were already warned about; gets those of this object. Each is warned about once.
+        reported: Set of globals that were already warned about, to which those of this object are added. There is one
+            warning for each global.
 
     Raises:
-        UnloadableObjectError: `strict`, and it would not load back.
+        UnloadableObjectError: The object would not load back, and `strict` is set.
     """
     if _is_plain(data):
         return
@@ -189,7 +189,7 @@ class _Plain(pickle.Unpickler):
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether a dumped object is surely made of plain values alone; False for some that are."""
+    """Whether a dumped object certainly contains only plain values; may be False although it does."""
     try:
         pickled, start = ObjectArchive(data).pickled()
         stream = io.BytesIO(pickled)
@@ -204,18 +204,20 @@ def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), tru
     """Load an object that `dump_object`, or stock, has stored. Calls only globals on the allow-list.
 
     Args:
-        data: The stored bytes.
-        key: Its FQN, for messages.
-        allow_globals: Classes and functions that it may use in addition to the default ones and those of
-            `torch.serialization.add_safe_globals`; pairs (object, full name) give them another name.
-        trust_objects: Unpickle without restriction, which lets the checkpoint run any code.
+        data: Stored bytes of the object.
+        key: FQN of the object, for error messages.
+        allow_globals: Classes and functions that the object may use in addition to the default ones and those added
+            through `torch.serialization.add_safe_globals`; pairs (object, full name) allow an object under another
+            name.
+        trust_objects: Whether to unpickle without restriction, which lets the checkpoint run any code.
 
     Returns:
         The object; tensors in it are on the CPU.
 
     Raises:
-        UnsafeCheckpointError: It names a global that is not allowed; says which, and how to allow it.
-        CorruptCheckpointError: These are not the bytes of a stored object.
+        UnsafeCheckpointError: The object names a global that is not allowed; the message says which, and how to allow
+            it.
+        CorruptCheckpointError: `data` does not contain the bytes of a stored object.
         ValueError: `allow_globals` holds something that could run any code.
     """
     allowed = allowed_globals(allow_globals)
@@ -237,10 +239,10 @@ def load_tensor(data: bytes | memoryview) -> torch.Tensor:
     """Load the tensor in an archive, on the CPU; it must be one of torch's own classes.
 
     Args:
-        data: The archive; it is not kept.
+        data: Bytes of the archive; no reference to them is kept.
 
     Raises:
-        Exception: It is damaged, holds another value, or names a global that is not allowed.
+        Exception: The archive is damaged, contains another value, or names a global that is not allowed.
     """
     tensor = read_archive(data, default_table())
     if not isinstance(tensor, torch.Tensor):

@@ -35,13 +35,13 @@ _ENCODINGS = ("latin1", "latin-1", "utf-8", "utf8", "ascii")
 
 
 def refused(what: object, arguments: Iterable[Any]) -> UnsafePickleError:
-    """Return the error for arguments that are not allowed; gives their kinds, not their values."""
+    """Return the error for arguments that are not allowed; its message gives their types, not their values."""
     given = ", ".join(described(argument) for argument in [*arguments][:6])
     return UnsafePickleError(f"a call of {described(what)} with ({given}) is not allowed")
 
 
 def _of_kinds(make: Callable[..., Any], most: int, *kinds: type, least: int = 0) -> Call:
-    """Return the rule for a call with a few arguments of exactly these kinds."""
+    """Return the rule for a call with a few arguments of exactly these types."""
     allowed = frozenset(kinds)
 
     def call(_: Budget, arguments: tuple[Any, ...]) -> Any:
@@ -90,7 +90,7 @@ def _string(budget: Budget, arguments: tuple[Any, ...]) -> str:
 
 
 def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
-    """Call `_codecs.encode`, by which protocol 2 writes bytes."""
+    """Call `_codecs.encode`, with which pickles of protocol 2 express bytes."""
     if len(arguments) != 2 or type(arguments[0]) is not str or arguments[1] not in _ENCODINGS:
         raise UnsafePickleError("a call of _codecs.encode for anything but bytes is not allowed")
     text, encoding = arguments
@@ -111,7 +111,7 @@ def _buffer(make: type) -> Call:
 
 
 def _copied(budget: Budget, make: object, arguments: tuple[Any, ...], most: int = 1) -> Any:
-    """Return the one argument of a container, charged to the budget; an empty tuple if there is none."""
+    """Return the one argument of a container, charged to the budget; an empty tuple if there is no argument."""
     if len(arguments) > most or (arguments and type(arguments[0]) not in _SEQUENCES):
         raise refused(make, arguments)
     source = arguments[0] if arguments else ()
@@ -174,7 +174,7 @@ def _deque(budget: Budget, arguments: tuple[Any, ...]) -> collections.deque[Any]
 
 
 def _empty(make: type) -> Call:
-    """Return the rule for a class whose instances get all contents from their state."""
+    """Return the rule for a class whose instances are made empty, and get all contents from their state."""
 
     def call(_: Budget, arguments: tuple[Any, ...]) -> Any:
         if arguments:
@@ -243,7 +243,7 @@ def _path(make: type[pathlib.PurePath]) -> Call:
 
 
 def set_attributes(budget: Budget, instance: Any, state: Any) -> Any:
-    """Set attributes of an instance; refuses those that would hide one of its class."""
+    """Set attributes of an instance; refuses attributes that would hide an attribute of its class."""
     if state is None:
         return instance
     if type(state) is not dict or any(type(name) is not str or hasattr(type(instance), name) for name in state):
@@ -266,7 +266,7 @@ def _set_uuid(_: Budget, instance: uuid.UUID, state: Any) -> uuid.UUID:
 
 
 def _set_stream(*kinds: type) -> State:
-    """Return the rule for the state of `BytesIO` (value, position, attributes) and `StringIO` (with a newline, too)."""
+    """Return the rule for the state of `BytesIO` (value, position, attributes) or `StringIO` (also the newline setting)."""
 
     def build(budget: Budget, instance: Any, state: Any) -> Any:
         if type(state) is not tuple or len(state) != len(kinds) + 2:

@@ -1,4 +1,4 @@
-"""Rules for torch in stored objects: tensors over the storages of their archive, and within their bounds.
+"""Rules for torch in stored objects: tensors over the storages of their archive, within the bounds of these storages.
 
 torch's own functions trust sizes, strides, offsets and indices: a storage grows until they fit, sparse and nested
 tensors are not checked at all. Here all of it is checked first.
@@ -41,7 +41,7 @@ def _extents(values: Any) -> tuple[int, ...]:
 
 
 def _check_bounds(budget: Budget, size: Any, stride: Any, offset: Any, elements: int) -> tuple[Any, Any]:
-    """Return sizes and strides if every address that they reach is within so many elements; raise otherwise."""
+    """Return sizes and strides if every address that they reach is within `elements`; raise otherwise."""
     sizes, strides = _extents(size), _extents(stride)
     budget.spend(len(sizes))
     if len(sizes) != len(strides) or type(offset) is not int or not 0 <= offset <= elements:
@@ -144,7 +144,7 @@ def _rebuild_quantized(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tens
 
 
 def _empty_quantized(budget: Budget, dtype: torch.dtype, sizes: tuple[int, ...], parameters: Any) -> torch.Tensor:
-    """Return a quantized tensor that has neither values nor memory for them yet."""
+    """Return a quantized tensor that has neither values nor memory for values yet."""
     scheme = parameters[0]
     if scheme == torch.per_tensor_affine:
         _, scale, zero_point = parameters
@@ -214,7 +214,7 @@ def _moved(budget: Budget, tensor: torch.Tensor, dtype: Any, requires_grad: Any)
 
 
 def _rebuild_from_cpu(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
-    """Rebuild a tensor of a device without storages of its own; it stays on the CPU."""
+    """Rebuild, on the CPU, a tensor that was saved from a device without storages of its own."""
     tensor, dtype, _, requires_grad = arguments
     return _moved(budget, _plain(tensor), dtype, requires_grad)
 
@@ -250,7 +250,7 @@ def _parameter_with_state(budget: Budget, arguments: tuple[Any, ...]) -> torch.n
 
 
 def _with_attributes(budget: Budget, tensor: Any, state: Any) -> Any:
-    """Set Python attributes of a tensor; refuses those that would hide one of its class."""
+    """Set Python attributes of a tensor; refuses attributes that would hide an attribute of its class."""
     if type(state) is tuple and len(state) == 2 and not state[1]:
         state = state[0]
     if not state:
@@ -263,7 +263,7 @@ def _with_attributes(budget: Budget, tensor: Any, state: Any) -> Any:
 
 
 def _wrapper(budget: Budget, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Check the arguments of a tensor without a storage, which its class rebuilds; returns them."""
+    """Check and return the arguments from which a tensor without a storage is rebuilt by its class."""
     cls, dtype, size, stride, offset, layout, _, requires_grad = arguments
     if type(dtype) is not torch.dtype or type(layout) is not torch.layout or type(requires_grad) is not bool:
         raise _refuse("no dtype or layout")
@@ -325,9 +325,9 @@ def tensor_functions(
     """Return the functions that rebuild tensors: full name → function.
 
     Args:
-        subclassed: Calls a function of torch for a class of tensors that is not torch's own, whose code it runs; the
-            class is its last argument. Raises if the class is not allowed.
-        around: Takes the name and the rule of a function; returns the rule to use.
+        subclassed: Function that calls a function of torch for a tensor class that is not torch's own, whose code then
+            runs; the class is its last argument. It raises if the class is not allowed.
+        around: Function that gets the name and the rule of a function, and returns the rule to use.
     """
 
     def wrapper(budget: Budget, arguments: tuple[Any, ...]) -> Any:

@@ -1,6 +1,7 @@
 """Unfolded size of a value, with shared parts counted each time: the work of printing, comparing or flattening it.
 
-A few bytes of a pickle make a list of a list of a list …, twice each: little memory, but printing it never ends.
+A few bytes of a pickle can make nested lists, each of which contains the next one twice: they need little memory, but
+printing them never ends.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ def refuse_unfolding(value: object, nbytes: int) -> None:
     """Refuse a value whose unfolded size is far larger than its stored size.
 
     Args:
-        value: The value that was read; no other thread may use it meanwhile.
-        nbytes: Its stored size in bytes.
+        value: Value that was read; no other thread may use it meanwhile.
+        nbytes: Stored size of the value in bytes.
 
     Raises:
-        UnsafePickleError: It is too large.
+        UnsafePickleError: The unfolded size is too large.
     """
     if _parts(value):
         _count(value, _FREE + _PER_BYTE * nbytes)
 
 
 def _count(value: object, most: int) -> int:
-    """Count the parts of a value, shared parts once per place; of a cycle one round."""
+    """Count the parts of a value: shared parts once for each place in which they are, cycles once."""
     sizes: dict[int, int] = {id(value): 1}
     path: list[tuple[object, Iterator[Any], int]] = []
     owner, parts, size = value, iter(_parts(value)), 1

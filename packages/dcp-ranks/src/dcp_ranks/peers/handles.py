@@ -18,7 +18,7 @@ __all__ = ["PeerHandles"]
 
 @dataclass(slots=True)
 class PeerHandles:
-    """The handles to close in the end, by file descriptor."""
+    """All handles of a rank by file descriptor, so that they can be closed in the end."""
 
     poller: select.epoll = field(default_factory=select.epoll)
     doors: dict[int, socket.socket] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class PeerHandles:
         self.poller.register(link.fileno(), select.EPOLLIN)
 
     def drop_link(self, link: Link) -> bool:
-        """Close a connection; False if it is not registered any more."""
+        """Close a connection; returns False if the connection is no longer registered."""
         if self.links.pop(link.fileno(), None) is None:
             return False
         self.poller.unregister(link.fileno())

@@ -1,9 +1,10 @@
-"""Monitor of the other ranks, as one rank watches and reaches them: processes of its host, connections up and down.
+"""Monitor of the other ranks, run by one rank: processes of its host, connections to the ranks above and below.
 
-Every rank watches the processes of its host through the kernel (pidfd). A rank that cannot watch the one above it in
-this way holds a connection to it, whose lease the kernels keep: nothing here needs a thread, and a process that is
-suspended for minutes does not count as dead. Above a number of ranks, leaders of hosts are in between, and the
-connections carry the messages of the phases, too. Not in this module: phases.
+The ranks form a tree with the coordinator at the top. Every rank watches the processes of its host through the kernel
+(pidfd). A rank that cannot watch the rank above it in this way holds a connection to that rank, and the kernels check
+with TCP keepalive that both hosts answer: nothing here needs a thread, and a process that is suspended for minutes does
+not count as dead. In large groups one rank of each host (its leader) is between the other ranks of the host and the
+coordinator, and the connections also carry the messages of the phases. Not in this module: phases.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ _log = logging.getLogger(__name__)  # records hold numbers alone: nothing that a
 
 
 class Peers:
-    """Peers of a rank in a process group: detects lost ranks; with leaders, also connects up and down.
+    """The other ranks of a process group: detects lost ranks, and connects this rank to its neighbours in the tree.
 
-    Shared by all operations of one group with one coordinator rank, in any threads of this process.
+    One instance serves all operations of a group with the same coordinator rank, in all threads of this process.
 
     Args:
-        store: A connection through which this rank leaves its card; waits for no rank.
-        number: Distinguishes these peers from others at the same store; the same on all ranks.
-        rank: This rank.
-        world_size: The number of ranks.
-        coordinator_rank: The rank at the top.
-        options: The same on all ranks.
-        process: This rank's process identity, where one process plays several ranks.
-        errors: The classes of the errors to raise.
+        store: Connection to the store, in which this rank leaves its card (its process and addresses).
+        number: Number that distinguishes these peers from others in the same store; the same on all ranks.
+        rank: Number of this rank.
+        world_size: Number of ranks.
+        coordinator_rank: Rank at the top of the tree.
+        options: Options for watching and connecting, the same on all ranks.
+        process: Process identity of this rank, if one process acts as several ranks.
+        errors: Classes of the errors to raise.
     """
 
     def __init__(
@@ -109,12 +110,12 @@ class Peers:
 
     @property
     def below(self) -> list[int]:
-        """The connected ranks right below."""
+        """The connected ranks directly below this one."""
         return list(self._below)
 
     @property
     def above_rank(self) -> int:
-        """The rank above, once this one has looked for it; -1 for the coordinator."""
+        """The rank directly above this one, once it has been looked up; -1 on the coordinator."""
         return -1 if self._above_card is None else self._above_card.rank
 
     @property
@@ -129,7 +130,7 @@ class Peers:
         return any(link.sending for link in list(self._below.values()))
 
     def meet(self, store: KeyValueStore) -> None:
-        """Find and watch the other ranks, once all have left their cards; does nothing if that was done."""
+        """Find and watch the other ranks, once all have left their cards; a second call does nothing."""
         with self._lock:
             if self._met:
                 return
@@ -151,7 +152,7 @@ class Peers:
                 self._watch_host(self._wire(store))
 
     def pause(self, seconds: float) -> None:
-        """Wait for that time or until the next event, and handle it."""
+        """Wait for the next event, but at most this long, and handle the event."""
         if seconds < _SLEEP_BELOW_SECONDS and not self.relays:
             time.sleep(max(0.0, seconds))
             seconds = 0.0
@@ -166,7 +167,7 @@ class Peers:
             self._see_out(self._guests.unwelcome())
 
     def begin(self, sequence: int) -> None:
-        """Begin an operation: keep its incoming frames."""
+        """Begin an operation: keep its incoming frames (messages) from now on."""
         with self._lock:
             self._mail.begin(sequence)
 
@@ -176,7 +177,7 @@ class Peers:
             self._mail.end(sequence)
 
     def read(self, key: Key) -> None:
-        """Receive frames for a phase from now on, large ones as well."""
+        """Receive the frames of a phase from now on, including large ones."""
         with self._lock:
             self._mail.reading.add(key)
             for link in list(self._below.values()):
@@ -188,7 +189,7 @@ class Peers:
             return self._mail.take(key)
 
     def send_up(self, frame: Frame) -> None:
-        """Send a frame to the rank above, now or as soon as it is connected and reads."""
+        """Send a frame to the rank above, now or as soon as that rank is connected and reads."""
         with self._lock:
             self._mail.keep_for_above(frame)
             self._send_waiting()
@@ -199,7 +200,7 @@ class Peers:
             return self._mail.take_back(key)
 
     def send_down(self, rank: int, frame: Frame) -> None:
-        """Send a frame to a rank right below, if it is connected."""
+        """Send a frame to a rank directly below, if that rank is connected."""
         with self._lock:
             if rank in self._below:
                 self._send(self._below[rank], frame)
@@ -241,7 +242,7 @@ class Peers:
         """Try the next address of the rank above.
 
         Args:
-            refused: It was reached before, and cannot be reached any more.
+            refused: Whether the rank above was reached before, and cannot be reached any more.
         """
         self._above, card = None, self._above_card
         if card is None:

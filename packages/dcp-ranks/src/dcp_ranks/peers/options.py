@@ -14,11 +14,11 @@ class PeerOptions:
 
     Attributes:
         peer_timeout_seconds: Time after which a host that does not answer counts as lost.
-        leaders_above: Up to this number of ranks all are directly below the coordinator; above it, leaders of hosts are
-            in between.
+        leaders_above: Largest number of ranks that are all directly below the coordinator in the tree of messages; in
+            larger groups one rank of each host, its leader, is in between.
         fan_out: Number of leaders of hosts directly below one leader.
-        network: Ranks accept connections on their addresses in this network alone, such as `10.0.0.0/8`; None for the
-            one over which they reach the store.
+        network: Network, such as `10.0.0.0/8`: ranks accept connections only on their addresses in it. None for the
+            network over which they reach the store.
 
     Raises:
         ValueError: `network` is not a valid network.

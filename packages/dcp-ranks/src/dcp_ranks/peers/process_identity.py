@@ -1,4 +1,4 @@
-"""Process identity of a rank, never confused with another process, and watching a process of the same machine.
+"""Identity of a rank's process, which no other process ever has, and watching a process of the same machine.
 
 Not in this module: which rank watches which.
 
@@ -20,12 +20,13 @@ _START_FIELD = 19  # field of /proc/<pid>/stat, counted after the process's name
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of one process in the cluster: its machine since the last boot and its container, its pid, its start.
+    """Identity of one process in the cluster: its machine and container, its process id (pid), and its start time.
 
     Attributes:
-        host: Boot id and pid namespace; processes with the same one see each other's pids.
-        pid: The process's number there.
-        started: Clock ticks from the boot to its start, which distinguish it from a later process with the same pid.
+        host: Boot id of the machine, and pid namespace; processes with the same `host` see each other's pids.
+        pid: Process id within that namespace.
+        started: Clock ticks from the boot to the start of the process, which tell it from a later process with the same
+            pid.
     """
 
     host: str
@@ -34,7 +35,7 @@ class ProcessIdentity:
 
 
 def own_identity() -> ProcessIdentity:
-    """Return the identity of this process; also right in a process that was forked."""
+    """Return the identity of this process; also correct in a forked process."""
     try:
         return ProcessIdentity(_host(), os.getpid(), _start_of(os.getpid()))
     except (OSError, ValueError, IndexError):  # not Linux: counts as the only rank on its machine
@@ -42,7 +43,7 @@ def own_identity() -> ProcessIdentity:
 
 
 def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
-    """Open a file descriptor that becomes readable when the process has ended, without help of either process.
+    """Open a file descriptor that becomes readable when the process has ended, without that process's help.
 
     Args:
         process: The process to watch.
@@ -52,7 +53,7 @@ def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
         The descriptor, which belongs to the caller; None if the process cannot be seen from here.
 
     Raises:
-        ProcessLookupError: It has ended.
+        ProcessLookupError: The process has ended.
     """
     if process.host != own_host or not hasattr(os, "pidfd_open"):
         return None

@@ -33,15 +33,15 @@ class Card:
 
 
 class CardBox:
-    """The cards of one group's ranks: leaves this rank's card, and reads those of the others.
+    """The cards of one group's ranks: leaves this rank's card, and reads the cards of the other ranks.
 
-    With leaders, a rank is below the leader of its host, and a leader below another one or the coordinator: each
-    has up to `fan_out` leaders below. Without, all are below the coordinator.
+    With leaders, a rank is below the leader of its host, and a leader is below another leader or the coordinator; each
+    of these has up to `fan_out` leaders directly below. Without leaders, all ranks are below the coordinator.
 
     Args:
-        wire: A store under the group's prefix for cards.
-        process: This rank's process.
-        fan_out: Number of leaders directly below one; None for no leaders.
+        wire: Store under the group's prefix for cards.
+        process: Identity of this rank's process.
+        fan_out: Number of leaders directly below one leader; None for no leaders.
     """
 
     def __init__(self, wire: StoreWire, process: ProcessIdentity, fan_out: int | None) -> None:
@@ -52,7 +52,7 @@ class CardBox:
         self.secret = wire.claim("token", secrets.token_hex(32)).encode()
         """Secret of the job; it is never sent over a connection."""
         self.challenge = new_challenge()
-        """Challenge of this rank, should it listen."""
+        """Challenge of this rank, for the case that it accepts connections."""
 
     def leave(
         self, wire: StoreWire, rank: int, *, leads: bool, open_door: Callable[[], tuple[tuple[str, ...], int]]
@@ -60,10 +60,11 @@ class CardBox:
         """Leave this rank's card; waits for no rank.
 
         Args:
-            wire: The store.
-            rank: This rank.
-            leads: This is the coordinator.
-            open_door: Called if other ranks are to connect to this rank; returns addresses and port for its card.
+            wire: Store that gets the card.
+            rank: Number of this rank.
+            leads: Whether this rank is the coordinator.
+            open_door: Function that opens listening sockets, called if other ranks are to connect to this rank; returns
+                addresses and port for the card.
         """
         number = wire.add(self._host)
         first = self._fan_out is not None and number == 1
@@ -81,7 +82,7 @@ class CardBox:
         return [_read(wire, key) for key in keys if wire.has(key)]
 
     def above(self, wire: StoreWire) -> Card:
-        """Return the card of the rank above this one, which is not the coordinator."""
+        """Return the card of the rank above this rank; must not be called on the coordinator."""
         if self._fan_out is None:
             return _read(wire, "root")
         if self._leader_number is None:

@@ -1,7 +1,7 @@
 """Coordinator over object collectives, for groups whose store cannot be used. Phases are defined in `phases`.
 
 Deadlines are the group's own (`init_process_group(timeout=...)`). Collectives of one group pair up by their order, so
-operations take turns: one that was started later waits, on every rank, for the end of the earlier one.
+operations run one after another: on every rank, an operation waits for the end of those that were started before it.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ _turns_lock = threading.Lock()
 
 
 class CollectiveCoordinator(PhasedCoordinator):
-    """Coordinator of ranks that meet in object collectives. Each must be closed, or the next one waits in vain.
+    """Coordinator of ranks that communicate by object collectives. Close it: the group's next operation waits for that.
 
-    A rank that stays away is found by the group's own timeout, which names no rank. While an operation is in flight in
-    another thread, the trainer must not use the same group.
+    A missing rank is detected only by the group's own timeout, whose error names no rank. While an operation is in
+    flight in another thread, the trainer must not use the same group.
 
     Args:
-        group: The process group; of the backends' devices, the one that object collectives use.
-        coordinator_rank: The rank, within the group, that runs each `reduce_fn`.
-        timeout_seconds: Timeout of waiting for this rank's earlier operations on the group.
-        errors: The classes of the errors that it raises.
+        group: Process group of the ranks.
+        coordinator_rank: Rank within the group that runs each `reduce_fn`.
+        timeout_seconds: Time that an operation waits for this rank's earlier operations on the group.
+        errors: Classes of the errors that the coordinator raises.
 
     Example:
         ```python
@@ -99,7 +99,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         self._closed = False
 
     def save_nonce(self) -> str:
-        """Return a random string; see `Coordinator`. The first call is a phase of its own: every rank must make it."""
+        """Return a random string; see `Coordinator`. The first call is a separate phase: every rank must make it."""
         if self._nonce is None:
             self._nonce = self.broadcast("save nonce", lambda: secrets.token_hex(8))
         return self._nonce
@@ -135,7 +135,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         return verdict, own[0]
 
     def _withdraw(self, number: int, failure: Failure) -> None:
-        """Do nothing: another phase may never come, and its collectives would wait for every rank."""
+        """Do nothing: telling other ranks needs a collective, which would wait for every rank, and may wait forever."""
 
     def close(self) -> None:
         """See `Coordinator.close`."""

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT_SECONDS", "Coordinator", "LocalCoordinator"]
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
-"""Timeout of a rank that waits for the others in one phase."""
+"""Time in seconds that a rank waits for the others in one phase."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Coordinator(ABC):
-    """Coordinator of the ranks of one operation, such as a save, through the same phases; a context manager.
+    """Coordinator of one operation, such as a save: leads all ranks through the same phases. A context manager.
 
     Every rank calls the same methods in the same order. A phase ends the same way on all ranks: when a `map_fn` raises
     on any rank, or the coordinator's `reduce_fn` does, all ranks raise `PhaseFailedError` with every failing rank's
@@ -36,13 +36,13 @@ class Coordinator(ABC):
     rank that raised them, after a report to the other ranks, which raise `PhaseFailedError`. Waiting ends with
     `PeerLostError` or `CoordinatorTimeoutError`, which name ranks, or with `CoordinatorLostError`.
 
-    Values are pickled for other ranks of the job; the coordinator gets its own value unpickled, unchanged.
+    Values are pickled to be sent to other ranks of the job; the coordinator gets its own value directly, not pickled.
 
     Args:
-        rank: This rank within the group.
-        world_size: The number of ranks.
-        coordinator_rank: The rank that runs each `reduce_fn`.
-        errors: The classes of the errors that it raises.
+        rank: Number of this rank within the group.
+        world_size: Number of ranks.
+        coordinator_rank: Number of the rank that runs each `reduce_fn`.
+        errors: Classes of the errors that the coordinator raises.
     """
 
     def __init__(self, rank: int, world_size: int, coordinator_rank: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:
@@ -93,14 +93,14 @@ class Coordinator(ABC):
         """Return only if `value` is equal on all ranks.
 
         Args:
-            phase: The phase's name.
-            value: A value that can be pickled and compared.
-            describe: Description of the values, in the plural, for the error.
+            phase: Name of the phase.
+            value: Value to compare; it can be pickled and compared with `==`.
+            describe: Description of the values, in the plural, for the error message.
 
         Raises:
             RankDisagreementError: The values differ; raised on every rank, naming each value and its ranks.
 
-        Ranks: every rank; a phase of its own.
+        Ranks: every rank; the call is a separate phase.
         """
         disagreement = self.all_reduce(phase, lambda: value, lambda values: _disagreement(values, describe))
         if disagreement is not None:

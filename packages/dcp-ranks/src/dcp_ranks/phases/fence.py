@@ -1,7 +1,7 @@
 """Fence against publishing late: checks inside a phase whether the other ranks have abandoned it.
 
-A rank that was suspended for longer than the deadline finds, when it resumes, that the others have given up: it must
-not publish then. Not in this module: how a coordinator finds out.
+While a rank is suspended for longer than the deadline, the other ranks stop waiting for it: when it resumes, it must
+not publish any more. Not in this module: how a coordinator detects this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _check: ContextVar[Callable[[], None] | None] = ContextVar("_check", default=Non
 
 @contextmanager
 def fenced(check: Callable[[], None]) -> Iterator[None]:
-    """Install `check` for the block, in this thread: called by `check_fence`, it raises if others gave up."""
+    """Install `check` for the block, in this thread: `check_fence` calls it; it raises if the phase was abandoned."""
     token = _check.set(check)
     try:
         yield

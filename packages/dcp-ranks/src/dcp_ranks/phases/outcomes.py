@@ -1,4 +1,4 @@
-"""Messages between ranks about one phase: outcomes on the way up, a verdict on the way down.
+"""Messages between ranks about one phase: outcomes of the ranks to the coordinator, its verdict (result) back to them.
 
 A failure is sent as text, and as the exception itself only if that survives pickling, so that no exception can prevent
 its own report. Nothing here communicates.
@@ -20,7 +20,7 @@ _MAX_FULL_TRACEBACKS = 32
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One phase of one operation: its number from 0, how ranks exchange in it, and its name."""
+    """One phase of one operation: its number from 0, the kind of exchange between ranks, and its name."""
 
     number: int
     kind: str
@@ -53,7 +53,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of one rank's part of a phase: pickled value or failure, the phase as it sees it, and its seconds."""
+    """Outcome of one rank's part of a phase: pickled value or failure, label of the phase, and duration in seconds."""
 
     label: str
     value: bytes | None = None
@@ -63,11 +63,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on a phase, the same for every rank. With no failure, nothing missing and no disagreement it went well.
+    """Result of a phase, the same for every rank: `ok`, or which ranks failed, did not arrive, were lost or disagree.
 
-    `common` is the answer for all ranks; with `scattered` each rank's answer is sent by itself. `missing` ranks did
-    not arrive in time, `lost` ones have died (and how that is known); `unheard` ranks were still busy when a failure
-    was reported. `slowest` is the rank whose part took longest, and its seconds.
+    `common` is the answer for all ranks; with `scattered` each rank's answer is sent separately. `missing` ranks did
+    not arrive in time; `lost` ranks have died, each with the evidence for it; `unheard` ranks were still busy when a
+    failure was reported. `slowest` is the rank whose part took longest, and how many seconds that took.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -87,7 +87,7 @@ class Verdict:
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:
-    """Describe an exception of a rank as a `Failure` that can be sent, whatever the exception is made of."""
+    """Describe an exception of a rank as a `Failure` that can be sent, even if the exception itself cannot."""
     # The outermost frame is the coordinator's own call of the user's function.
     inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
     try:

@@ -1,7 +1,7 @@
 """Phases of several ranks over any transport: attempt, exchange, conclude.
 
-Not in this module: stores and collectives. A subclass of `PhasedCoordinator` moves one outcome up from each rank and
-one verdict down; that narrow interface admits other topologies than a star.
+Not in this module: stores and collectives. A subclass of `PhasedCoordinator` sends the outcome of each rank to the
+coordinator, and the verdict (the result of the phase) back; this narrow interface permits other topologies than a star.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class Answer:
-    """The coordinator's decision: the verdict, and under `scattered` each other rank's answer as bytes.
+    """The coordinator's decision: the verdict, and if it is `scattered`, the answer for each other rank as bytes.
 
-    `own` is the coordinator's own answer as it is, `error` the error of its `reduce_fn`.
+    `own` is the coordinator's own answer, not pickled; `error` is the error of its `reduce_fn`.
     """
 
     verdict: Verdict
@@ -40,7 +40,7 @@ class Answer:
 
 
 class PhasedCoordinator(Coordinator):
-    """Phases over two moves: every rank's outcome to the coordinator, and one verdict back to every rank."""
+    """Phases in two transfers: every rank's outcome to the coordinator, and one verdict back to every rank."""
 
     _sends_own_value = False
     """Whether the coordinator's own outcome holds its value as bytes, which only a fake group reads."""
@@ -59,23 +59,24 @@ class PhasedCoordinator(Coordinator):
         """Exchange one phase's outcomes and verdict.
 
         Args:
-            step: The phase.
-            outcome: The outcome on this rank.
-            conclude: Called once, on the coordinator, with every rank's outcome in rank order; never raises.
+            step: Phase to exchange.
+            outcome: Outcome of this rank.
+            conclude: Function that decides the verdict; called once, on the coordinator, with every rank's outcome in
+                rank order; never raises.
 
         Returns:
-            The verdict, and this rank's own answer if the verdict is scattered and this is not the coordinator.
+            The verdict, and this rank's own answer if the verdict is `scattered` and this rank is not the coordinator.
         """
 
     @abstractmethod
     def _withdraw(self, number: int, failure: Failure) -> None:
-        """Make phase `number` fail on the other ranks, or the next one if that has gone well.
+        """Make phase `number` fail on the other ranks; if it has already succeeded, make the next phase fail.
 
-        This rank may have been on its way through the phase, or may never enter it. Never raises an `Exception`.
+        This rank may be inside the phase, or may never enter it. Never raises an `Exception`.
         """
 
     def _check_waited_for(self, step: Step) -> None:
-        """Raise if the other ranks have ended the phase that this one, the coordinator, is about to decide."""
+        """Raise if the other ranks have ended the phase that this rank, the coordinator, is about to decide."""
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:
         """See `Coordinator.reduce_scatter`."""

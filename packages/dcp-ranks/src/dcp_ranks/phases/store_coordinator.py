@@ -1,9 +1,10 @@
 """Coordinator over a process group's store: no collective, any number of operations at once, any backend.
 
-Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` are `nonce`, `closed`,
-and for each phase under `<number>/`: `up/<rank>` an outcome, `arrived` how many there are, `ready` when all are or one
-failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes the keys that it wrote or alone reads,
-the coordinator those that all have read, and the last rank to close the rest. (Keys of peers: see `roster`.)
+Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` are `nonce`, `closed`, and
+for each phase under `<number>/`: `up/<rank>` an outcome, `arrived` how many there are, `ready` when all ranks have
+arrived or one failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes the keys that it wrote
+and those that it alone reads; the coordinator removes keys that all ranks have read; the last rank that closes its
+coordinator removes the rest. (Keys of peers: see `roster`.)
 """
 
 from __future__ import annotations
@@ -30,23 +31,24 @@ _SEE_SECONDS = 0.5
 
 
 class StoreCoordinator(PhasedCoordinator):
-    """Coordinator of ranks that meet at a store. Several may run on one group, in threads or processes of each rank.
+    """Coordinator of ranks that communicate through a store. Each rank may use several at once, in any threads.
 
-    Constructing one draws the operation's sequence number, so do it in the order in which all ranks start operations,
-    before any user code runs. It waits for no rank.
+    Constructing one draws the operation's sequence number, so all ranks must construct their coordinators in the same
+    order, before any user code runs. Constructing waits for no rank.
 
     Args:
-        store: A connection of this coordinator's own (see `borrow_store`).
-        rank: This rank within the group.
-        world_size: The number of ranks in the group.
-        coordinator_rank: The rank that runs each `reduce_fn`.
-        sequence: The operation's number, where it was drawn elsewhere (by `draw`).
-        timeout_seconds: Timeout of a rank that waits for the others in one phase, from its own arrival.
-        hosts_store: This process may be the one that serves the store: `close` then waits (seconds at most) until
-            every rank has read how the last phase ended, as the store is gone when this process ends.
-        release: Called by `close` if the connection is in order and can be reused.
-        peers: Reports lost ranks, and carries phases where it relays; None leaves the first to the deadline.
-        errors: The classes of the errors that it raises.
+        store: Connection to the store that only this coordinator uses (see `borrow_store`).
+        rank: Number of this rank within the group.
+        world_size: Number of ranks in the group.
+        coordinator_rank: Number of the rank that runs each `reduce_fn`.
+        sequence: Sequence number of the operation, if `draw` was called for it before.
+        timeout_seconds: Time that a rank waits for the others in one phase, counted from its own arrival.
+        hosts_store: Whether this process may be the server of the store: `close` then waits (seconds at most) until
+            every rank has read how the last phase ended, as the store ends with this process.
+        release: Function that `close` calls if the connection works and can be reused.
+        peers: Monitor that detects lost ranks and, in large groups, carries the messages; with None, lost ranks are
+            noticed only at the deadline.
+        errors: Classes of the errors that the coordinator raises.
 
     Example:
         ```python
@@ -133,7 +135,7 @@ class StoreCoordinator(PhasedCoordinator):
             self._lost = True
 
     def _round(self, step: Step) -> StoreRound:
-        """Return the first phase of an operation at the store: when it has ended, all ranks have left their cards."""
+        """Return the phase to run: the first one over the store (at its end all ranks have left their cards)."""
         if self._peers is not None and self._peers.relays and step.number > 0:
             return RelayRound(self._wire, step, self._seat, self._peers, self.sequence)
         return StoreRound(self._wire, step, self._seat, self._peers)

@@ -1,8 +1,8 @@
-"""One phase at a store: arrive, then lead (the coordinator) or follow (the other ranks) until there is a verdict.
+"""One phase through a store: ranks arrive, then wait until the phase has a verdict, which is its result.
 
 Any rank may declare how the phase ended, and the first one decides: normally the coordinator, otherwise a rank that
-gives up waiting or finds another one lost. The meaning of a verdict, and the lifetime of an operation, are defined
-elsewhere.
+stops waiting or finds that another rank is lost. The meaning of a verdict, and the lifetime of an operation, are
+defined elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SEARCH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One rank's place in an operation."""
+    """One rank's place in an operation: its number, the other ranks, and its timeout."""
 
     rank: int
     world_size: int
@@ -48,13 +48,14 @@ class StoreRound:
     """One phase on one rank.
 
     Attributes:
-        INLINE_BYTES: Longer verdicts are not stored in the key that ranks race for.
+        INLINE_BYTES: Largest size of a verdict that is stored in the phase's key `verdict` itself; larger ones have
+            keys of their own.
 
     Args:
-        wire: The operation's keys.
-        step: The phase.
-        seat: This rank's place.
-        peers: Reports lost ranks; None leaves that to the deadline.
+        wire: Store with the keys of the operation.
+        step: Phase to run.
+        seat: Place of this rank in the operation.
+        peers: Monitor that detects lost ranks; with None, they are noticed only at the deadline.
     """
 
     INLINE_BYTES = 48 << 10
@@ -86,13 +87,13 @@ class StoreRound:
         return verdict, answer
 
     def leave(self, failure: Failure) -> Verdict:
-        """Make the phase fail without waiting for any rank, unless it has ended; returns the verdict."""
+        """Make the phase fail without waiting for any rank, unless the phase has ended; returns its verdict."""
         verdict = self._declare(Verdict(failures=(failure,)))
         self._wire.delete(self._own_keys)
         return verdict
 
     def _declare(self, verdict: Verdict) -> Verdict:
-        """Declare the verdict of the phase, unless it has ended; returns the verdict that counts."""
+        """Declare the verdict of the phase, unless another rank has; returns the verdict that was declared first."""
         text, keys = self._text(verdict)
         winner = self._wire.claim(self._verdict, text)
         if not self._leads:
@@ -104,7 +105,7 @@ class StoreRound:
         return self._open(winner)
 
     def _text(self, verdict: Verdict) -> tuple[str, list[str]]:
-        """Return the text to claim for a verdict, and the keys that hold the rest of it."""
+        """Return a verdict as text for the key `verdict`, and the further keys that hold a large verdict."""
         data = encode(verdict)
         if len(data) <= self.INLINE_BYTES:
             return "i" + base64.b64encode(data).decode(), []
@@ -198,7 +199,7 @@ class StoreRound:
         return outcome if isinstance(outcome, Outcome) else None
 
     def _partial(self, outcomes: list[Outcome | None]) -> Verdict:
-        """Return the verdict of a rank that stops waiting."""
+        """Return the verdict that a rank declares when it stops waiting."""
         failures = [outcome.failure for outcome in outcomes if outcome is not None and outcome.failure is not None]
         absent = tuple(rank for rank, outcome in enumerate(outcomes) if outcome is None)
         lost = () if self._peers is None else tuple(sorted(self._peers.lost.items()))

@@ -1,9 +1,9 @@
 """One phase over a tree of connections: outcomes are relayed up from rank to rank, the verdict and the answers down.
 
-The store still decides: a verdict is claimed there before it is sent down, so that a rank that fails, gives up
-waiting or finds another one lost can end the phase as in `store_phase`; all ranks poll it from time to time. More keys
-of a phase: `here/<rank>` of ranks that have waited for long, `strays` and `stray/<n>` of ranks that cannot connect to
-the one above. Not in this module: connections.
+The store still decides: a verdict (result of the phase) is set there before it is sent down, so that a rank that fails,
+stops waiting or finds another rank lost can end the phase as in `store_phase`; all ranks poll the store from time to
+time. More keys of a phase: `here/<rank>` of ranks that have waited for long, `strays` and `stray/<n>` of ranks that
+cannot connect to the rank above. Not in this module: connections.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Answers = Mapping[int, bytes]
 
 
 class RelayRound(StoreRound):
-    """One phase on one rank of a group whose peers relay.
+    """One phase on one rank of a group whose ranks relay each other's messages.
 
     Args:
-        wire: The operation's keys.
-        step: The phase.
-        seat: Who this rank is.
-        peers: The connections.
-        sequence: The operation's number.
+        wire: Store with the keys of the operation.
+        step: Phase to run.
+        seat: Place of this rank in the operation.
+        peers: Connections to the ranks above and below.
+        sequence: Sequence number of the operation.
     """
 
     def __init__(self, wire: StoreWire, step: Step, seat: Seat, peers: Peers, sequence: int) -> None:
@@ -54,9 +54,9 @@ class RelayRound(StoreRound):
         self.shared.append(self._counter)
         self._told: dict[int, Outcome] = {}
         self._via: dict[int, int | None] = {}
-        """Rank → the rank right below that relayed its outcome, None for one that came through the store."""
+        """Rank → rank directly below that relayed its outcome; None for an outcome that came through the store."""
         self._strayed: list[int] = []
-        """Ranks whose outcomes this one has left in the store."""
+        """Ranks whose outcomes this rank has left in the store."""
         self._came: tuple[Verdict, Answers] | None = None
         self._decided: Verdict | None = None
         self._decided_at = 0.0
@@ -79,7 +79,7 @@ class RelayRound(StoreRound):
         return verdict, answers.get(self._seat.rank)
 
     def _gather(self, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, Answers]:
-        """Wait for all outcomes and decide; on the coordinator."""
+        """On the coordinator: wait for all outcomes and decide."""
         end = self._started + self._seat.timeout_seconds
         failed = False
         while len(self._told) < self._seat.world_size and not self._links.lost and time.monotonic() < end:
@@ -107,7 +107,7 @@ class RelayRound(StoreRound):
         return verdict, answers
 
     def _await(self, own: Outcome) -> tuple[Verdict, Answers]:
-        """Wait for the verdict from above, or at the store; on other ranks."""
+        """On other ranks: wait for the verdict from the rank above, or from the store."""
         end = self._started + self._patience(own) + self._seat.rank * _TURN_SECONDS
         while True:
             ended = self._turn(end)
@@ -124,7 +124,7 @@ class RelayRound(StoreRound):
                     return decided
 
     def _without_above(self, decided: Verdict) -> tuple[Verdict, Answers] | None:
-        """Return the result if all went well but no answer will come from above; None to go on waiting."""
+        """Return the result if all went well but the rank above will send no answer; None to go on waiting."""
         above = self._links.above_rank
         if self._links.cut_off and self._strayed:
             if not decided.scattered:
@@ -137,7 +137,7 @@ class RelayRound(StoreRound):
         return None
 
     def _turn(self, end: float) -> Verdict | None:
-        """Wait briefly and take incoming frames; returns the verdict if the store says that the phase failed."""
+        """Wait briefly and process incoming frames; returns the verdict if the store says that the phase failed."""
         self._links.pause(max(0.0, min(end, self._next_look) - time.monotonic()))
         for below, frame in self._links.take(self._key):
             if frame.kind == DOWN:
@@ -188,7 +188,7 @@ class RelayRound(StoreRound):
             self._via[rank] = None
 
     def _leave_off(self) -> None:
-        """Mark that this rank stops waiting: it works, and others may wait for it."""
+        """Remove the keys by which this rank shows that it waits: from now on it works, and others may wait for it."""
         self._wire.delete(self._own_keys)
         self._own_keys = []
 
@@ -199,7 +199,7 @@ class RelayRound(StoreRound):
         return [self._told.get(rank) for rank in range(self._seat.world_size)]
 
     def _partial(self, outcomes: list[Outcome | None]) -> Verdict:
-        """Return the verdict as in `StoreRound`; ranks that wait below a missing one are not missing."""
+        """Return the verdict as in `StoreRound`; ranks that wait below a missing rank do not count as missing."""
         verdict = super()._partial(outcomes)
         missing, unheard = self._away(verdict.missing), self._away(verdict.unheard)
         if verdict.missing and not missing:
@@ -220,7 +220,7 @@ class RelayRound(StoreRound):
         return Verdict(scattered=True) if text == _COMES_DOWN else super()._open(text)
 
     def _hand_down(self, verdict: Verdict, answers: Answers) -> None:
-        """Send the verdict and the answers to the ranks below, and wait until the connections have taken them."""
+        """Send the verdict and the answers to the ranks below, and wait until the frames are sent."""
         through: defaultdict[int | None, list[int]] = defaultdict(list)
         for rank, via in self._via.items():
             through[via].append(rank)

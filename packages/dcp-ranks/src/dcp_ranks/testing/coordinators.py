@@ -33,7 +33,7 @@ __all__ = [
 
 STORE_KINDS: Final = ("store", "relay")
 KINDS: Final = (*STORE_KINDS, "collective")
-"""`relay` is a store's whose ranks pass on what others say: two ranks on each pretended host, one leader for each."""
+"""Kinds of coordinators; with `relay`, over a store, leaders relay messages: two ranks and one leader per pretended host."""
 
 _RELAYING = PeerOptions(leaders_above=1, fan_out=1)
 _HEAR_SECONDS = 40.0
@@ -41,7 +41,7 @@ _LASTING = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
 
 
 def coordinator(kind: str, **options: Any) -> Coordinator:
-    """Return a coordinator of the default group, of one of `KINDS`. Every rank."""
+    """Return a coordinator of the default group, of one of the `KINDS`. Called on every rank."""
     if kind == "collective":
         return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
     if kind == "relay":
@@ -94,7 +94,7 @@ def say(word: object) -> None:
 
 
 def hear(word: object) -> None:
-    """Wait, busily, for a signal of another rank's `say`; most tests send it after raising."""
+    """Wait, by polling, for the signal that another rank sends with `say`."""
     store = group_store()
     deadline = time.monotonic() + _HEAR_SECONDS
     while not store.check([f"said {word}"]):

@@ -20,6 +20,6 @@ def group_store() -> Any:
 
 
 def keys_of_group() -> list[str]:
-    """Return every key in the store; empty before torch 2.8, which cannot list them."""
+    """Return every key in the store; an empty list before torch 2.8, which cannot list keys."""
     store = group_store()
     return list(store.list_keys()) if hasattr(store, "list_keys") else []

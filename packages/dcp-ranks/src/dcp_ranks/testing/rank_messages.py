@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Request: join a new default process group as a rank; with `backend` None, no group.
+    """Request: join a new default process group as a rank; with `backend` None, leave the process without a group.
 
     `port` is None for the rank that hosts the store; that rank replies twice, first with the port.
     """
@@ -31,7 +31,7 @@ class Join:
 class Call:
     """Request: call a pickled `(function, arguments)`, under the caller's warning filters.
 
-    `modules` has the files of modules that a rank process might not find by itself.
+    `modules` lists the files of modules that a rank process might not find by itself.
     """
 
     function: bytes

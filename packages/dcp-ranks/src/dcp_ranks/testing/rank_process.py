@@ -81,7 +81,7 @@ class RankProcess:
         return os.pread(self._output.fileno(), size - start, start).decode(errors="replace")
 
     def kill_after(self, seconds: float) -> None:
-        """Kill the process after this time, unless `keep` is called before."""
+        """Kill the process after this time, unless `keep` is called first."""
         self._kill_timer = threading.Timer(seconds, self._process.kill)
         self._kill_timer.start()
 
@@ -92,7 +92,7 @@ class RankProcess:
             self._kill_timer = None
 
     def how_it_ended(self) -> str:
-        """Describe how the process ended; waits for one that is about to end."""
+        """Describe how the process ended; waits briefly if it has not ended yet."""
         try:
             code = self._process.wait(_ABORT_SECONDS)
         except subprocess.TimeoutExpired:

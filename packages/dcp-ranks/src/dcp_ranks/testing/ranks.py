@@ -45,8 +45,8 @@ class RankError(RanksError, RuntimeError):
     """A function failed on at least one rank.
 
     Args:
-        what: Description of the call.
-        failures: Rank → its failure.
+        what: Description of the call that failed.
+        failures: Rank → failure of that rank.
         outputs: Rank → stdout and stderr, for the ranks that did not fail.
     """
 
@@ -96,13 +96,12 @@ class RankPool:
 
         Args:
             world_size: Number of ranks; the function gets its rank from `torch.distributed.get_rank()`.
-            function: Any function that cloudpickle can pickle, including functions of test modules, lambdas and
-                closures.
+            function: Function that cloudpickle can pickle, including functions of test modules, lambdas and closures.
             args: Arguments of the function, the same on each rank.
             timeout: Seconds after which unfinished ranks are ended, and reported with their stacks.
-            kill_after: Rank → seconds after which it is killed (SIGKILL).
-            expect_death: The ranks whose processes must end before the function does; their result is None.
-            backend: The group's backend, such as `gloo`, `nccl` or `cpu:gloo,cuda:nccl`; None for no group at all.
+            kill_after: Rank → seconds after which its process is killed (SIGKILL).
+            expect_death: Ranks whose processes must end before the function returns; their result is None.
+            backend: Backend of the group, such as `gloo`, `nccl` or `cpu:gloo,cuda:nccl`; None for no group at all.
 
         Raises:
             RankError: The function raised on some rank, took too long, or a process ended unexpectedly.

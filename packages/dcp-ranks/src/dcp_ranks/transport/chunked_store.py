@@ -1,7 +1,7 @@
-"""Values, claims and waits on a `torch.distributed` store: chunked, guarded against its loss, interruptible.
+"""Values, claims and waits on a `torch.distributed` store: chunked, interruptible, with an error if the store is lost.
 
-Waiting is polling with growing pauses: a blocking `wait` holds its connection, keeps signals out, and prints a warning
-each time it runs out. The meaning of the keys, and the making of connections, are elsewhere.
+Waiting is polling with growing pauses: a blocking `wait` holds its connection, blocks the handling of signals, and
+prints a warning at each timeout. The meaning of the keys, and the making of connections, are elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _POLLS_PER_SECOND = 10_000
 
 
 class KeyValueStore(Protocol):
-    """The methods of `torch.distributed.Store` that are used; keys and values as there."""
+    """The methods of `torch.distributed.Store` that are used here, with the same keys and values."""
 
     def set(self, key: str, value: bytes, /) -> None: ...  # noqa: D102
     def add(self, key: str, amount: int, /) -> int: ...  # noqa: D102
@@ -47,10 +47,10 @@ class StoreWire:
     """Values, counters and claims at a store, under a prefix; raises `CoordinatorLostError` if the store is lost.
 
     Args:
-        store: The store; no other thread uses this connection.
-        prefix: Comes before every key.
-        world_size: Number of ranks that poll this store; the more, the less often each polls.
-        errors: The classes of the errors to raise.
+        store: Connection to the store, which no other thread uses.
+        prefix: Prefix of every key.
+        world_size: Number of ranks that poll this store; the more ranks, the less often each one polls.
+        errors: Classes of the errors to raise.
 
     Example:
         ```python
@@ -73,7 +73,7 @@ class StoreWire:
         self._last_pause_seconds = _LAST_PAUSE_SECONDS * max(1.0, world_size / _RANKS_PER_LAST_PAUSE)
 
     def put(self, key: str, data: bytes) -> list[str]:
-        """Store a value of any size; returns all keys that it takes, the value's own last."""
+        """Store a value of any size; returns all keys that hold its chunks, the given key last."""
         with guard_store(key, self._errors):
             if len(data) <= CHUNK_BYTES:
                 self._store.set(self._prefix + key, _WHOLE + data)
@@ -86,7 +86,7 @@ class StoreWire:
             return [*parts, key]
 
     def get(self, key: str) -> tuple[bytes, list[str]]:
-        """Return an existing value, and all keys that it takes."""
+        """Return an existing value, and all keys that hold its chunks."""
         head = self._read(key)
         if head[:1] == _WHOLE:
             return head[1:], [key]
@@ -120,7 +120,7 @@ class StoreWire:
             return self._store.add(self._prefix + key, 0)
 
     def claim(self, key: str, text: str) -> str:
-        """Set a key unless it is set; returns the text that it then has. Short ASCII text only."""
+        """Set a key unless another rank has set it; returns the text that the key then has. Short ASCII text only."""
         with guard_store(key, self._errors):
             return self._store.compare_set(self._prefix + key, "", text).decode()
 
@@ -138,7 +138,7 @@ class StoreWire:
     def wait(self, ready: Callable[[], bool], deadline: float, sleep: Callable[[float], None] = time.sleep) -> bool:
         """Poll until `ready()`, or until `time.monotonic()` reaches the deadline; returns whether it became ready.
 
-        `sleep` spends the time in between, at most that many seconds.
+        `sleep(seconds)` waits between two polls, at most that many seconds.
         """
         started = time.monotonic()
         while not ready():
@@ -160,7 +160,7 @@ def guard_store(key: str, errors: ErrorTypes = ERROR_TYPES) -> Iterator[None]:
 
 
 def store_lost(key: str, error: RuntimeError, errors: ErrorTypes = ERROR_TYPES) -> CoordinatorLostError:
-    """Return the error for a store that does not answer."""
+    """Return the error to raise for a store that does not answer."""
     message = str(error).partition("\n")[0]
     return errors.coordinator_lost(
         f"the store over which the ranks coordinate cannot be reached (at key {key!r}: {message}); the process that "

@@ -1,7 +1,8 @@
-"""One TCP connection between two ranks: non-blocking frames in and out, and a lease that the kernel keeps.
+"""One TCP connection between two ranks: non-blocking exchange of frames, with TCP keepalive by the kernel.
 
-The kernel answers its peer's probes whatever the process does, closes the connection when the process ends, and gives
-up on a host that does not answer: no thread has to renew anything. Not in this module: which ranks connect, and why.
+The kernel answers the probes of the other host whatever the process does, closes the connection when the process ends,
+and ends it when the other host does not answer: no thread has to send heartbeats. Not in this module: which ranks
+connect, and why.
 
 Source: Linux `tcp(7)`: TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
 """
@@ -37,10 +38,10 @@ class Frame:
 
 
 class Link:
-    """A connection that is made or being made. Calls for one link must not overlap; none of them waits.
+    """A connection that is established or in progress. Calls for one link must not overlap; none of them waits.
 
     Args:
-        connection: The socket; belongs to the link from now on.
+        connection: Socket, which belongs to the link from now on.
         peer_timeout_seconds: Time without an answer of the other host after which the connection counts as broken.
     """
 
@@ -164,8 +165,8 @@ def listen(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
     """Return a listening socket on one address of this host. Raises OSError if that is not possible.
 
     Args:
-        address: IPv4 or IPv6; connections to other addresses are not accepted.
-        port: 0 takes a free one.
+        address: Address, IPv4 or IPv6; connections to other addresses are not accepted.
+        port: Port number; 0 for any free port.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     made = socket.create_server((address, port), family=family, backlog=4096, reuse_port=False)

@@ -1,9 +1,10 @@
 """Handshake by which two ranks prove to each other over a connection that they belong to the same job.
 
-Both know a secret, which is sent over the group's store alone: over connections they send codes (HMAC) of fresh random
-numbers. The listener leaves its number, the challenge, in the store; the caller sends its own with the code that proves
-it; the answer proves the listener. So the first bytes of a connection decide, and no stranger learns more than codes.
-It opens no connection, and does not encrypt what is sent afterwards.
+Both ranks know a secret, which is sent only over the group's store: over connections they send codes (HMAC) of fresh
+random numbers. The listener leaves its random number, the challenge, in the store; the caller sends a random number of
+its own, with a code that proves that the caller knows the secret; the answer of the listener proves the same. So the
+first bytes of a connection decide, and a stranger sees only codes. This module opens no connection, and does not
+encrypt what is sent afterwards.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ _CODE = "sha256"
 
 
 def new_challenge() -> bytes:
-    """Return a random number that a listener leaves in the store; of one listener alone."""
+    """Return a random number for one listener, which the listener leaves in the store."""
     return os.urandom(_NONCE_BYTES)
 
 
 class Call:
-    """The caller's side of the handshake on one connection. Each connection needs its own.
+    """The caller's side of the handshake on one connection. Each connection needs its own instance.
 
     Args:
         secret: Secret of the job.
-        challenge: The challenge that the listener left in the store.
+        challenge: Challenge that the listener left in the store.
         rank: Rank of the caller.
     """
 
@@ -50,7 +51,7 @@ class Listener:
 
     Args:
         secret: Secret of the job.
-        challenge: The challenge that it left in the store.
+        challenge: Challenge that the listener left in the store.
     """
 
     def __init__(self, secret: bytes, challenge: bytes) -> None:
@@ -62,8 +63,8 @@ class Listener:
         """Return the answer for a caller that has proved itself; None for a stranger, or for a replayed greeting.
 
         Args:
-            hello: The first bytes received.
-            rank: The rank that the caller claims to be.
+            hello: First bytes received from the caller.
+            rank: Number of the rank that the caller claims to be.
         """
         nonce, code = bytes(hello[:_NONCE_BYTES]), hello[_NONCE_BYTES:]
         parts = (self._challenge, nonce, rank)

@@ -1,4 +1,4 @@
-"""Listening sockets of a rank, only on addresses that it announces: those of the network of the store.
+"""Listening sockets of a rank, only on the addresses that it announces: those in the network of the store.
 
 Not in this module: the connections themselves.
 """
@@ -23,16 +23,16 @@ _MAX_DOORS = 16
 def addresses_to_announce(store: Any, network: str | None) -> list[str]:
     """Return this host's addresses by which the other ranks are likely to reach it, the likeliest first.
 
-    With `network`, those in it. Otherwise the address from which this host reaches the store, which all ranks reach.
-    If the store is no server, or its name leads to this host alone (`127.0.1.1` for a host's own name), all addresses
-    of the host.
+    With `network`, these are the host's addresses in that network. Otherwise it is the address from which this host
+    reaches the store, as all ranks reach the store. If the store has no server, or the server's name resolves to a
+    loopback address (`127.0.1.1` for a host's own name), these are all addresses of the host.
 
     Args:
         store: Store of the group.
-        network: A network such as `10.0.0.0/8`; None for the store's.
+        network: Network such as `10.0.0.0/8`; None for the network of the store.
 
     Returns:
-        Empty if the host has no address in the network: then other ranks cannot connect, and report it.
+        The addresses; none if the host has no address in the network: then other ranks cannot connect, and report that.
     """
     own = own_addresses()
     if network is not None:

@@ -1,4 +1,4 @@
-"""Mailbox for frames of operations and phases that share connections: kept until their phase takes them.
+"""Mailbox for frames of operations and phases that share connections: frames are kept until their phase fetches them.
 
 Not in this module: connections.
 """

@@ -1,4 +1,4 @@
-"""Incoming connections that have not proved yet that they belong to the job: few, and for a short time.
+"""Incoming connections that have not yet proved that they belong to the job: limited in number and in time.
 
 Not in this module: the proof, and waiting.
 """
@@ -14,7 +14,7 @@ from dcp_ranks.transport.connection import Link
 __all__ = ["Guests"]
 
 MAX_GUESTS = 32
-"""Limit of such connections; beyond it the oldest is closed: a rank sends its proof at once, and may reconnect."""
+"""Limit of unproved connections; beyond it the oldest is closed: a rank sends its proof at once, and may reconnect."""
 GUEST_SECONDS = 10.0
 _ACCEPTED_AT_ONCE = 64
 
@@ -34,7 +34,7 @@ class Guests:
         """Accept pending connections of a listening socket, but only a few at a time, so that other work goes on.
 
         Args:
-            door: A listening socket that does not block.
+            door: Listening socket, in non-blocking mode.
             peer_timeout_seconds: See `Link`.
         """
         for _ in range(_ACCEPTED_AT_ONCE):

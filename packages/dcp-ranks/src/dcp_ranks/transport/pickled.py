@@ -14,5 +14,5 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes | bytearray) -> Any:
-    """Unpickle a value of another rank of the same job; never bytes of anything else."""
+    """Unpickle a value from another rank of the same job; bytes from elsewhere must never be passed."""
     return pickle.loads(data)
