@@ -28,7 +28,7 @@ class Phase:
 
     def __init__(self) -> None:
         self.bytes: int | None = None
-        """Number of bytes that this rank read or wrote in the phase; None if it is not known."""
+        """Number of bytes that this rank read or wrote in the phase, if any."""
         self.own_seconds = 0.0
 
     def timed(self, function: Callable[[], T]) -> Callable[[], T]:

@@ -65,5 +65,5 @@ def register(plugin: object, *, name: str) -> None:
 
 
 def unregister(name: str) -> None:
-    """Remove a plug-in that `register` added. Raises PluginNotFoundError."""
+    """Remove a plug-in that `register` added. Raises PluginNotFoundError if there is none."""
     installed.unregister(name, errors=PLUGIN_ERRORS)

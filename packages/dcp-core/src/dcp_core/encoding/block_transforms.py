@@ -56,7 +56,7 @@ class BlockTransformExtension(Extension):
 
     @abstractmethod
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Decode a block into `into`, of `decoded_bytes(data)` bytes; uses at most a small multiple of both sizes as memory.
+        """Decode a block into `into`, of `decoded_bytes(data)` bytes; needs at most a small multiple of both as memory.
 
         Raises:
             Exception: The data are damaged. (Their CRC was checked before: they are the bytes that were written.)

@@ -76,7 +76,7 @@ class DumpedObject:
     data: bytes
     """The bytes that `dump_object` returned."""
     digest: bytes = b""
-    """`value_digest` of the object, which ranks compare, as equal values may have different bytes; empty if bytes are compared."""
+    """`value_digest` of the object, by which ranks compare values; empty if they compare `data` instead."""
 
 
 def dump_object(value: object, *, key: str) -> bytes:

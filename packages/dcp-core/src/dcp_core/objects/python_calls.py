@@ -266,7 +266,7 @@ def _set_uuid(_: Budget, instance: uuid.UUID, state: Any) -> uuid.UUID:
 
 
 def _set_stream(*kinds: type) -> State:
-    """Return the rule for the state of `BytesIO` (value, position, attributes) or `StringIO` (also the newline setting)."""
+    """Return the rule for the state of `BytesIO` (value, position, attributes) or `StringIO` (and its newline)."""
 
     def build(budget: Budget, instance: Any, state: Any) -> Any:
         if type(state) is not tuple or len(state) != len(kinds) + 2:

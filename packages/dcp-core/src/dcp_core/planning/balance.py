@@ -1,4 +1,4 @@
-"""Load balancing of replicas: the largest first, each to the rank with the least to write, cut where it helps.
+"""Load balancing of replicas: the largest first, each to the rank with the fewest bytes to write, cut if that helps.
 
 Plain arithmetic over bytes and ranks: no plans, no tensors, and the same answer on every run.
 
@@ -28,18 +28,18 @@ _SLACK = 1 / 128
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates for balancing: values to write once each, and the ranks that hold them."""
+    """Candidates for balancing: values that are written once each, and the ranks that hold them."""
 
     nbytes: I64
-    """Size of each in bytes; at least 1."""
+    """Size of each candidate in bytes; at least 1."""
     slices: I64
-    """Number of equal slices of each, between which it may be cut; 1 if it may not."""
+    """Number of equal slices of each candidate, between which it may be cut; 1 if it may not be cut."""
     first: I64
-    """Start of each one's holders in `ranks`; one element more than there are candidates."""
+    """Start of each candidate's ranks in `ranks`; has one element more than there are candidates."""
     ranks: I64
-    """Holders, ascending and each once per candidate; every candidate has one."""
+    """Ranks that hold each candidate: ascending, each once, at least one per candidate."""
     settled: npt.NDArray[np.bool_]
-    """Whether a candidate goes to its first holder in any case."""
+    """Whether a candidate always goes to the first of its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The rank that writes each candidate; -1 for those that are cut, whose parts are listed by row, ascending."""
+    """The rank that writes each candidate; -1 for candidates that are cut, whose parts are listed by row, ascending."""
 
     writer: I64
     parts: dict[int, list[Part]] = field(default_factory=dict)
 
 
 def cut_dim(sizes: Sequence[int]) -> int | None:
-    """Return the dimension to cut a box along, so that each part is one memory range; None if too small."""
+    """Return the dimension along which to cut a box, so that each part is one memory range; None if the box is too small."""
     return next((dim for dim, size in enumerate(sizes) if size > 1), None)
 
 
 def assign(things: Candidates, world_size: int) -> Assignment:
     """Assign each candidate to one rank, or its parts to several, so that ranks write about the same number of bytes.
 
-    Within a set of ranks that hold the same candidates no rank gets above the common level by more than 1/128 or
-    `MIN_PART_BYTES`, as far as candidates may be cut; equal loads go to the lower rank.
+    Within a set of ranks that hold the same candidates, no rank's load exceeds the common level by more than 1/128 or
+    `MIN_PART_BYTES`, as far as candidates may be cut. Of ranks with equal loads the lower one is chosen.
     """
     holders = np.diff(things.first)
     settled = things.settled | (holders == 1)

@@ -1,7 +1,8 @@
 """Equality of values by type and bits, and canonical bytes of values for digests, caches and comparisons.
 
-`==` does not serve: 0.0 equals -0.0, 1 equals True and 1.0, NaN differs from itself. Nor does a pickle, which also
-records which parts of a value are one object; so its bytes may differ between ranks that hold equal values.
+`==` is not suitable: 0.0 equals -0.0, 1 equals True and 1.0, NaN differs from itself. Neither are ordinary pickles,
+which also record which parts of a value are one object, so that their bytes may differ between ranks that hold equal
+values.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def same_value(one: Any, other: Any) -> bool:
     """Whether two values are equal by type and by bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN is itself.
 
     Args:
-        one: Any value. One that cannot be pickled is the same only as itself.
-        other: Compared with it.
+        one: Any value. A value that cannot be pickled equals only itself.
+        other: Value to compare with `one`.
     """
     if one is other or type(one) is not type(other):
         return one is other
@@ -45,11 +46,11 @@ def value_bytes(value: Any) -> bytes:
     """Return bytes that are equal for values of the same type and bits, and for no others.
 
     Args:
-        value: Anything that can be pickled; plain values and containers of them take little time. Sets and dicts: the
-            order of a set's elements is no part of its value, that of a dict's keys is.
+        value: Value that can be pickled; plain values and containers of them take little time. The order of a set's
+            elements does not count, the order of a dict's keys does.
 
     Raises:
-        Exception: It cannot be pickled, or contains itself.
+        Exception: The value cannot be pickled, or contains itself.
     """
     data = _pickled(_Pickler, value)
     # The opcode may be a byte of something else: then the slow way gives bytes that identify the value as well.
@@ -57,7 +58,7 @@ def value_bytes(value: Any) -> bytes:
 
 
 def value_digest(value: Any) -> bytes:
-    """Return a digest of `value_bytes`; no bytes for a value that cannot be pickled, or contains itself."""
+    """Return a digest of `value_bytes`; empty for a value that cannot be pickled, or contains itself."""
     try:
         return hashlib.blake2b(value_bytes(value), digest_size=16).digest()
     except Exception:  # noqa: BLE001 - what pickling raises is not ours to know

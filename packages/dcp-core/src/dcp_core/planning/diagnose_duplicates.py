@@ -32,7 +32,7 @@ _SHOWN_KEYS = 10
 
 
 class DivergentReplicaWarning(UserWarning):
-    """Replicas of a value differ between ranks; only the lowest rank's is saved."""
+    """Replicas of a value differ between ranks; only the lowest rank's replica is saved."""
 
 
 def dedup_save_plans(
@@ -43,12 +43,12 @@ def dedup_save_plans(
 ) -> list[SavePlan]:
     """Return plans in which every item is written by exactly one rank.
 
-    Replicas go to the rank with the least bytes to write, largest first; equal loads to the lower rank. Large replicas
-    are cut where that levels the load and every plan that has them is `splittable`.
+    Replicas go to the rank with the fewest bytes to write, largest first; of ranks with equal loads, to the lower one.
+    Large replicas are cut if that levels the load, and every plan that contains them is `splittable`.
 
     Args:
         all_plans: One plan per rank, in rank order.
-        save_to_lowest_rank: Give each item to the lowest rank that has it instead of balancing.
+        save_to_lowest_rank: Whether each item goes to the lowest rank that has it, instead of balancing.
         pinned_to_lowest: FQNs that always go to the lowest rank that has them.
 
     Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (contract; stock weighs a shard by its global tensor).
@@ -62,7 +62,7 @@ def dedup_save_plans(
 
 
 def explain_contradiction(all_plans: Sequence[SavePlan], aliases: Collection[str], *, complete: bool) -> PlanError:
-    """Return the error for plans that `plan_columns` refuses: it names the value, and the ranks or the box.
+    """Return the error for plans that `plan_columns` refuses, which names the value, and the ranks or the box.
 
     Args:
         all_plans: One plan per rank, in rank order.
@@ -111,7 +111,8 @@ def _check_same(first_rank: int, first: WriteItem, other: WriteItem, other_rank:
 def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
     """Return the tied values that every rank ties in the same way: alias FQN → FQN that is written.
 
-    A pair counts only if each rank that holds one of the two holds both and ties them; otherwise both are written.
+    A pair is tied only if each rank that holds one of the two values holds both and ties them; otherwise both are
+    written.
     """
     proposed: dict[str, set[str]] = defaultdict(set)
     for plan in all_plans:
@@ -144,7 +145,7 @@ def report_divergence(divergent: dict[str, list[int]], on_divergence: OnDivergen
     """Warn or raise about divergent replicas, naming keys and ranks.
 
     Raises:
-        PlanError: `on_divergence` is `error` and there is any.
+        PlanError: `on_divergence` is `error`, and there are divergent replicas.
     """
     if not divergent or on_divergence == "ignore":
         return

@@ -1,7 +1,7 @@
 """The global plan: the plans of all ranks as columns, merged, checked for coverage, and each item given to one rank.
 
-Errors in them (ranks that contradict each other, holes, overlaps) are only detected here:
-`diagnose_duplicates.explain_contradiction` looks again and describes the error.
+Errors in the plans (ranks that contradict each other, holes, overlaps) are only detected here;
+`diagnose_duplicates.explain_contradiction` examines the plans again and describes the error.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ def plan_columns(
 
     Args:
         all_plans: Plans of all ranks, in order.
-        aliases: Tied tensors that are not written: alias → the name that is.
+        aliases: Tied tensors that are not written: alias → name under which the data is written.
         complete: Whether chunks must make up whole tensors; None if not even their bounds and overlaps are checked.
-        to_lowest_rank: Give each item to the lowest rank that has it instead of balancing.
+        to_lowest_rank: Whether each item goes to the lowest rank that has it, instead of balancing.
         pinned_to_lowest: FQNs that always go to the lowest rank that has them.
 
     Returns:
-        None if the ranks contradict each other, or if their chunks do not make up the tensors.
+        The plans and the metadata; None if the ranks contradict each other, or if their chunks do not make up the
+        tensors.
 
     Raises:
         PlanError: The records of one rank's plan contradict each other, or are incomplete.
@@ -96,7 +97,7 @@ def _candidates(
     splittable: npt.NDArray[np.bool_],
     lowest: frozenset[str] | None,
 ) -> Candidates:
-    """Return the candidates for balancing: merged chunks, then objects; `lowest` names (None: all) are settled."""
+    """Return the candidates for balancing: merged chunks, then objects; `lowest`: names for the lowest rank (None: all)."""
     item_bytes = np.array([dtype_of(name).itemsize for name in merged.dtypes] or [1], np.int64)
     volumes, slices = chunk_sizes(merged)
     # Pairs of candidate and rank that holds it, each once, in ascending order.
@@ -142,7 +143,7 @@ def _chosen(
     assigned: Assignment,
     own: Mapping[int, tuple[int, Part]],
 ) -> Selection:
-    """Return the selection of one rank: each of its boxes that it writes, or its part of one, once."""
+    """Return the selection of one rank: the boxes that it writes, each once and whole or in part."""
     boxes = table.box[table.first_row[rank] : table.first_row[rank + 1]]
     once = np.zeros(len(boxes), bool)
     once[np.unique(boxes, return_index=True)[1]] = True

@@ -58,19 +58,19 @@ def create_default_global_load_plan(all_plans: list[LoadPlan]) -> list[LoadPlan]
 
 
 class DefaultLoadPlanner(LoadPlanner):
-    """Loads into a template of nested containers with tensors of every kind, in place; meant to be subclassed.
+    """Plans loads into a template: nested containers with tensors of every kind, filled in place. Meant to be subclassed.
 
     Args:
-        flatten_state_dict: Give each leaf of nested dicts and lists a name of its own, as it was saved.
-        flatten_sharded_tensors: Unwrap a ShardedTensor whose local shard is a ShardedTensor.
-        allow_partial_load: Leave values that the checkpoint lacks as they are, instead of raising.
-        allow_lossy_casts: Convert to a dtype that cannot hold every stored value (float32 → bfloat16, float → int).
-            Conversions that lose nothing are always done.
+        flatten_state_dict: Whether each leaf of nested dicts and lists has its own name, as in the save.
+        flatten_sharded_tensors: Whether to unwrap a ShardedTensor whose local shard is a ShardedTensor.
+        allow_partial_load: Whether values that the checkpoint lacks are left as they are, instead of raising.
+        allow_lossy_casts: Whether to convert to a dtype that cannot hold every stored value (float32 → bfloat16, float
+            → int). Conversions that lose nothing are always done.
         allow_globals: Classes and functions that stored objects may use in addition to the default allow-list.
-        trust_objects: Unpickle stored objects without restriction. Runs code from the checkpoint.
-        strict: Raise for values in the checkpoint that the template does not name, too.
-        allow_resize: Load the common part of tensors that have other sizes in the checkpoint, from the start of each
-            dimension; the rest of the template's tensor stays as it is.
+        trust_objects: Whether to unpickle stored objects without restriction, which runs code from the checkpoint.
+        strict: Whether to raise also for values in the checkpoint that the template does not name.
+        allow_resize: Whether to load the common part of tensors that have other sizes in the checkpoint, from the start
+            of each dimension; the rest of the template's tensor stays as it is.
         rename: Name or path in the template → name or path in the checkpoint. A path stands for everything under it.
         rename_regex: (regular expression, replacement) pairs as for `re.sub`: from names in the template to names in
             the checkpoint, for those that `rename` does not mention.
@@ -124,7 +124,7 @@ class DefaultLoadPlanner(LoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Take the template. Its meta tensors get memory; nothing else of it changes before data arrives."""
+        """Set the template to load into. Its meta tensors get memory; the rest of it does not change before data is read."""
         self._made, self.initialised = [], []
         materialise_meta(state_dict, made=self._made)
         self.original_state_dict = state_dict
@@ -143,8 +143,8 @@ class DefaultLoadPlanner(LoadPlanner):
         """Return the read items for everything in the template.
 
         Raises:
-            LoadMismatchError: Keys missing, shapes or kinds that differ, lossy casts, holes in the stored data: all of
-                them at once, with the nearest names.
+            LoadMismatchError: Keys are missing, shapes or kinds differ, casts are lossy, or the stored data has holes;
+                the error lists all of these problems, with the nearest names.
         """
         metadata = self._metadata()
         if self.flatten_state_dict:
@@ -163,7 +163,7 @@ class DefaultLoadPlanner(LoadPlanner):
         return LoadPlan(self.local_load.items)
 
     def _initialise(self, names: Iterable[str]) -> None:
-        """Zero the tensors that this load allocated and cannot fill, so that no uninitialised memory is visible."""
+        """Zero the tensors that this load allocated and cannot fill, so that nobody sees uninitialised memory."""
         made = {id(tensor) for tensor in self._made}
         self.initialised = [name for name in names if id(self.state_dict[name]) in made]
         with torch.no_grad():
@@ -171,7 +171,7 @@ class DefaultLoadPlanner(LoadPlanner):
                 self.state_dict[name].zero_()
 
     def _follow_old_names(self, metadata: Metadata) -> None:
-        """Use names of torch 2.3 and older if the checkpoint does: containers without tensors were stored whole."""
+        """Use the names of torch 2.3 and older (which stored containers without tensors whole) if the checkpoint does."""
         surplus = metadata.state_dict_metadata.keys() - self.state_dict.keys()
         if not surplus:
             return
@@ -191,7 +191,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """Put a stored object in its place in the template.
 
         Raises:
-            UnsafeCheckpointError: The object needs something that is not on the allow-list.
+            UnsafeCheckpointError: The object needs a global that is not on the allow-list.
         """
         fqn = read_item.dest_index.fqn
         loaded = load_object(
@@ -209,7 +209,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """Do nothing: the data is already in the template."""
 
     def plain_targets(self) -> dict[str, Any] | None:
-        """Return the flat template, if its tensors are filled as they are; None where a subclass decides on that."""
+        """Return the flat template, if its tensors are filled as they are; None if a subclass may choose other targets."""
         names = ("resolve_tensor", "lookup_tensor", "transform_tensor", "commit_tensor")
         own = (
             name in vars(self) or getattr(type(self), name) is not getattr(DefaultLoadPlanner, name) for name in names
@@ -224,7 +224,7 @@ class DefaultLoadPlanner(LoadPlanner):
         return found
 
     def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a view of the part of that tensor that the item fills."""
+        """Return a view of the part of `tensor` that the item fills."""
         return box_view(tensor, read_item.dest_offsets, read_item.lengths, key=read_item.dest_index.fqn)
 
     def _metadata(self) -> Metadata:
@@ -237,7 +237,8 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
     """Builds the state dict from the checkpoint: whole, plain CPU tensors, in the nesting that was saved.
 
     Args:
-        keys: Names to load: exact FQNs, or paths that lead to them (`"model"` takes all under it). None takes all.
+        keys: Names of the values to load: exact FQNs, or paths that lead to them (`"model"` loads all values under it).
+            None loads all values.
         args: See `DefaultLoadPlanner`.
         kwargs: See `DefaultLoadPlanner`.
 
@@ -283,7 +284,7 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
 
         Raises:
             ValueError: `state_dict` is not empty.
-            MissingKeyError: One of `keys` leads to nothing.
+            MissingKeyError: One of `keys` matches no value.
         """
         if state_dict:
             raise ValueError("EmptyStateDictLoadPlanner builds the state dict itself: pass an empty one")

@@ -95,10 +95,10 @@ class LoadReport:
 
 
 class NearNames:
-    """Finds similar names for a missing one; among many names, those that share parts between dots with it.
+    """Finds names similar to a missing name; among many names, only names that share parts between dots with it.
 
     Args:
-        candidates: The names that exist.
+        candidates: Names that exist.
     """
 
     def __init__(self, candidates: Iterable[str]) -> None:

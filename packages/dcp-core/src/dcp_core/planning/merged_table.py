@@ -1,6 +1,6 @@
 """Merged table of the plans of all ranks: tensors and objects by name, each box of a tensor once, with its cuts.
 
-It only detects that ranks contradict each other; the error is described in `diagnose_duplicates`.
+This module only detects that ranks contradict each other; `diagnose_duplicates` describes the error.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ChunkTable:
 
 
 def chunk_sizes(index: CheckpointIndex) -> tuple[I64, I64]:
-    """Return for each chunk the number of its elements, and of slices along the dimension where it would be cut."""
+    """Return for each chunk its number of elements, and of slices along the dimension along which it would be cut."""
     volumes, slices = (np.ones(int(index.tensor_chunks.sum()), np.int64) for _ in range(2))
     for chunks in by_dims(index):
         volumes[chunks.rows] = chunks.sizes.prod(axis=1)
@@ -129,8 +129,8 @@ class Cuts:
     """Table of tensors in which some chunks are replaced by the parts into which they are cut.
 
     Args:
-        merged: The table, with all its chunks.
-        parts: Row of a chunk → its parts, in ascending order.
+        merged: Merged table, with all its chunks.
+        parts: Row of a chunk → parts of that chunk, in ascending order.
     """
 
     def __init__(self, merged: CheckpointIndex, parts: Mapping[int, Sequence[Part]]) -> None:
@@ -167,7 +167,7 @@ class Cuts:
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], index: CheckpointIndex) -> tuple[I64, I64, bool]:
-    """Return the first rows of chunks equal in tensor and offsets; each row's first; and whether their sizes agree."""
+    """Return the first rows of chunks with equal tensor and offsets; for each row its first row; whether sizes agree."""
     same = np.arange(len(tensor))
     consistent = True
     places = starts(ndim)[:-1]

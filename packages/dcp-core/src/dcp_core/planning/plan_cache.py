@@ -1,8 +1,9 @@
 """Cache of plans of earlier saves, by content: names, shapes, dtypes and places of a rank's values, and the planner.
 
-A rank caches its final plan, the coordinator the global plan; both under a token that the coordinator drew when it
-planned. A global plan is used again only if every rank of a group of the same size holds, at the same place, exactly
-what it held then: planning again would give the same plan. Values are not part of the key.
+A rank caches its final plan, the coordinator caches the global plan; both under a random token that the coordinator
+chose when it planned. A global plan is used again only if every rank of a group of the same size holds, at the same
+place, exactly what it held in the earlier save: planning again would give the same plan. The contents of tensors and
+objects are not part of the key.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class RankPlan:
     token: str
     columns: PlanColumns
     checks: list[list[str]]
-    """Names of values whose checksums are compared with those of other ranks: a list for each such set of ranks."""
+    """Names of values whose checksums are compared between ranks: one list for each set of ranks that compares them."""
     layout: bytes = b""
-    """Digest of its tensors' locations in files at the last write, as the coordinator knows it."""
+    """Digest of the tensors' locations in files at the last write, as the coordinator knows it."""
 
 
 @dataclass(slots=True)
@@ -57,9 +58,9 @@ class GlobalPlan:
     planner_data: Any
     plans: list[PlannedRows]
     checks: list[list[int]]
-    """For each rank, the numbers of its sets of compared values."""
+    """For each rank, the numbers of the sets of compared values that it takes part in."""
     layouts: list[RecentlyUsed[bytes, ItemColumns]]
-    """For each rank, its tensors' locations in files at the last write, by digest."""
+    """For each rank, the locations of its tensors in files at the last write, by digest."""
 
 
 RANK_PLANS: RecentlyUsed[Hashable, list[RankPlan]] = RecentlyUsed(_KEPT)
@@ -70,8 +71,8 @@ def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
     """Return a digest of a local plan, equal for equal plans by equal planners; None if it would cost too much.
 
     Args:
-        plan: As it would be sent to the coordinator.
-        made_by: The other inputs of the global plan, besides the local plans.
+        plan: Local plan, as it would be sent to the coordinator.
+        made_by: Other inputs of the global plan, besides the local plans.
     """
     if type(plan) is not SavePlan:
         return None

@@ -1,8 +1,8 @@
-"""Exchange of plans between ranks: the whole plan on the first save, a token while it is unchanged.
+"""Exchange of plans between ranks: whole plans on the first save, only a token for an unchanged plan later.
 
-A rank whose plan is new sends it; one that made the same plan before sends a token and checksums of replicated values.
-The coordinator plans, or finds its cached plan by the token, or asks all ranks for their plans after all. It replies
-which of its items each rank writes, and what the storage adds.
+A rank whose plan is new sends the plan; a rank that made the same plan before sends only the token of that plan and
+checksums of replicated values. The coordinator plans, or finds its cached plan by the token, or else asks all ranks for
+their plans. It replies to each rank which items that rank writes, and what the storage adds to the plan.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KEPT_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A whole local plan; `known` if the rank would recognise it in a later save."""
+    """Message with a whole local plan; `known` says whether the rank would recognise the plan in a later save."""
 
     plan: SavePlan
     known: bool
@@ -53,31 +53,31 @@ class _Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
-    """Message for an unchanged plan: tokens of earlier saves, each with digests of values that other ranks had too."""
+    """Message for an unchanged plan: token of each earlier save → digests of values that other ranks had too."""
 
     sums: dict[str, list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """A rank's final plan, less what it knows already. `rest` is the plan without the items sent as columns."""
+    """A rank's final plan without the parts that the rank knows. `rest` is the plan without items sent as columns."""
 
     rest: SavePlan | None
-    """None: send the whole plan."""
+    """Rest of the plan; None asks the rank to send its whole plan."""
     chosen: Selection | None = None
     token: str | None = None
     checks: npt.NDArray[np.int32] | None = None
-    """Number of the set of each checksum that the rank sent; -1 if no other rank has the value."""
+    """For each checksum that the rank sent, the number of its set of compared values; -1 if no other rank has the value."""
     unchanged: bool = False
 
 
 class PlanExchange:
-    """The plans of one save, on one rank.
+    """Exchange of the plans of one save, on one rank.
 
     Args:
-        coordinator: The coordinator of this save.
-        planner: Its `create_global_plan` runs on the coordinator, unless the global plan is known.
-        group: Identifies this group of ranks among others in this process.
+        coordinator: Coordinator of this save.
+        planner: Planner, whose `create_global_plan` runs on the coordinator unless the global plan is cached.
+        group: Key that identifies this group of ranks among others in this process.
     """
 
     def __init__(self, coordinator: Coordinator, planner: SavePlanner, group: Hashable) -> None:
@@ -101,10 +101,10 @@ class PlanExchange:
         """Plan with all ranks, and return this rank's final plan.
 
         Args:
-            plan_locally: Returns the local plan; called once, within the first phase.
-            writer: Returns the storage writer, once the local plan is made.
+            plan_locally: Function that returns the local plan; called once, within the first phase.
+            writer: Function that returns the storage writer; called after the local plan is made.
 
-        Ranks: every rank; one phase, or two if only some ranks have a plan that is known.
+        Ranks: every rank; one phase, or two if only some ranks have a cached plan.
         """
 
         def answer(messages: list[_Offer | _Unchanged]) -> Sequence[_Reply]:
@@ -121,12 +121,12 @@ class PlanExchange:
         GLOBAL_PLANS.drop(self._token)
 
     def succeeded(self) -> None:
-        """Note that the save succeeded: the coordinator knows the locations of this rank's items."""
+        """Record that the save succeeded: from now on the coordinator knows the locations of this rank's items."""
         if self._known is not None:
             self._known.layout = self._layout
 
     def pack_results(self, results: list[WriteResult]) -> list[WriteResult] | PackedResults:
-        """Return the results of this rank's writes, without what the coordinator knows."""
+        """Return the results of this rank's writes, without the parts that the coordinator knows."""
         written = written_of(results) if self._packs else None
         if written is None or self._columns is None or written.planned is not self._columns:
             return results
@@ -136,7 +136,7 @@ class PlanExchange:
         return packed
 
     def unpack_results(self, packed: Sequence[list[WriteResult] | PackedResults]) -> list[list[WriteResult]]:
-        """Return the write results of all ranks. On the coordinator."""
+        """On the coordinator: return the write results of all ranks."""
         return [
             unpack(one, self._final[rank], RecentlyUsed(0) if self._global is None else self._global.layouts[rank])
             if isinstance(one, PackedResults)
@@ -169,7 +169,7 @@ class PlanExchange:
         return [_Reply(None)] * len(messages) if known is None else self._plan_again(known, writer)
 
     def _find(self, messages: Sequence[_Unchanged]) -> GlobalPlan | None:
-        """Return the global plan that all ranks mean, if replicated values are still equal between ranks."""
+        """Return the cached global plan that all ranks name, if replicated values are still equal between ranks."""
         for token in messages[0].sums:
             known = GLOBAL_PLANS.get(token)
             sums = [message.sums.get(token) for message in messages]
@@ -246,7 +246,7 @@ class PlanExchange:
 
 
 def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes] | None]) -> bool:
-    """Whether every rank knows the plan, and each set of ranks that compares values has equal ones."""
+    """Whether every rank knows the plan, and the values that sets of ranks compare are equal."""
     seen: dict[int, bytes] = {}
     for numbers, reported in zip(checks, sums, strict=True):
         if reported is None or any(
@@ -263,7 +263,7 @@ def _planned_rows(metadata: Metadata, plans: Sequence[PlanColumns]) -> list[Plan
 
 
 def _agree(plans: Sequence[SavePlan], sets: Sequence[tuple[tuple[int, ...], list[str]]]) -> bool:
-    """Whether no value differs between ranks; if one does, every save has to report it."""
+    """Whether no value differs between ranks; a value that differs must be reported in every save."""
     digests = [plan.digests or {} for plan in plans]
     return all(len({digests[rank][name] for rank in ranks}) == 1 for ranks, names in sets for name in names)
 

@@ -51,7 +51,7 @@ class LocalLoadPlan:
     unexpected: list[str] = field(default_factory=list)
     """Names in the checkpoint that no key of the template stands for."""
     targets: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """The tensors to fill, each with its key; those behind hooks are not known here."""
+    """The tensors to fill, each with its key; targets that only a value's hooks return are not among them."""
     overlapping: list[tuple[str, str]] = field(default_factory=list)
     """Keys of tensors that share memory, although the checkpoint may hold different values for them."""
 
@@ -61,11 +61,12 @@ class LoadRules:
     """Rules of a load: which mismatches are allowed.
 
     Args:
-        allow_missing: Keys that the checkpoint lacks.
-        allow_unexpected: Values in the checkpoint that the template lacks.
-        allow_lossy_casts: Conversions that lose values.
-        allow_resize: Tensors of other sizes with the same number of dimensions: their common part is loaded.
-        keys: Names in the checkpoint of keys of the template.
+        allow_missing: Whether the checkpoint may lack keys of the template.
+        allow_unexpected: Whether the template may lack values of the checkpoint.
+        allow_lossy_casts: Whether conversions may change values.
+        allow_resize: Whether tensors may have other sizes (with the same number of dimensions); then their common part
+            is loaded.
+        keys: Map from keys of the template to names in the checkpoint.
     """
 
     allow_missing: bool = False
@@ -80,11 +81,11 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
 
     Args:
         state_dict: FQN → tensor of any kind, or object.
-        metadata: Of the checkpoint.
-        rules: Which mismatches are problems.
+        metadata: Metadata of the checkpoint.
+        rules: Rules that say which mismatches are problems.
 
     Returns:
-        The items, and all problems; nothing is raised for them here.
+        The items, and all problems; nothing is raised for problems here.
     """
     planned = LocalLoadPlan()
     records = records_of(metadata)
@@ -123,7 +124,7 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
 
 
 def _look_at_memory(planned: LocalLoadPlan, records: StateRecords | None) -> None:
-    """Note targets that cannot be filled, and those that share memory and may get different values."""
+    """Record targets that cannot be filled, and targets that share memory and may get different values."""
     keys = [key for key, _ in planned.targets]
     found = find_shared_memory(keys, [tensor for _, tensor in planned.targets])
     planned.problems.extend(found.problems)
@@ -137,7 +138,7 @@ def _look_at_memory(planned: LocalLoadPlan, records: StateRecords | None) -> Non
 def _report_names(
     planned: LocalLoadPlan, missing: list[tuple[str, str]], state_dict: dict[str, Any], rules: LoadRules
 ) -> None:
-    """Note the names that only one side has, and report them as problems unless the rules allow them."""
+    """Record names that only the template or only the checkpoint has, as problems unless the rules allow them."""
     planned.missing = [fqn for fqn, _ in missing]
     near = NearNames(planned.unexpected) if missing and not rules.allow_missing else None
     for number, (fqn, stored) in enumerate(missing if near is not None else ()):
@@ -189,7 +190,7 @@ def _plan_tensor(
 def _misfit(
     planned: LocalLoadPlan, fqn: str, held: LocalTensor, entry: TensorStorageMetadata, rules: LoadRules
 ) -> tuple[str, str] | None:
-    """Return kind and text of a mismatch between a stored tensor and its target; notes conversions."""
+    """Return kind and text of a mismatch between a stored tensor and its target; records conversions."""
     if tuple(held.size) != tuple(entry.size):
         alike = len(held.size) == len(entry.size)
         if not (rules.allow_resize and alike):
@@ -229,7 +230,7 @@ def create_read_items_for_chunk_list(
 
     Args:
         fqn: Name of the tensor.
-        checkpoint_md: Its record in the checkpoint.
+        checkpoint_md: Record of the tensor in the checkpoint.
         local_chunks: Boxes of the tensor that this rank wants, in elements.
 
     Source: torch 2.13 `planner_helpers.create_read_items_for_chunk_list`.

@@ -49,7 +49,7 @@ def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: b
 
     Args:
         state_dict: FQN → tensor of any kind, or object.
-        is_coordinator: Not used: every rank proposes all that it holds.
+        is_coordinator: Argument for compatibility, not used: every rank proposes all items that it holds.
     """
     del is_coordinator
     return SavePlan(local_values(state_dict).items)
@@ -59,16 +59,17 @@ class DefaultSavePlanner(SavePlanner):
     """Plans the save of nested state dicts with tensors of every kind; meant to be subclassed.
 
     Args:
-        flatten_state_dict: Give each leaf of nested dicts and lists a name of its own.
-        flatten_sharded_tensors: Unwrap a ShardedTensor whose local shard is a ShardedTensor.
-        dedup_replicated_tensors: Ignored; replicas are always written once.
-        dedup_save_to_lowest_rank: Replicas are written by the lowest rank that has them, instead of spread.
-        enable_plan_caching: Use the global plan of an earlier save again if every rank holds what it held then: names,
-            shapes, dtypes, places and paths, whatever the values.
-        strict_objects: Raise, instead of warning, for objects that would not load back.
-        on_divergence: What to do when ranks hold different values under one name: `warn`, `error` or `ignore`. Objects
-            and ordinary tensors in host memory are looked at, up to 64 KiB each.
-        compare_all: Look at all objects and ordinary tensors, whatever it costs: each is read once more.
+        flatten_state_dict: Whether each leaf of nested dicts and lists gets its own name.
+        flatten_sharded_tensors: Whether to unwrap a ShardedTensor whose local shard is a ShardedTensor.
+        dedup_replicated_tensors: Argument for compatibility, ignored: replicas are always written once.
+        dedup_save_to_lowest_rank: Whether the lowest rank that has a replica writes it, instead of spreading replicas
+            over ranks.
+        enable_plan_caching: Whether to use the global plan of an earlier save again if names, shapes, dtypes, places
+            and paths of the values are the same on every rank; their contents may change.
+        strict_objects: Whether to raise, instead of warning, for objects that would not load back.
+        on_divergence: Reaction to ranks that hold different values under one name: `warn`, `error` or `ignore`. Objects
+            and ordinary tensors in host memory of up to 64 KiB each are compared.
+        compare_all: Whether to compare all objects and ordinary tensors, whatever it costs: each is read once more.
 
     Extension points: `lookup_object` (the value of an item) and `transform_object` (the form in which it is written);
     a subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
@@ -137,12 +138,12 @@ class DefaultSavePlanner(SavePlanner):
         self.state_dict = state_dict
 
     def create_local_plan(self) -> SavePlan:
-        """Return every item that this rank holds, with its ties and checksums of small replicated values.
+        """Return every item that this rank holds, with tied values and checksums of small replicated values.
 
-        Objects are serialized here, so that one which cannot be saved fails before anything is written.
+        Objects are serialized here, so that an object that cannot be saved fails before anything is written.
 
         Raises:
-            UnsupportedValueError: A value cannot be saved; names its FQN and why.
+            UnsupportedValueError: A value cannot be saved; the message names its FQN and the reason.
             UnloadableObjectError: An object would not load back, and `strict_objects` is set.
         """
         values = local_values(self.state_dict)
@@ -191,12 +192,12 @@ class DefaultSavePlanner(SavePlanner):
         return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
-        """Take a global plan as the one of this save: one just made, or a cached one. Coordinator."""
+        """Use a global plan, just made or cached, as the plan of this save. Called on the coordinator."""
         self.global_plan = plans
         self.metadata = metadata
 
     def plan_key(self) -> Hashable | None:
-        """Return the inputs of the global plan besides the local plans; None if it must be made again for each save."""
+        """Return the inputs of the global plan besides the local plans; None if each save must make a new global plan."""
         if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
             return None
         kind = type(self)
@@ -289,7 +290,7 @@ def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list
 
 
 def _comparable_bytes(value: Any, dumped: bytes) -> bytes:
-    """Return bytes that are equal on ranks that hold the same value; those of its dump if there are no better ones."""
+    """Return bytes that are equal on ranks that hold the same value; its pickle if there are no better ones."""
     return (value.digest if isinstance(value, DumpedObject) else value_digest(value)) or dumped
 
 

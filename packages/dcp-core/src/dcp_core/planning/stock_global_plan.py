@@ -1,6 +1,6 @@
 """The global plan over records: stock's function, for planners that call it, and descriptions of coverage errors.
 
-A save of ours plans over columns, see `global_plan`.
+Saves of this library use columns instead of records, see `global_plan`.
 
 Source: torch 2.13 `default_planner.create_default_global_save_plan` (contract).
 """
@@ -34,10 +34,10 @@ def create_default_global_save_plan(
 
     Args:
         all_plans: One plan per rank; no item may be in two of them.
-        rewrite_index_hints: Set each tensor item's `index.index` to its position in the tensor's chunks.
+        rewrite_index_hints: Whether to set each tensor item's `index.index` to its position in the tensor's chunks.
 
     Raises:
-        PlanError: One name is a tensor here and an object there, or its shape or dtype differs.
+        PlanError: One name is a tensor on one rank and an object on another, or its shape or dtype differs.
     """
     entries: dict[str, STORAGE_TYPES] = {}
     new_plans = [
@@ -77,7 +77,7 @@ def check_coverage(entries: dict[str, STORAGE_TYPES], *, complete: bool) -> None
     """Check that the chunks of every tensor are within it, do not overlap, and (if `complete`) fill it.
 
     Raises:
-        PlanError: They do not; names every such tensor with the box.
+        PlanError: The chunks of a tensor fail this check; the message names every such tensor with the box.
     """
     problems: list[str] = []
     for fqn, entry in entries.items():

@@ -39,10 +39,10 @@ def find_shared_memory(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> 
 
     Args:
         keys: FQN of each tensor.
-        tensors: Strided, with data; views, of any device.
+        tensors: Strided tensors with data, on any device; may be views.
 
     Returns:
-        All findings; nothing is raised for them here.
+        All findings; nothing is raised here.
     """
     found = MemoryFindings()
     starts = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)

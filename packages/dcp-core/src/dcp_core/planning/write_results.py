@@ -1,7 +1,7 @@
 """Compact write results of one rank: always the CRCs; file locations only if they changed since the last save.
 
-4 bytes for each chunk and for each block with a checksum of its own, once both sides know the plan; items that are
-encoded in blocks change their locations each time, and take 8 bytes more for each block.
+Results take 4 bytes for each chunk and for each block with a checksum of its own, once both sides know the plan. Items
+that are encoded in blocks have new locations in each save, and take 8 bytes more for each block.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
     """Pack the results of a rank's items.
 
     Args:
-        stored: Chunks of tensors, then objects.
-        tensors: Number of them that are chunks of tensors.
+        stored: Locations of the items: chunks of tensors, then objects.
+        tensors: Number of the items that are chunks of tensors.
         known_layout: Digest of locations that the receiver knows.
     """
     columns = stored.columns
@@ -76,8 +76,8 @@ def unpack(
     """Return the write results that another rank packed.
 
     Args:
-        packed: The message of that rank.
-        planned: The items that it was to write.
+        packed: Message of that rank.
+        planned: Items that the plan assigned to that rank.
         known: Cache of file locations by digest, from earlier saves; locations in the message are added.
     """
     places = known.get(packed.layout) if packed.places is None else packed.places

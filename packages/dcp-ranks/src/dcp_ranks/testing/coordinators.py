@@ -33,7 +33,7 @@ __all__ = [
 
 STORE_KINDS: Final = ("store", "relay")
 KINDS: Final = (*STORE_KINDS, "collective")
-"""Kinds of coordinators; with `relay`, over a store, leaders relay messages: two ranks and one leader per pretended host."""
+"""Kinds of coordinators; with `relay`, leaders relay messages: one leader and two ranks per pretended host."""
 
 _RELAYING = PeerOptions(leaders_above=1, fan_out=1)
 _HEAR_SECONDS = 40.0
