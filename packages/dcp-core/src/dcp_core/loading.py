@@ -126,7 +126,7 @@ def load_by_reader(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """Load like `load_state_dict`, with the reader as it is: stock's private `_load_state_dict`, which clients import.
+    """Load like `load_state_dict`, but do not reset the reader: stock's private `_load_state_dict`, which clients import.
 
     Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
     """
@@ -267,7 +267,7 @@ class _Load:
         return [*self._reader().prepare_global_plan(self.planner.create_global_plan(plans))]
 
     def read(self, *, last: bool) -> bool:
-        """Read this rank's items; True if the checkpoint was replaced meanwhile, so that the load must be planned again."""
+        """Read this rank's items; True if the load must be planned again, as the checkpoint was replaced meanwhile."""
         if self.plan is None or self.metadata is None:
             raise DcpError("the load was not planned")
         reader = self._reader()

@@ -53,30 +53,32 @@ def save(
 ) -> Metadata:
     """Save a state dict; when it returns, the checkpoint exists and is durable.
 
-    When it raises, the checkpoint there is the previous one, or none; or the new one, if the failure came after the
-    last step. It is never a mixture.
+    When it raises, the previous checkpoint (or none) is there; or the new one, if the failure came after the last step.
+    There is never a mixture of both.
 
     Args:
         state_dict: Names → tensors of any kind, nested containers, objects; a `Stateful` value stands for its
             `state_dict()`, a `PerRank` one for the value of each rank. Not changed.
-        checkpoint_id: Where to save: a folder, or a URI that an installed storage handles.
-        storage_writer: Used instead of the storage that `checkpoint_id` selects. One of
-            `torch.distributed.checkpoint` is taken as well where dcp-bridge is installed, as is such a planner.
-        planner: Decides which rank writes which item; `DefaultSavePlanner` if None. It serves one save at a time.
-        process_group: The ranks that save together; None takes all.
-        no_dist: Save from this process alone, whatever process groups exist.
-        use_collectives: False lets every rank plan alone: no deduplication, and an index per rank.
-        timeout_seconds: How long a rank waits for the others in one phase, counted from its own arrival; see
-            `make_coordinator`, as for `peers`.
-        peers: How ranks watch each other, so that the death of one is noticed long before the timeout.
+        checkpoint_id: Id of the checkpoint to write: a folder, or a URI that an installed storage handles.
+        storage_writer: Writer to use instead of the one that `checkpoint_id` selects. If dcp-bridge is installed,
+            writers and planners of `torch.distributed.checkpoint` are accepted as well.
+        planner: Planner that decides which rank writes which item; None for a `DefaultSavePlanner`. A planner can be
+            used in one save at a time.
+        process_group: Process group of the ranks that save together; None for all ranks.
+        no_dist: Whether this process saves alone, whatever process groups exist.
+        use_collectives: Whether the ranks plan together; if False, every rank plans alone: no deduplication, and one
+            index per rank.
+        timeout_seconds: Time that a rank waits for the others in one phase, counted from its own arrival; see
+            `make_coordinator`.
+        peers: Options for how ranks watch each other, so that the death of a rank is noticed long before the timeout.
 
     Returns:
         The checkpoint's metadata.
 
     Raises:
-        CheckpointException: Something failed on some rank of several; the same on every rank, with rank, phase and
-            traceback.
-        Exception: In a job of one process, the error itself.
+        CheckpointException: The save failed on at least one of several ranks; raised on every rank, with rank, phase
+            and traceback.
+        Exception: The save failed in a job of one process, whose error is raised unchanged.
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_saver.save`.
@@ -189,7 +191,7 @@ class _Save:
         return dict(vars(metadata)) if self.can().published_metadata is None else None
 
     def save_alone(self) -> None:
-        """Save this rank's own items alone, without any other rank."""
+        """Save this rank's own items, without any other rank."""
         plans, metadata = self.planner.create_global_plan([self.plan_locally()])
         (plan,) = placed_plans(self.chosen_writer(), plans)
         self.publish(metadata, [self.write(plan)])
@@ -242,13 +244,13 @@ def save_with(
     """Save, as `save` does, through a coordinator made beforehand, in any thread or process.
 
     Args:
-        coordinator: Made for this save, in the thread that started it; it is closed here.
-        state_dict: See `save`, as for the other arguments.
-        checkpoint_id: Where to save.
-        storage_writer: Used instead of the storage that `checkpoint_id` selects.
-        planner: Decides which rank writes which item.
-        use_collectives: False lets every rank plan alone.
-        group: Identifies this group of ranks in the cache of plans.
+        coordinator: Coordinator made for this save, in the thread that started the save; this function closes it.
+        state_dict: State dict to save; see `save` for this and the other arguments.
+        checkpoint_id: Id of the checkpoint to write.
+        storage_writer: Writer to use instead of the one that `checkpoint_id` selects.
+        planner: Planner that decides which rank writes which item.
+        use_collectives: Whether the ranks plan together.
+        group: Key that identifies this group of ranks in the cache of plans.
 
     Returns:
         The checkpoint's metadata.

@@ -60,7 +60,7 @@ class Assignment:
 
 
 def cut_dim(sizes: Sequence[int]) -> int | None:
-    """Return the dimension along which to cut a box, so that each part is one memory range; None if the box is too small."""
+    """Return the dimension along which to cut a box, so that each part is one memory range; None for a small box."""
     return next((dim for dim, size in enumerate(sizes) if size > 1), None)
 
 

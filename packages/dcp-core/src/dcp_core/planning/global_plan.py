@@ -97,7 +97,7 @@ def _candidates(
     splittable: npt.NDArray[np.bool_],
     lowest: frozenset[str] | None,
 ) -> Candidates:
-    """Return the candidates for balancing: merged chunks, then objects; `lowest`: names for the lowest rank (None: all)."""
+    """Return the candidates: merged chunks, then objects; `lowest`: names for the lowest rank (None: all)."""
     item_bytes = np.array([dtype_of(name).itemsize for name in merged.dtypes] or [1], np.int64)
     volumes, slices = chunk_sizes(merged)
     # Pairs of candidate and rank that holds it, each once, in ascending order.
@@ -128,7 +128,7 @@ def _candidates(
 
 
 def _rows_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
-    """Return the rows of the tensors that have other names; None for all of them."""
+    """Return the rows of the tensors that are not among `names`; None for all rows."""
     index = columns.index
     if not names or names.keys().isdisjoint(index.tensor_names):
         return None

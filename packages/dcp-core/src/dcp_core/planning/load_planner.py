@@ -58,7 +58,7 @@ def create_default_global_load_plan(all_plans: list[LoadPlan]) -> list[LoadPlan]
 
 
 class DefaultLoadPlanner(LoadPlanner):
-    """Plans loads into a template: nested containers with tensors of every kind, filled in place. Meant to be subclassed.
+    """Plans loads into a template: nested containers with tensors of every kind, filled in place. May be subclassed.
 
     Args:
         flatten_state_dict: Whether each leaf of nested dicts and lists has its own name, as in the save.
@@ -124,7 +124,7 @@ class DefaultLoadPlanner(LoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the template to load into. Its meta tensors get memory; the rest of it does not change before data is read."""
+        """Set the template. Its meta tensors get memory; the rest of it does not change before data is read."""
         self._made, self.initialised = [], []
         materialise_meta(state_dict, made=self._made)
         self.original_state_dict = state_dict
@@ -171,7 +171,7 @@ class DefaultLoadPlanner(LoadPlanner):
                 self.state_dict[name].zero_()
 
     def _follow_old_names(self, metadata: Metadata) -> None:
-        """Use the names of torch 2.3 and older (which stored containers without tensors whole) if the checkpoint does."""
+        """Use the names of torch 2.3 and older, which stored containers without tensors whole, if needed."""
         surplus = metadata.state_dict_metadata.keys() - self.state_dict.keys()
         if not surplus:
             return
@@ -209,7 +209,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """Do nothing: the data is already in the template."""
 
     def plain_targets(self) -> dict[str, Any] | None:
-        """Return the flat template, if its tensors are filled as they are; None if a subclass may choose other targets."""
+        """Return the flat template, if its tensors are filled as they are; None if a subclass may do otherwise."""
         names = ("resolve_tensor", "lookup_tensor", "transform_tensor", "commit_tensor")
         own = (
             name in vars(self) or getattr(type(self), name) is not getattr(DefaultLoadPlanner, name) for name in names

@@ -167,7 +167,7 @@ class Cuts:
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], index: CheckpointIndex) -> tuple[I64, I64, bool]:
-    """Return the first rows of chunks with equal tensor and offsets; for each row its first row; whether sizes agree."""
+    """Return the first rows of chunks with equal tensor and offsets; each row's first; whether sizes agree."""
     same = np.arange(len(tensor))
     consistent = True
     places = starts(ndim)[:-1]

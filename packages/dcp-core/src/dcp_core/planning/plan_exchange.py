@@ -67,7 +67,7 @@ class _Reply:
     chosen: Selection | None = None
     token: str | None = None
     checks: npt.NDArray[np.int32] | None = None
-    """For each checksum that the rank sent, the number of its set of compared values; -1 if no other rank has the value."""
+    """For each checksum that the rank sent, the number of its set of values; -1 if no other rank has the value."""
     unchanged: bool = False
 
 

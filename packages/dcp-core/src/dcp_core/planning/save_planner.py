@@ -197,7 +197,7 @@ class DefaultSavePlanner(SavePlanner):
         self.metadata = metadata
 
     def plan_key(self) -> Hashable | None:
-        """Return the inputs of the global plan besides the local plans; None if each save must make a new global plan."""
+        """Return the inputs of the global plan besides the local plans; None if every save must plan anew."""
         if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
             return None
         kind = type(self)

@@ -1,7 +1,7 @@
-"""Optional abilities of storages and planners: attributes and methods that they may have beyond `protocols`.
+"""Optional abilities of storages and planners: attributes and methods that they may have besides those of `protocols`.
 
-Objects written for stock have none of them. They are probed here alone: a record holds the abilities of an object, and
-None for each that it lacks.
+Objects written for stock have none of them. This is the only module that looks for them: a record holds the abilities
+of an object, and None for each ability that the object lacks.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class WriterAbilities:
     checkpoint_id: Any
     """Checkpoint id to save to, if the caller of `save` passes none."""
     renew_save_id: Callable[[], None] | None
-    """Take a new save id, if the present one is that of an earlier save."""
+    """Choose a new save id, if the present one was used by an earlier save."""
     placed_plans: Callable[[list[SavePlan]], list[SavePlan]] | None
     """Complete the plans that `prepare_global_plan` of a subclass returned. Coordinator."""
     stores_aliases: bool | None
     """Whether tied values are stored once, and `finish` records the names in `Metadata.aliases`."""
     published_metadata: Callable[[str | None], Metadata] | None
-    """Read the metadata of the save of that id back from storage. Every rank."""
+    """Read the metadata of the save with this id back from storage. Every rank."""
     abort: Callable[[BaseException], None] | None
     """Clean up after a save that failed with that error. Every rank."""
 
@@ -52,11 +52,11 @@ class SavePlannerAbilities:
     plain_values: Callable[[], Mapping[str, Any] | None] | None
     """See `SavePlanner.plain_values`."""
     plan_key: Callable[[], Hashable] | None
-    """Inputs of the global plan besides the local plans; None if it must be made for each save."""
+    """Inputs of the global plan besides the local plans; None if every save must plan anew."""
     adopt_global_plan: Callable[[list[SavePlan], Metadata], None] | None
-    """Take a cached global plan as that of this save. Coordinator."""
+    """Use a cached global plan as the plan of this save. Called on the coordinator."""
     stands_for: Any
-    """The planner that it replaces, in a worker that saves for a rank."""
+    """The planner that this one replaces in a worker process, which saves on behalf of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,19 @@ class LoadPlannerAbilities:
 
 
 def abilities(value: object, kind: type[A]) -> A:
-    """Return the abilities of `kind` that an object has."""
+    """Return the abilities of an object, as a record of type `kind`."""
     return kind(**{field.name: getattr(value, field.name, None) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def takes(method: Callable[..., Any], parameter: str) -> bool:
-    """Whether a method has a parameter of that name; those written for older versions of stock lack some."""
+    """Whether a method has a parameter of that name; methods written for older versions of stock lack some."""
     return parameter in inspect.signature(method).parameters
 
 
 def set_up_save_planner(
     planner: Any, state_dict: dict[str, Any], storage_meta: StorageMeta | None, *, is_coordinator: bool
 ) -> None:
-    """Call `set_up_planner` of a save planner, which takes `storage_meta` unless it was written for an older stock."""
+    """Call `set_up_planner` of a save planner, with `storage_meta` unless it was written for an older stock."""
     if takes(planner.set_up_planner, "storage_meta"):
         planner.set_up_planner(state_dict=state_dict, storage_meta=storage_meta, is_coordinator=is_coordinator)
     else:

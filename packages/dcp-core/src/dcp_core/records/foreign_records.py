@@ -1,7 +1,7 @@
 """Conversion of other packages' records to ours, by attribute.
 
-Storage plugins, planners and tensor classes written for `torch.distributed.checkpoint` return its records; those have
-the same attributes as ours but are other classes. Nothing here imports stock.
+Storage plugins, planners and tensor classes written for `torch.distributed.checkpoint` return its records, which have
+the same attributes as the records here but are other classes. Nothing here imports stock.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["as_chunk", "as_index", "as_metadata", "as_properties", "as_write_ite
 
 
 def as_metadata(metadata: Any) -> Metadata:
-    """Return a `Metadata` of ours with the contents of `metadata`; ours are returned as they are.
+    """Return a `Metadata` of this library with the contents of `metadata`; one of this library is returned as it is.
 
-    Keys and values of `storage_data` that look like stock's are converted, others are kept.
+    Keys and values of `storage_data` that have the attributes of stock's are converted, others are kept.
     """
     if isinstance(metadata, Metadata):
         return metadata
@@ -61,7 +61,7 @@ def as_chunk(chunk: Any) -> ChunkStorageMetadata:
 
 
 def as_properties(properties: Any) -> TensorProperties:
-    """Return `TensorProperties` with the attributes of `properties`; those of `ShardedTensor`'s records fit as well."""
+    """Return `TensorProperties` with the attributes of `properties`; records of a `ShardedTensor` also fit."""
     if type(properties) is TensorProperties:
         return properties
     return TensorProperties(

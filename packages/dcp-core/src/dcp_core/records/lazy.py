@@ -1,7 +1,7 @@
 """Lazy dict and lazy list: their values are made when they are first looked up.
 
-They *are* a dict and a list: they compare, copy, pickle and mutate like them. Looking up single keys of the dict makes
-only their values; an operation that needs all values, or changes the dict, makes all of them first.
+They *are* a dict and a list: they compare, copy, pickle and mutate like ordinary ones. Looking up single keys of the
+dict makes only their values; an operation that needs all values, or changes the dict, makes all of them first.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class LazyDict(dict[K, V]):
         return super().__len__() > 0
 
     def fill(self) -> None:
-        """Make every value that is not made yet; from here on this is an ordinary dict."""
+        """Make every value that is not made yet; afterwards this is an ordinary dict."""
         with self._lock:
             if self._source is None:
                 return
@@ -141,7 +141,8 @@ for _name in (
 class LazyListSource(Protocol[V_co]):
     """The source of a `LazyList`'s items; its contents never change.
 
-    One with a true attribute `travels` is pickled itself, being smaller than its items; otherwise those are.
+    A source whose attribute `travels` is true is pickled in place of its items, because it is smaller; otherwise the
+    items are pickled.
     """
 
     def __len__(self) -> int:
@@ -156,11 +157,12 @@ class LazyListSource(Protocol[V_co]):
 class LazyList(list[V]):
     """A list over a `LazyListSource`; the first access to an item, or change, makes all items.
 
-    Until then `source` is what it was made of; afterwards it is an ordinary list and `source` is None.
+    Until then `source` is the source of the items; afterwards this is an ordinary list, and `source` is None.
 
     Args:
-        source: The source of the items.
-        key: Sort key of the items when they are made; None leaves them in the order of the source. It is not pickled.
+        source: Source of the items.
+        key: Sort key of the items when they are made; None leaves the items in the order of the source. The key is not
+            pickled.
     """
 
     __slots__ = ("_key", "_source")
@@ -186,7 +188,7 @@ class LazyList(list[V]):
         return list, ([*self],)
 
     def fill(self) -> None:
-        """Make every item; from here on this is an ordinary list."""
+        """Make every item; afterwards this is an ordinary list."""
         source, self._source = self._source, None
         if source is not None:
             super().extend(source if self._key is None else sorted(source, key=self._key))

@@ -130,11 +130,11 @@ class StorageMeta:
 
 @dataclass(frozen=True, slots=True, init=False)
 class MetadataIndex:
-    """Index of one item: the value's name, and for tensors the offset of the chunk. Equal if name and offset are.
+    """Index of one item: the value's name, and for tensors the offset of the chunk. Both decide on equality.
 
     Args:
         fqn: Name of the value.
-        offset: Start of the chunk in the tensor, in elements; None for objects. Any sequence of ints.
+        offset: Start of the chunk in the tensor, in elements, as any sequence of ints; None for objects.
         index: Position of the chunk in the tensor's list of chunks, if known: a hint for look-ups.
     """
 
@@ -153,11 +153,11 @@ class StorageInfo:
     """Location of one item in a byte storage: value of `Metadata.storage_data[index]`.
 
     Args:
-        relative_path: Data file, relative to the checkpoint.
-        offset: Start of the item in the file, bytes.
-        length: Length of the item, bytes.
+        relative_path: Path of the data file, relative to the checkpoint.
+        offset: Start of the item in the file, in bytes.
+        length: Length of the item in bytes.
         transform_descriptors: Names of the transforms to undo, in that order; None if there are none.
-        stored: Further facts of our own manifest about the item (payload range, CRCs).
+        stored: Further facts about the item (payload range, CRCs) from this library's own index format.
     """
 
     relative_path: str
@@ -173,7 +173,7 @@ class StorageInfo:
 
 
 def stored_item(info: Any, *, is_object: bool) -> StoredItem:
-    """Return the item of a manifest for a location, which another writer may have made: stock, or a ported one.
+    """Return the manifest's item for a location, which another writer (of torch, or ported from there) may have made.
 
     Args:
         info: A `StorageInfo`, or a record with its fields.
@@ -202,11 +202,11 @@ class Metadata:
         storage_data: Data of the storage; for byte storages `MetadataIndex` → `StorageInfo`.
         storage_meta: Metadata of the storage.
         version: Version of stock's format.
-        aliases: Names of tied tensors → the name that holds their data. Both have entries; stock does not know this
-            field, and it does not count in comparisons.
+        aliases: Name of each tied tensor → name under which its data is stored. Both names have entries. Stock does not
+            know this field, and comparisons ignore it.
 
-    Pickling it gives bytes that `torch.distributed.checkpoint` unpickles to its own classes; unpickling therefore
-    imports stock and does not give this class (`dcp_core.records.foreign_records.as_metadata` brings it back).
+    Pickled metadata unpickles to the classes of `torch.distributed.checkpoint`; unpickling therefore imports that
+    package and does not return this class (`dcp_core.records.foreign_records.as_metadata` converts the result to it).
     """
 
     state_dict_metadata: dict[str, STORAGE_TYPES]
@@ -235,12 +235,13 @@ class Metadata:
 
 
 def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str] | None) -> StorageMeta:
-    """Record the id that a reader was given in `Metadata.storage_meta`, where the checkpoint names none.
+    """Record the checkpoint id that a reader was given in `Metadata.storage_meta`, unless the checkpoint names one.
 
-    Ours never does: a checkpoint may be moved. Stock's file format names the folder in which it was saved.
+    Checkpoints of this library never name one, because they may be moved. Stock's file format names the folder in which
+    the checkpoint was saved.
 
     Returns:
-        The record, which is made if there is none.
+        The record `storage_meta`, which is created if there is none.
     """
     if metadata.storage_meta is None:
         metadata.storage_meta = StorageMeta()
@@ -250,10 +251,10 @@ def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str]
 
 
 class DeferredMetadata(Metadata):
-    """A `Metadata` that is read on first access; afterwards an ordinary one.
+    """A `Metadata` that is read on first access; afterwards an ordinary `Metadata`.
 
     Args:
-        read: Returns the metadata.
+        read: Function that reads and returns the metadata.
     """
 
     def __init__(self, read: Callable[[], Metadata]) -> None:

@@ -111,10 +111,10 @@ class NamedItems(Protocol):
 class SavePlan:
     """The items that one rank writes.
 
-    `usable` is False for a plan that stands for "use the one of the last save". `aliases` maps the FQN of a tied
-    value to the FQN under which its data is written; `digests` maps FQNs of small replicated values to a checksum of
-    their content, by which the coordinator sees whether ranks agree on them. `splittable` says that the planner can
-    resolve any part of a tensor's box, so that ranks that hold the same box may write parts of it.
+    `usable` is False for a plan that means "use the plan of the last save". `aliases` maps the FQN of a tied value to
+    the FQN under which its data is written; `digests` maps FQNs of small replicated values to a checksum of their
+    content, by which the coordinator sees whether ranks agree on them. `splittable` says that the planner can resolve
+    any part of a tensor's box, so that ranks that hold the same box may write parts of it.
     """
 
     items: list[WriteItem]

@@ -62,10 +62,10 @@ def is_stateful(value: object) -> TypeGuard[Stateful]:
 
 
 def in_shared_order(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return the items of a mapping in the order of their keys, which ranks share whose mappings differ in order.
+    """Return the items of a mapping sorted by key, an order that is the same on all ranks.
 
-    Calls into values that may be collective (`state_dict()`, `load_state_dict()`) are made in this order: in each
-    rank's own order, they would deadlock.
+    Methods of values that may be collective (`state_dict()`, `load_state_dict()`) are called in this order: if each
+    rank used its own order, ranks would deadlock.
     """
     return sorted(values.items(), key=lambda item: _sort_key(item[0]))
 
@@ -76,7 +76,7 @@ def _sort_key(key: Any) -> tuple[str, int, str]:
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict with the state of each `Stateful` value in its place, in the order of its own keys.
+    """Return a state dict in which each `Stateful` value is replaced by its state; the order of keys is unchanged.
 
     Ranks: every rank; `state_dict()` is called in an order that all ranks share, as it may be collective.
     """
@@ -108,7 +108,7 @@ class SavePlanner(ABC):
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Take the state dict of this save. Every rank."""
+        """Set the state dict of this save. Every rank."""
 
     @abstractmethod
     def create_local_plan(self) -> SavePlan:
@@ -127,9 +127,9 @@ class SavePlanner(ABC):
         """Return the tensor (on any device) or the bytes of one item of the final plan. Every rank."""
 
     def plain_values(self) -> Mapping[str, Any] | None:
-        """Return the values by FQN, if each item is written as it is there; None if `resolve_data` must be called.
+        """Return the values by FQN, if they are written as they are; None if `resolve_data` must be called.
 
-        With it a storage may take tensors from the mapping itself, which is faster for many small ones. Every rank.
+        A storage may then read tensors from the mapping itself, which is faster for many small tensors. Every rank.
         """
         return None
 
@@ -145,7 +145,7 @@ class LoadPlanner:
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Take the template that is loaded into, and the checkpoint's metadata. Every rank."""
+        """Set the template to load into, and the checkpoint's metadata. Every rank."""
 
     @abstractmethod
     def create_local_plan(self) -> LoadPlan:
@@ -161,19 +161,19 @@ class LoadPlanner:
 
     @abstractmethod
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Take the stored bytes of an object item. Every rank."""
+        """Accept the stored bytes of an object item. Every rank."""
 
     def resolve_bytes(self, read_item: ReadItem) -> io.BytesIO:
-        """Return a buffer to read an object item into; only storages that ask for one need it."""
+        """Return a buffer to read an object item into; only some storages call this."""
         raise NotImplementedError(f"{type(self).__name__} gives no buffer for object items; use load_bytes")
 
     @abstractmethod
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the tensor, of the item's `lengths`, that receives the data: memory of the template or a buffer."""
+        """Return the tensor, with the item's `lengths` as shape, that receives the data: memory of the template or a buffer."""
 
     @abstractmethod
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Take the data; called when the tensor that `resolve_tensor` returned holds it."""
+        """Accept the data; called when the tensor that `resolve_tensor` returned contains them."""
 
 
 class StorageWriter(ABC):
@@ -186,7 +186,7 @@ class StorageWriter(ABC):
 
     @abstractmethod
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new save; `checkpoint_id`, if given, replaces the one of the constructor. Every rank."""
+        """Begin a new save; `checkpoint_id`, if given, replaces that of the constructor. Every rank."""
 
     @abstractmethod
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -206,7 +206,7 @@ class StorageWriter(ABC):
 
     @abstractmethod
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish: the checkpoint exists after this, and not before. `results` holds each rank's. Coordinator."""
+        """Publish: the checkpoint exists after this, and not before. `results` has one list per rank. Coordinator."""
 
     @classmethod
     @abstractmethod
@@ -219,7 +219,7 @@ class StorageWriter(ABC):
 
 
 def placed_plans(writer: StorageWriter, plans: list[SavePlan]) -> list[SavePlan]:
-    """Return the plans with the additions of a storage; a writer may complete those of its subclass.
+    """Return the plans with the additions of a storage; a writer may complete the additions of its subclass.
 
     Ranks: the coordinator; every rank in a save without one.
     """
@@ -237,7 +237,7 @@ class StorageReader(ABC):
 
     @abstractmethod
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new load; `checkpoint_id`, if given, replaces the one of the constructor. Every rank."""
+        """Begin a new load; `checkpoint_id`, if given, replaces that of the constructor. Every rank."""
 
     @abstractmethod
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

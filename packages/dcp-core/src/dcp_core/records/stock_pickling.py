@@ -1,4 +1,4 @@
-"""Pickling records under other class paths than their own.
+"""Pickling of records under other class paths than their own.
 
 A pickle names classes by module and name. `dumps_as` writes chosen classes under given paths, and chosen instances
 with given states, so that a library that does not know ours unpickles its own classes. Everything else is pickled as
@@ -29,12 +29,12 @@ def dumps_as(
     """Pickle `value` with other paths for the classes of `paths`.
 
     Args:
-        value: Anything that can be pickled, holding records at any depth.
+        value: Value that can be pickled, with records at any depth.
         paths: Class → (module, name) to write instead of its own.
         states: Class → function from an instance (of exactly this class) to what `__setstate__`, or a plain
             `__dict__.update`, of the other class takes; a result of None means that there is no state.
         plain: Subclasses of `str` whose instances are written as ordinary strings.
-        protocol: As in `pickle.dumps`; at least 2 is used.
+        protocol: Protocol as in `pickle.dumps`; at least 2 is used.
 
     Returns:
         The pickle. The other classes are not imported.

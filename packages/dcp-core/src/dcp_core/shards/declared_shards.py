@@ -1,6 +1,6 @@
 """Shards declared by local tensors themselves, as boxes of a global tensor: stock's `CheckpointableTensor`.
 
-Source: torch 2.15 `torch.distributed.checkpoint.protocol` (contract). It works with every version of torch.
+Source: torch 2.15 `torch.distributed.checkpoint.protocol` (contract). The module works with every version of torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def declared_boxes(fqn: str, tensor: CheckpointableTensor) -> tuple[LocalBox, ..
     """Return the boxes that a tensor declares, without empty ones.
 
     Raises:
-        UnsupportedValueError: The declaration contradicts itself or the tensor; names the FQN.
+        UnsupportedValueError: The declaration contradicts itself or the tensor; the message names the FQN.
     """
     shape = tuple(tensor.global_shape)
     columns = (tuple(tensor.global_offsets), tuple(tensor.local_offsets), tuple(tensor.local_sizes))

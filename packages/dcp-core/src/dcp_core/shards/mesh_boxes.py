@@ -20,7 +20,7 @@ Intervals = list[tuple[int, int]]
 class ShardedDim(NamedTuple):
     """The placement of one mesh dimension that splits tensor dimension `dim`.
 
-    `split_factor` is that of `_StridedShard`; 1 for `Shard`.
+    `split_factor` is the split factor of a `_StridedShard`; 1 for a `Shard`.
     """
 
     dim: int
@@ -45,10 +45,10 @@ def local_boxes(
     """Return the shard of a tensor at one position of the mesh.
 
     Args:
-        shape: Global shape.
+        shape: Global shape of the tensor.
         mesh_shape: Size of each mesh dimension.
         coordinate: Position in each mesh dimension.
-        placements: The split of each mesh dimension; None if it replicates.
+        placements: Split of each mesh dimension; None for a dimension that replicates.
 
     Returns:
         The shape of the local tensor, and the boxes that it is made of, in row-major order: one in most cases,

@@ -20,8 +20,8 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
 
     Args:
         container: Nested dicts, lists and tuples (tuples are rebuilt).
-        path: Name of the container, for messages.
-        made: Gets the new tensors.
+        path: Name of the container, for error messages.
+        made: List to which the new tensors are added.
 
     Returns:
         `container`, or its replacement if it could not be changed in place.
@@ -57,7 +57,7 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
 
 
 def _holds_meta(items: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether a list holds meta tensors; other lists are left alone: a template may hold long ones, any tuples."""
+    """Whether a list holds meta tensors; other lists stay as they are, as they may be long."""
     return any(
         (isinstance(item, torch.Tensor) and _is_meta(item))
         or isinstance(item, dict)

@@ -2,7 +2,7 @@
 
 Plain tensors, tensors that declare their shards, DTensors, ShardedTensors, and any object with the three hooks of
 `torch.distributed.checkpoint` (`__create_write_items__`, `__create_chunk_list__`, `__get_tensor_shard__`;
-LocalShardsWrapper has them, also inside a DTensor). A DTensor's own hooks are never called: they import stock.
+LocalShardsWrapper has these hooks, also inside a DTensor). A DTensor's own hooks are never called: they import stock.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner_helpers,utils}` (contract).
 """
@@ -52,14 +52,15 @@ class LocalShard:
     offsets: torch.Size
     sizes: torch.Size
     get: Callable[[], torch.Tensor]
-    """Returns the local memory of the box: detached, of shape `sizes`, on its own device."""
+    """Function that returns the local memory of the box: detached, of shape `sizes`, on its own device."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTensor(TensorLike):
     """The shards of one tensor on this rank; none if the rank holds nothing of it.
 
-    In a state dict it stands for that tensor, which may be elsewhere: in a rank for which this process saves.
+    In a state dict this record stands for the tensor, which may be in another process: in a rank for which this process
+    saves.
     """
 
     size: torch.Size
@@ -84,16 +85,17 @@ def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalT
     """Return the shards of a value that this rank holds.
 
     Args:
-        fqn: Name of the value, for messages.
-        value: Anything.
-        allow_meta: Accept tensors on the meta device, which have no data.
+        fqn: Name of the value, for error messages.
+        value: Any value.
+        allow_meta: Whether to accept tensors on the meta device, which have no data.
 
     Returns:
         The boxes that this rank holds, in the order of the local memory; None if the value is no tensor. Ranks outside
         a DTensor's mesh, and ranks whose part is empty, hold none. An empty tensor is one box that every rank holds.
 
     Raises:
-        UnsupportedValueError: The tensor cannot be saved or loaded as it is; names the FQN and what to do.
+        UnsupportedValueError: The tensor cannot be saved or loaded as it is; the message names the FQN and says what to
+            do.
 
     Ranks: every rank; not collective.
     """
@@ -111,7 +113,7 @@ def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalT
 
 
 def hook_items(fqn: str, holder: Any, value: object) -> list[WriteItem]:
-    """Return the items by the hook `__create_write_items__` of `holder`, which is `value` or within it."""
+    """Return the items that the hook `__create_write_items__` of `holder` gives, which is `value` or within it."""
     return [as_write_item(item) for item in holder.__create_write_items__(fqn, value)]
 
 
@@ -119,8 +121,8 @@ def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
     """Return the local memory of the shard of `value` that `index` names: writing to it changes the value.
 
     Args:
-        value: A tensor of any kind.
-        index: FQN (for messages) and offset; without an offset, the only shard is meant.
+        value: Tensor of any kind.
+        index: FQN (for error messages) and offset of the shard; without an offset, the only shard is returned.
 
     Raises:
         ShardNotFoundError: This rank holds no such shard.
@@ -157,7 +159,7 @@ def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int],
     """Return the box of a tensor that begins at `offsets`, in elements: a view, or the tensor itself if it is all.
 
     Raises:
-        UnsupportedValueError: It is quantized by a scheme that has no views; names the key.
+        UnsupportedValueError: The tensor is quantized by a scheme that has no views; the message names the key.
     """
     for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         if offset or size != tensor.size(dim):
@@ -167,10 +169,10 @@ def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int],
 
 
 def sharded_dims(fqn: str, tensor: DTensor) -> tuple[ShardedDim | None, ...]:
-    """Return how each dimension of a DTensor's mesh shards it; None where it replicates.
+    """Return how each dimension of its mesh shards a DTensor; None for dimensions that replicate it.
 
     Raises:
-        UnsupportedValueError: A placement is partial or unknown; names the FQN and what to do.
+        UnsupportedValueError: A placement is partial or unknown; the message names the FQN and says what to do.
     """
     return tuple(_neutral(fqn, placement) for placement in tensor.placements)
 
@@ -287,7 +289,7 @@ def _local_view(fqn: str, local: torch.Tensor, box: LocalBox) -> Callable[[], to
 
 
 def _of_hooks(fqn: str, holder: Any, value: Any) -> LocalTensor:
-    """Return the shards by the hooks of `holder`; `value` is in the state dict (a DTensor around it, or itself)."""
+    """Return the shards that the hooks of `holder` give; `value` is `holder`, or the DTensor around it."""
     written = [item.tensor_data for item in hook_items(fqn, holder, value) if item.tensor_data is not None]
     if written:
         size, properties = written[0].size, written[0].properties
@@ -322,7 +324,7 @@ def _from_hook(holder: Any, index: MetadataIndex) -> Callable[[], torch.Tensor]:
 
 
 def is_sharded_tensor(value: object) -> bool:
-    """Whether a value is a ShardedTensor: most of a tensor's own methods raise for one without exactly one shard."""
+    """Whether a value is a ShardedTensor: most tensor methods raise for those without exactly one shard."""
     # By name: importing ShardedTensor costs time, and no value can be one before its module is imported.
     return any(
         cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed._shard.")

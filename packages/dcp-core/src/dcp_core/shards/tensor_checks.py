@@ -16,13 +16,13 @@ def check_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool = False) ->
     """Accept a strided tensor whose elements are in its own memory.
 
     Args:
-        fqn: Name for the message.
-        tensor: No DTensor, no ShardedTensor.
-        allow_meta: Accept tensors on the meta device.
+        fqn: Name of the tensor, for error messages.
+        tensor: Tensor that is neither a DTensor nor a ShardedTensor.
+        allow_meta: Whether to accept tensors on the meta device.
 
     Raises:
-        UnsupportedValueError: It is on the meta device, sparse, nested, of a class that keeps its data elsewhere,
-            or its storage has been freed.
+        UnsupportedValueError: The tensor is on the meta device, sparse, nested, of a class that keeps its data
+            elsewhere, or its storage has been freed.
     """
     reason = _of_subclass(tensor) if type(tensor) not in _PLAIN else None
     if reason is None:
@@ -36,11 +36,11 @@ def check_memory(fqn: str, tensor: torch.Tensor) -> None:
     """Refuse a strided tensor whose storage is smaller than its sizes and strides say.
 
     Args:
-        fqn: Name for the message.
-        tensor: As for `has_memory`.
+        fqn: Name of the tensor, for error messages.
+        tensor: Tensor as for `has_memory`.
 
     Raises:
-        UnsupportedValueError: Its storage has been freed or resized; reading it would read other memory.
+        UnsupportedValueError: The storage has been freed or resized; reading the tensor would read other memory.
     """
     if has_memory(tensor):
         return
@@ -55,7 +55,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
     """Whether the storage of a tensor reaches as far as its sizes and strides say.
 
     Args:
-        tensor: Strided; on the meta device there is nothing to look at, and quantized ones may pack their elements.
+        tensor: Strided tensor; not checked on the meta device; quantized tensors may pack their elements.
     """
     count = tensor.numel()
     if not count or tensor.is_meta or tensor.is_quantized:
