@@ -126,7 +126,7 @@ def load_by_reader(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """Load like `load_state_dict`, but do not reset the reader: stock's private `_load_state_dict`, which clients import.
+    """Load like `load_state_dict`, but without a `reset`: stock's private `_load_state_dict`, which clients import.
 
     Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
     """

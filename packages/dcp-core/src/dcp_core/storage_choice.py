@@ -37,13 +37,13 @@ def storage_for(uri: str) -> StorageBackend:
     """Return the storage for a checkpoint id, by its URI scheme.
 
     Args:
-        uri: `scheme://…`, or a path.
+        uri: URI `scheme://…`, or a path.
 
     Raises:
-        PluginNotFoundError: No installed package handles the scheme; names the one to install.
+        PluginNotFoundError: No installed package handles the scheme; the message names the one to install.
         PluginLoadError: No plug-in for the scheme works, and a broken one may handle it.
         DuplicatePluginError: Two plug-ins handle the scheme.
-        InvalidPlaceError: The id is empty, or a URI that has lost a slash.
+        InvalidPlaceError: The id is empty, or a URI with a missing slash.
     """
     scheme = scheme_of(uri)
     if scheme == "file":
@@ -63,14 +63,14 @@ def resolve_writer(storage_writer: StorageWriter | None, checkpoint_id: Checkpoi
     """Return the given writer, reset to `checkpoint_id` if there is one; else a new one for the id.
 
     Raises:
-        NoCheckpointIdError: Neither is given, or the id is empty.
-        PluginNotFoundError: No installed package handles ids of that scheme; names the package to install.
+        NoCheckpointIdError: Neither a writer nor an id is given, or the id is empty.
+        PluginNotFoundError: No installed package handles ids of this scheme; the message names the package to install.
     """
     return _resolve(storage_writer, checkpoint_id, "writer")  # type: ignore[no-any-return]
 
 
 def resolve_reader(storage_reader: StorageReader | None, checkpoint_id: CheckpointId | None) -> StorageReader:
-    """Return the given reader, reset to `checkpoint_id` if there is one; else a new one. Raises as above."""
+    """Return the given reader, reset to `checkpoint_id` if given; else a new one. Raises like `resolve_writer`."""
     return _resolve(storage_reader, checkpoint_id, "reader")  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,7 @@
 """Toolkit for packages that extend this one: savers, storages, planners, converters and adapters of state dicts.
 
-What users call is in `dcp_core` itself. These names are as stable, and everything else in this package may change.
+What users call is in `dcp_core` itself. The names here are as stable as those; everything else in this package may
+change.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class LoadPlanner:
 
     @abstractmethod
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the tensor, with the item's `lengths` as shape, that receives the data: memory of the template or a buffer."""
+        """Return the tensor that receives the data, of shape `lengths`: memory of the template or a buffer."""
 
     @abstractmethod
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:

@@ -57,7 +57,7 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
 
 
 def _holds_meta(items: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether a list holds meta tensors; other lists stay as they are, as they may be long."""
+    """Whether a list may hold meta tensors; other lists stay as they are: a template may hold long lists."""
     return any(
         (isinstance(item, torch.Tensor) and _is_meta(item))
         or isinstance(item, dict)

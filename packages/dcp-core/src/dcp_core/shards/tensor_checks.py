@@ -55,7 +55,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
     """Whether the storage of a tensor reaches as far as its sizes and strides say.
 
     Args:
-        tensor: Strided tensor; not checked on the meta device; quantized tensors may pack their elements.
+        tensor: Strided tensor. Meta tensors, and quantized ones (which may pack their elements), are not checked.
     """
     count = tensor.numel()
     if not count or tensor.is_meta or tensor.is_quantized:

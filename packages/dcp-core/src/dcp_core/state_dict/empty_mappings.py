@@ -1,7 +1,7 @@
-"""Empty mappings of a state dict: they hold no value, so their paths are recorded under names that no value has.
+"""Empty mappings of a state dict: they hold no value, so their paths are recorded under names that no value uses.
 
-Stock drops them. The name is the joined path and one dot more, or more dots where that is another value's name
-(`{"a": {}}` beside `{"a": {"": 1}}`); it is recognised by being longer than its path.
+Stock drops them. The name is the joined path with one more dot, or several if that is the name of a value (`{"a": {}}`
+beside `{"a": {"": 1}}`); so such a name is recognised because it is longer than its path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["is_empty_mapping", "merge_paths", "name_empty_mappings", "restore_em
 
 
 def name_empty_mappings(flat: FlatState) -> dict[str, Path]:
-    """Name the empty mappings of a flattened state dict, so that their paths can be kept beside those of the values."""
+    """Name the empty mappings of a flattened state dict, so that their paths can be kept with those of values."""
     named: dict[str, Path] = {}
     for path in flat.empty:
         named[_free_name(path, flat.values, named)] = path
@@ -31,9 +31,9 @@ def is_empty_mapping(name: str, path: Path) -> bool:
 
 
 def merge_paths(parts: Iterable[Mapping[str, Path]]) -> dict[str, Path]:
-    """Merge the recorded paths of several ranks; the first one of a value stays.
+    """Merge the recorded paths of several ranks; the first path of a value is kept.
 
-    An empty mapping whose name is another rank's value, or empty mapping elsewhere, is renamed.
+    An empty mapping is renamed if another rank uses its name for a value or for an empty mapping at another path.
     """
     merged: dict[str, Path] = {}
     displaced: dict[Path, None] = {}
@@ -55,12 +55,12 @@ def merge_paths(parts: Iterable[Mapping[str, Path]]) -> dict[str, Path]:
 def restore_empty_mappings(
     nested: dict[Any, Any], paths: Mapping[str, Path], *, include: Callable[[str, Path], bool] | None = None
 ) -> None:
-    """Put an empty dict at each recorded path of one that has nothing there yet.
+    """Put an empty dict at each recorded path of an empty mapping, unless something is there already.
 
     Args:
-        nested: The unflattened state dict; changed.
-        paths: Name → path of values and empty mappings.
-        include: Which of the empty mappings are wanted; None takes all.
+        nested: Unflattened state dict, which is changed.
+        paths: Name → path, of values and empty mappings.
+        include: Function that says whether an empty mapping is wanted; None for all of them.
     """
     for name, path in paths.items():
         wanted = is_empty_mapping(name, path) and (include is None or include(name, path))

@@ -1,11 +1,12 @@
 """Flattening of nested state dicts, and the way back, with the names that stock gives.
 
-A name is the path's elements joined by dots. Mappings are always entered; a list only if it holds, at any depth of
-lists and mappings, a tensor or a mapping. Everything else is a leaf: tensors, tuples, sets, lists of plain values.
-Empty mappings hold no value, so they have no name here (see `empty_mappings`).
+A name is the path's elements joined by dots. Mappings are always entered; a list is entered only if it contains, at any
+depth of lists and mappings, a tensor or a mapping. Everything else is a leaf: tensors, tuples, sets, lists of plain
+values. Empty mappings hold no value, so they have no name here (see `empty_mappings`).
 
-Two forms of a path: `paths` hold what stock records (str dict keys, int list indices; a dict key that was another
-literal is a `LiteralKey`), `keys` hold the key objects of the state dict that was flattened, to write back into it.
+There are two forms of a path: `paths` have the elements that stock records (str for dict keys, int for list indices, a
+`LiteralKey` for a dict key that is another literal); `keys` have the key objects of the state dict that was flattened,
+by which values are written back into it.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{_nested_dict,_traverse}` (naming rules).
 """
@@ -64,9 +65,9 @@ def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> Fla
     """Name every leaf of a nested state dict.
 
     Args:
-        state_dict: Values are not copied; the mapping is not changed.
-        descend_plain: False follows the rule of torch 2.3 and older, where a mapping (below the top) that holds no
-            tensor, at any depth of lists and mappings, is one leaf.
+        state_dict: State dict, which is not changed; its values are not copied.
+        descend_plain: Whether mappings without tensors are entered. False is the rule of torch 2.3 and older, where a
+            mapping (below the top) without a tensor at any depth of lists and mappings is one leaf.
 
     Returns:
         The leaves by name, with their paths.
@@ -84,17 +85,17 @@ def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> Fla
 
 
 def flatten_state_dict(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Flatten a nested state dict: its leaves by name, and their paths. Raises like `flatten`."""
+    """Flatten a nested state dict; returns its leaves by name, and their paths. Raises like `flatten`."""
     flat = flatten(state_dict)
     return flat.values, flat.paths
 
 
 def unflatten_state_dict(state_dict: Mapping[str, Any], mapping: Mapping[str, Path]) -> dict[Any, Any]:
-    """Unflatten a state dict: new dicts and lists, values not copied.
+    """Unflatten a state dict into new dicts and lists; values are not copied.
 
     Args:
         state_dict: Name → value.
-        mapping: Name → path; a name without one stays at the top. Gaps of lists are None.
+        mapping: Name → path; a name without a path stays at the top. Missing list elements become None.
 
     Raises:
         CorruptCheckpointError: Paths contradict each other.
@@ -109,7 +110,7 @@ def set_element(root_dict: dict[Any, Any], path: Path, value: object) -> None:
     """Put `value` at `path`, making the containers that are missing: dicts for str elements, lists for int ones.
 
     Raises:
-        CorruptCheckpointError: Another value than that container is on the way.
+        CorruptCheckpointError: There is another value where a container is needed.
     """
     container: Any = root_dict
     for element, following in itertools.pairwise(path):
@@ -140,7 +141,7 @@ def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = N
 
 
 def assign(template: Mapping[Any, Any], keys: tuple[Any, ...], value: object) -> None:
-    """Put `value` at the place that `FlatState.keys` of this template gives; containers and their types do not change.
+    """Put `value` at the place given by `FlatState.keys` of this template; its containers and their types do not change.
 
     Raises:
         UnsupportedValueError: The container there cannot be changed.
@@ -166,7 +167,7 @@ def _fill(
     *,
     descend_plain: bool,
 ) -> None:
-    """Add the leaves of a container; `prefix` is its name with a dot behind, empty at the top."""
+    """Add the leaves of a container; `prefix` is the container's name with a dot at the end, empty at the top."""
     is_list = isinstance(container, list)
     entries: Iterable[tuple[Any, Any]] = enumerate(container) if isinstance(container, list) else container.items()
     for key, value in entries:
@@ -207,7 +208,7 @@ def _element(key: object, flat: FlatState) -> PathElement:
 
 
 def holds_entry(values: list[Any]) -> bool:
-    """Whether a list is entered, because it holds a tensor or a mapping at any depth of lists."""
+    """Whether a list contains a tensor or a mapping, at any depth of lists, so that flattening enters it."""
     return any(
         isinstance(value, Mapping | torch.Tensor | TensorLike) or (isinstance(value, list) and holds_entry(value))
         for value in values

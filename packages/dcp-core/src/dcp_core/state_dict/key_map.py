@@ -13,7 +13,7 @@ class KeyMap:
 
     Args:
         rename: Name or path in the template → name or path in the checkpoint. A path stands for everything under it:
-            `{"model.encoder": "encoder"}`; the longest one counts.
+            `{"model.encoder": "encoder"}`; the longest matching path applies.
         patterns: (regular expression, replacement) pairs as of `re.sub`, applied one after another to the names that
             `rename` leaves as they are.
 

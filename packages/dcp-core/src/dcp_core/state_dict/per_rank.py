@@ -1,7 +1,7 @@
-"""Per-rank values: each rank's own is saved, and each rank gets its own back.
+"""Per-rank values: each rank saves its own value, and gets its own value back.
 
-In a checkpoint such a value is a mapping with a key for each rank (`rank_0`, `rank_1`, …), of which every rank wrote
-one; so any reader finds all of them.
+In a checkpoint such a value is a mapping with one key for each rank (`rank_0`, `rank_1`, …), each written by its rank;
+so every reader finds the values of all ranks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ class PerRank:
     """A value of a state dict that differs between ranks: the state of a random generator, of a data loader.
 
     Args:
-        value: Anything that can be saved. In the template of a load it is filled or replaced, as a value without
-            `PerRank` around it would be. A `Stateful` one gives its state as a single object, and takes it back.
-        otherwise: The value of a rank for which the checkpoint has none, because the job of the save had fewer ranks:
-            `keep` leaves what the template holds, `modulo` takes the value of rank (own rank modulo that number).
+        value: Any value that can be saved. In the template of a load the value is filled or replaced, as it would be
+            without `PerRank` around it. The state of a `Stateful` value is saved as a single object, and set again by a
+            load.
+        otherwise: Choice of the value for a rank for which the checkpoint has none, because the job that saved had
+            fewer ranks: `keep` keeps the value in the template, `modulo` loads the value of rank (own rank modulo the
+            number of ranks that saved).
 
     Values of ranks that the loading job lacks are ignored; `load_keys` returns them. A checkpoint that holds one value
     for all ranks under the name gives it to each. `LoadReport.per_rank` names the rank whose value a rank got.
@@ -54,7 +56,7 @@ class PerRank:
 
 
 def with_rank_values(value: Any, rank: int) -> Any:
-    """Return a state dict to save: containers with a `PerRank` in them are copied, everything else is unchanged."""
+    """Return a state dict to save: containers that contain a `PerRank` are copied, everything else is unchanged."""
     if isinstance(value, torch.Tensor):  # thousands of them, and the check for a Mapping is slow
         return value
     if isinstance(value, PerRank):
@@ -77,21 +79,21 @@ class _Place:
     key: Any
     value: PerRank
     path: tuple[str, ...] | None = None
-    """Path below it of the loaded values; None if nothing is loaded."""
+    """Path of the loaded values below the place; None if nothing is loaded."""
 
 
 class RankValues:
     """The per-rank values of one template, replaced by ordinary ones while it is loaded.
 
     Args:
-        template: Changed in place, until `restore`.
-        names: FQNs in the checkpoint.
-        rank: This rank within the group.
+        template: Flat template, which is changed in place until `restore`.
+        names: FQNs of the values in the checkpoint.
+        rank: Number of this rank within the group.
     """
 
     def __init__(self, template: dict[str, Any], names: Collection[str], rank: int) -> None:
         self.taken: dict[str, int | None] = {}
-        """Name → rank whose value is loaded; None where the template's is kept, or all ranks share one."""
+        """Name → rank whose value is loaded; None if the template's value is kept, or all ranks share one value."""
         self._places: list[_Place] = []
         self._states: list[tuple[Stateful, Any]] = []
         for name, place in sorted(_find(template, ""), key=lambda found: found[0]):

@@ -25,8 +25,10 @@ def traverse_state_dict(
 
     Args:
         state_dict: Nested mappings and lists; not changed.
-        visitor: Gets str elements for dict keys and int ones for list positions.
-        keep_traversing: Whether the elements of a list are visited one by one; None takes the rule of `flatten`.
+        visitor: Function that gets each path (str elements for dict keys, int elements for list positions) and its
+            value.
+        keep_traversing: Function that says whether the elements of a list are visited one by one; None for the rule of
+            `flatten`.
     """
     if keep_traversing is None:
         flat = flatten(state_dict)

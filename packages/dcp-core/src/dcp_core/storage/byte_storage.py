@@ -17,7 +17,8 @@ __all__ = ["ByteStorage"]
 class ByteStorage:
     """Holds the checkpoint id, and opens its backend on first use.
 
-    Not sooner: subclasses written for stock pass an id that only their own `fs` understands, which they set later.
+    The backend is not opened sooner, because subclasses written for stock may pass an id that only their own `fs`
+    understands, and set `fs` later.
     """
 
     ids_are_paths = False
@@ -47,10 +48,10 @@ class ByteStorage:
         return self.absolute_id
 
     def _reopen(self) -> None:
-        """Open a new backend on next use: attributes that were set since take effect."""
+        """Open a new backend on next use, so that attributes that were set meanwhile take effect."""
         self._opened = None
 
     @property
     def checkpoint_id(self) -> CheckpointId:
-        """The id of the checkpoint in use, or of the last one saved or loaded; as it was given."""
+        """The id, as it was given, of the checkpoint in use, or of the last one that was saved or loaded."""
         return self._checkpoint_id

@@ -1,4 +1,4 @@
-"""Checkpoint ids that are relative paths: resolved in the working folder of the moment in which they are given.
+"""Checkpoint ids that are relative paths: resolved in the working folder at the time when they are given.
 
 Not here: choosing the storage for an id (`plugins`), and a storage's own use of it.
 """
@@ -20,10 +20,10 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
     """Make a relative local path absolute, `file://` and `local://` URIs included; other ids stay as they are.
 
     Args:
-        checkpoint_id: A path or a URI. `~` is an ordinary name in a path; in a URI the storage may expand it.
+        checkpoint_id: Path or URI. `~` is an ordinary name in a path; in a URI the storage may expand it.
 
     Returns:
-        The same object if it is no relative path, a `Path` for a `Path`, text otherwise.
+        The given object if it is not a relative path, a `Path` for a `Path`, text otherwise.
 
     Raises:
         CheckpointNotFoundError: The path is relative, and the working folder has been removed.
@@ -46,10 +46,10 @@ def absolute_id_for(storage: Any, checkpoint_id: CheckpointId | None) -> Checkpo
     """Return the checkpoint id for a save or load that runs later, or in another process.
 
     Args:
-        storage: The reader or writer that gets the id; None where the id's scheme chooses one. Its attribute
-            `ids_are_paths` says whether an id without a scheme is a path, or `path`, as in stock, if that is a `Path`;
+        storage: Reader or writer that gets the id; None if the id's scheme chooses one. An id without a scheme is a
+            path if the storage's attribute `ids_are_paths` is true or, as in stock, its attribute `path` is a `Path`;
             ids of other storages are names, and returned unchanged.
-        checkpoint_id: None for the storage's own id.
+        checkpoint_id: Checkpoint id; None for the storage's own id.
 
     Returns:
         The id; None if there is none.

@@ -15,8 +15,8 @@ __all__ = ["FileAttributes"]
 class FileAttributes:
     """Attributes of a storage reader or writer whose files are in a folder of a file system.
 
-    `fs` has stock's small interface. The storage's own one is only for inspection: bytes bypass it. One that is set, or
-    whose methods are replaced, is used for every byte, whatever class it has.
+    `fs` has stock's small interface. The storage's own `fs` is only for inspection: data is read and written without
+    it. But an `fs` that was set from outside, or whose methods were replaced, is used for all data, whatever its class.
     """
 
     if TYPE_CHECKING:  # the storage's own, which comes after this one among the bases

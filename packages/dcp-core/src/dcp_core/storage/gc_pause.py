@@ -1,7 +1,7 @@
 """Pause of Python's garbage collector while many records are created (they form no cycles).
 
-Creating 100,000 records triggers a full collection, which visits every object of the process: once torch is imported,
-that takes longer than creating the records. Reference counting still frees memory meanwhile.
+Creating 100,000 records triggers a full collection, which visits every object of the process: after an import of torch
+this takes longer than creating the records. Reference counting still frees memory meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _pauses: dict[int, bool] = {}
 class collector_paused:  # noqa: N801 - reads as `with collector_paused():`
     """Disable the garbage collector within the block; the last of nested or concurrent blocks restores its state.
 
-    That holds wherever an interrupt comes: a pause ends with this object at the latest.
+    An interrupt at any moment does not change that: a pause ends at the latest when this object is deleted.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Decoding stored items: from the bytes of an item, whatever its kind, to the values that were saved.
 
 Bare values, also those in an ordinary archive, and blocks that are decoded one by one can be read in parts. All other
-items are read and decoded whole. The destination of the values is the business of `read_requests`.
+items are read and decoded whole. The destinations of the values are chosen in `read_requests`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ItemDecoder:
     """Decodes stored items of every kind. Thread-safe once `look_into` is done.
 
     Args:
-        registry: The transforms.
+        registry: Registry of the transforms.
     """
 
     def __init__(self, registry: ExtensionRegistry) -> None:
@@ -55,11 +55,11 @@ class ItemDecoder:
         """Find the values in large archives, so that those of ordinary archives can be read in parts.
 
         Args:
-            items: Keys and items.
-            read: Executes read requests.
+            items: Pairs of key and stored item.
+            read: Function that executes read requests.
 
         Returns:
-            The bytes that were read for it.
+            The number of bytes that were read for this search.
         """
         for key, item in items:
             self._search.add(key, item)
@@ -69,12 +69,12 @@ class ItemDecoder:
         """Return the item to read parts of a tensor from; None if it must be read whole, and decoded by `tensor`.
 
         Args:
-            key: Its FQN, for messages.
-            item: Where it is stored.
-            sizes: Sizes of the stored tensor, as indexed.
+            key: FQN of the tensor, for error messages.
+            item: Stored item of the tensor.
+            sizes: Sizes of the stored tensor, as in the index.
 
         Raises:
-            UnsupportedFormatError: A transform of its blocks is not known.
+            UnsupportedFormatError: A transform of the item's blocks is not known.
         """
         kind = item.kind
         if kind is ItemKind.RAW:
@@ -87,17 +87,18 @@ class ItemDecoder:
     def tensor(
         self, key: str, item: StoredItem, data: memoryview, dtype: torch.dtype | None, sizes: tuple[int, ...]
     ) -> torch.Tensor:
-        """Return the tensor that all bytes of an item hold; arguments as for `in_parts`.
+        """Return the tensor that is stored in all bytes of an item.
 
         Args:
-            key: See there.
-            item: See there.
-            data: The bytes, verified.
-            dtype: Dtype of the stored values, as indexed. None if this torch lacks it: bare values remain bytes.
-            sizes: See there.
+            key: FQN of the tensor, for error messages.
+            item: Stored item of the tensor.
+            data: Bytes of the item, already verified.
+            dtype: Dtype of the stored values, as in the index. None if this torch lacks the dtype: bare values then
+                remain bytes.
+            sizes: Sizes of the stored tensor, as in the index.
 
         Raises:
-            CorruptCheckpointError: They hold another value; names file, key and offset.
+            CorruptCheckpointError: The bytes contain another value; the message names file, key and offset.
             UnsupportedFormatError: A transform is not known.
         """
         elements = math.prod(sizes)

@@ -1,7 +1,7 @@
 """Read requests of items: which bytes are read, and how they are copied to their destination.
 
-Bytes are read directly into the destination's memory where the wanted box is one run of bytes on both sides; otherwise
-they come in pieces, from which the box's elements are copied.
+Bytes are read directly into the destination's memory if the wanted box is one run of bytes there and in the file;
+otherwise they are read in pieces, from which the box's elements are copied.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def tensor_request(
     """Return the request for a box of a chunk that can be read in parts.
 
     Args:
-        item: The box, and its destination.
-        stored: The chunk.
-        dtype: Dtype of the stored values, as indexed.
+        item: Read item: the box, and its destination.
+        stored: Stored chunk that contains the box.
+        dtype: Dtype of the stored values, as in the index.
         sizes: Sizes of the chunk, in elements.
-        planner: Names the destination, and is notified when it is filled.
-        copies: Copies pieces to destinations that cannot be read into.
+        planner: Planner that returns the destination, and is notified when it is filled.
+        copies: Copies of pieces to destinations into which bytes cannot be read directly.
     """
     dtype, decoder = stored.dtype or dtype, stored.decoder
     target = _target(item, planner)
@@ -107,12 +107,12 @@ def whole_request(
     """Return the request for a tensor that must be decoded whole, for every item that needs a part of it.
 
     Args:
-        items: The wanted parts; at least one.
-        stored: The tensor.
-        dtype: Dtype of the stored values, as indexed.
-        sizes: Sizes of the tensor, as indexed.
-        planner: Names the destinations, and is notified when they are filled.
-        decoder: Decodes the tensor.
+        items: Read items of the wanted parts; at least one.
+        stored: Stored item of the tensor.
+        dtype: Dtype of the stored values, as in the index.
+        sizes: Sizes of the tensor, as in the index.
+        planner: Planner that returns the destinations, and is notified when they are filled.
+        decoder: Decoder of the tensor.
     """
     key = items[0].storage_index.fqn
 

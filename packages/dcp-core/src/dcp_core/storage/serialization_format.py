@@ -1,4 +1,4 @@
-"""Stock's `SerializationFormat` of the items in data files; one of its formats is supported.
+"""Stock's `SerializationFormat` of the items in data files, of whose formats one is supported.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.SerializationFormat`.
 """
@@ -18,7 +18,7 @@ class SerializationFormat(Enum):
 
 
 def check_format(serialization_format: Enum) -> None:
-    """Raise ValueError for item formats but `TORCH_SAVE`; compares by value, since stock's enum means the same."""
+    """Raise ValueError for item formats other than `TORCH_SAVE`; compares values, so stock's enum is accepted."""
     if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
         raise ValueError(
             f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "

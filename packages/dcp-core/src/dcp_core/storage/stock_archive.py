@@ -1,8 +1,8 @@
 """Location of a tensor's values in a `torch.save` archive, found from the archive's two ends.
 
-So a part of a large archive that stock wrote is read without the rest. Only the ordinary form is understood: one
-stored record with the values of one dense row-major tensor. Its contents are data: its pickle is read with an
-allow-list of our own stand-ins, and calls nothing of torch.
+With it, a part of a large archive that stock wrote can be read without the rest. Only the ordinary form is understood:
+one stored record with the values of one dense row-major tensor. The archive's pickle is read with an allow-list of
+stand-ins, and calls no function of torch.
 
 Source: torch 2.13 `torch.serialization._save`, `torch._utils._rebuild_tensor_v2` and `_v3` (the pickle's contents).
 """
@@ -41,7 +41,7 @@ class ArchivedTensor:
     dtype: torch.dtype
     sizes: tuple[int, ...]
     item: StoredItem
-    """The values alone, as an item; its CRC is that of the archive's record."""
+    """The values alone, as an item; its CRC is the CRC of the archive's record."""
 
 
 class ArchiveSearch:
@@ -54,7 +54,7 @@ class ArchiveSearch:
         self.requests: list[ReadRequest] = []
         self._places: set[tuple[str, int]] = set()
         self.found: dict[tuple[str, int], ArchivedTensor] = {}
-        """File and offset of the archive → its values."""
+        """File and offset of an archive → values in that archive."""
 
     def add(self, key: str, stored: StoredItem) -> None:
         """Add an archive to the search, once and unless it is small; `key` is an FQN for messages."""
@@ -84,12 +84,12 @@ class ArchiveSearch:
 
 
 def locate_tensor(stored: StoredItem, head: bytes, tail: bytes) -> ArchivedTensor | None:
-    """Locate the values in an archive; None if it is not an ordinary one, or damaged: reading all of it will raise.
+    """Locate the values in an archive; None if the archive is not ordinary or is damaged.
 
     Args:
-        stored: The archive.
-        head: Its first bytes.
-        tail: Its last bytes.
+        stored: Stored item that is the archive.
+        head: First bytes of the archive.
+        tail: Last bytes of the archive.
     """
     try:
         return _locate(stored, _Ends(head, tail, stored.stored_bytes))
@@ -190,7 +190,7 @@ class _Rebuilt:
     plain: bool
 
     def is_ordinary(self) -> bool:
-        """Whether its elements are those of its storage in order."""
+        """Whether the tensor's elements are those of its storage, in order."""
         if len(self.sizes) > _MAX_DIMS or not isinstance(self.dtype, torch.dtype):
             return False
         step = 1

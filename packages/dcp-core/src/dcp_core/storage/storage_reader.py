@@ -42,7 +42,7 @@ class _Wanted(NamedTuple):
 
 
 class ByteStorageReader(ByteStorage, StorageReader):
-    """Reads checkpoints through a `dcp_io.StoreBackend`: ours in any layout, and those that stock wrote.
+    """Reads checkpoints of this library, in any layout, and of stock through a `dcp_io.StoreBackend`.
 
     Every byte that reaches a value is checked against the checkpoint's CRCs as the backend's `verify` setting says;
     values without a CRC are listed in `unverified_keys`.
@@ -93,7 +93,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         Rank-local indexes that a save without collectives left are merged, so every rank sees the whole checkpoint.
 
         Raises:
-            CheckpointNotFoundError: There is none.
+            CheckpointNotFoundError: There is no complete checkpoint.
             CorruptCheckpointError: The index is damaged.
         """
         del args, kwargs
@@ -103,7 +103,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take the metadata, whose `storage_data` holds the locations of items."""
+        """Set the metadata, whose `storage_data` has the locations of items."""
         del is_coordinator, args, kwargs
         self._metadata = metadata
         self.storage_data = metadata.storage_data
@@ -120,7 +120,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         """Read and verify every item of the plan, and pass it to the planner.
 
         Raises:
-            CorruptCheckpointError: Bytes are not what was written; names file, key and offset.
+            CorruptCheckpointError: Bytes differ from those that were written; the message names file, key and offset.
             CheckpointNotFoundError: A data file is missing.
         """
         self.bytes_read = 0
@@ -188,7 +188,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Whether this storage can read that id."""
+        """Whether this storage can read a checkpoint with this id."""
         del checkpoint_id
         return True
 

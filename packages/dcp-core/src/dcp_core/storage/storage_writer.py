@@ -1,6 +1,7 @@
 """Storage writer over any byte engine: items of a plan become requests, results become the published index.
 
-A concrete storage implements opening its backend (`_open`) and checking ids; everything else is here.
+A concrete storage implements the opening of its backend (`_open`) and the check of checkpoint ids; everything else is
+here.
 """
 
 from __future__ import annotations
@@ -62,14 +63,15 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     """Writes items through a `dcp_io.StoreBackend` and publishes the index in one step.
 
     Args:
-        checkpoint_id: Where to save; may be replaced by `reset`.
-        overwrite: Whether an existing checkpoint may be replaced. It stays loadable until the new one is published.
-        interop: Write an index that `torch.distributed.checkpoint` loads too, if the data files allow it.
+        checkpoint_id: Id of the checkpoint to write; `reset` may replace it.
+        overwrite: Whether an existing checkpoint may be replaced. The old one can be loaded until the new one is
+            published.
+        interop: Whether to write an index that `torch.distributed.checkpoint` loads too, if the data files allow that.
         compression: Transforms of the items while they are written; see `CompressionPolicy`.
 
-    Guarantees: until `finish` returns on the coordinator the old checkpoint is whole; afterwards the new one is.
-    A failed save leaves nothing behind once `abort` has run on every rank; the next save to the same id removes
-    the files of a killed one.
+    Guarantees: until `finish` returns on the coordinator the old checkpoint is whole; afterwards the new one is. A
+    failed save leaves nothing behind once `abort` has run on every rank; the next save to the same id removes the files
+    of a save that was killed.
 
     Example:
         ```python
@@ -92,7 +94,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     """
 
     stores_aliases = True
-    """Whether `finish` records the names in `Metadata.aliases`; writers without this attribute get none."""
+    """Whether `finish` records the names in `Metadata.aliases`; writers without this attribute get no aliases."""
 
     def __init__(
         self,
@@ -135,13 +137,13 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._clear()
 
     def renew_save_id(self) -> None:
-        """Take a new save id if a save with the present one has begun: each save has its own id."""
+        """Choose a new save id if a save with the present id has begun: each save has its own id."""
         if self._begun:
             self._begun, self.save_id = False, secrets.token_hex(8)
 
     @property
     def rank(self) -> int:
-        """This rank's number in the current or last save."""
+        """Number of this rank in the current or last save."""
         return self._rank
 
     @property
@@ -158,8 +160,9 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
 
         Args:
             is_coordinator: Whether this rank plans for all and publishes.
-            args: For subclasses; not used.
-            kwargs: `rank`, `world_size`, `use_collectives`, and for a save without collectives the agreed `save_id`.
+            args: Arguments for subclasses, not used here.
+            kwargs: Values of `rank`, `world_size`, `use_collectives`, and for a save without collectives the agreed
+                `save_id`.
         """
         del args
         self._reopen()
@@ -185,16 +188,16 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begin the save in storage, and assign each rank its placement.
+        """Begin the save in storage, and assign each rank its placement (save id, file names).
 
         Raises:
             SaveInProgressError: Another live save writes to this id.
-            CheckpointExistsError: A checkpoint is there and `overwrite` is False.
+            CheckpointExistsError: A checkpoint with this id exists, and `overwrite` is False.
         """
         return self._begin(plans, [None] * len(plans))
 
     def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans that a subclass's `prepare_global_plan` made, with placements; begins the save if need be.
+        """Return the plans that a subclass's `prepare_global_plan` made, with placements; begins the save if necessary.
 
         A subclass in stock's style sets storage data of its own in each rank's plan, with a `prefix` for the names of
         the rank's data files; such a subclass does not call the method of this class.
@@ -209,7 +212,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return plans if all(placed) or None in prefixes else self._begin(plans, prefixes)
 
     def _begin(self, plans: list[SavePlan], prefixes: Sequence[str | None]) -> list[SavePlan]:
-        """Begin the save, and assign each rank its placement, with a prefix for its files if there is one."""
+        """Begin the save, and assign each rank its placement, with the prefix of its file names if given."""
         if not self._rank_local:
             self.renew_save_id()
             self._world_size = len(plans)
@@ -222,7 +225,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write every item of the plan; durable when it returns."""
+        """Write every item of the plan; the data is durable when this method returns."""
         placement = plan.storage_data
         if not isinstance(placement, SavePlacement):
             raise DcpError(
@@ -246,7 +249,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the index; afterwards remove the files of the checkpoint that it replaced."""
+        """Publish the index; then remove the files of the checkpoint that was replaced."""
         placement = self._placement
         if placement is None:
             raise DcpError("finish was called before a plan was prepared")
@@ -271,10 +274,10 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._backend.finish_save(index.files)
 
     def published_metadata(self, save_id: str | None = None) -> Metadata:
-        """Read the metadata of the checkpoint saved last, or by the save of that id, from storage. Every rank.
+        """Read from storage the metadata of the checkpoint that was saved last, or with this save id. Every rank.
 
         Raises:
-            CheckpointNotFoundError: It is not there any more, or another save has replaced it.
+            CheckpointNotFoundError: The checkpoint does not exist any more, or another save has replaced it.
         """
         if save_id is None and self._placement is not None:
             save_id = self._placement.save_id

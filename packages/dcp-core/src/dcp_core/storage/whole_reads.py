@@ -1,6 +1,7 @@
-"""Reads of whole tensors directly into the template's memory, made from columns: the path of 20,000 small tensors.
+"""Reads of whole tensors directly into the template's memory, made from columns: fast for 20,000 small tensors.
 
-It does the work of `storage_reader`, but not item by item, for items that no planner changes or decides on.
+This module does the work of `storage_reader` for all items at once, if no planner changes them or chooses their
+targets.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ def split_whole_reads(
     """Return the requests for tensors of the plan that are read whole into memory of their own, and its other items.
 
     Args:
-        plan: The read items.
-        planner: Owner of the target tensors.
-        metadata: Locations of the items.
-        memory_of: Returns the memory of a target, if stored elements of that dtype can be read into it as they are.
+        plan: Plan with the read items.
+        planner: Planner that has the target tensors.
+        metadata: Metadata with the locations of the items.
+        memory_of: Function that returns the memory of a target, if stored elements of a dtype can be read into it as
+            they are.
     """
     columns = read_columns_of(plan.items)
     places = metadata.storage_data

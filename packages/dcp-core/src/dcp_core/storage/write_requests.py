@@ -46,7 +46,7 @@ def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
 def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writable]:
     """Yield the requests of a plan's items, in their order.
 
-    Where the planner writes values as they are, ordinary tensors get theirs without a record of the item.
+    If the planner writes values as they are, the requests of ordinary tensors are made without records of their items.
     """
     find = abilities(planner, SavePlannerAbilities).plain_values
     values: Mapping[str, Any] = (find() if find is not None else None) or {}
@@ -70,7 +70,7 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
 
 
 def _is_as_planned(value: object, dtype: torch.dtype) -> TypeGuard[torch.Tensor]:
-    """Whether a value is an ordinary tensor of the planned dtype; a planner may have planned another."""
+    """Whether a value is an ordinary tensor of the planned dtype; a planner may have planned another dtype."""
     return is_plain(value) and not value.is_quantized and value.dtype is dtype
 
 
@@ -82,7 +82,7 @@ class _SmallTensors:
     sizes: tuple[int, ...]
 
     def resolve(self, requests: Sequence[_WholeTensor]) -> bytes | memoryview:
-        """Copy their bytes, all at once; from a device with one transfer."""
+        """Copy the bytes of all the tensors at once; from a device with one transfer."""
         tensors = [request.tensor for request in requests]
         dtype, device = dtype_of(self.dtype), tensors[0].device
         if all(each.dtype is dtype and each.shape == self.sizes and each.device == device for each in tensors):

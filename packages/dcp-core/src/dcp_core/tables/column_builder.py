@@ -56,7 +56,7 @@ class ColumnBuilder:
             self._sizes.extend(chunk.sizes)
 
     def columns(self, objects: list[str], object_bytes: Sequence[int] | None = None) -> PlanColumns:
-        """Return the columns of all added tensors, and the objects, with their sizes if they are known."""
+        """Return the columns of all added tensors and of the objects, with the objects' sizes if they are known."""
         kinds = np.array(self._kinds, np.int64).reshape(-1, 5)
         index = CheckpointIndex(
             dtypes=tuple(map(dtype_name, self._dtypes)),

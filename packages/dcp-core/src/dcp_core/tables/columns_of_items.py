@@ -17,10 +17,10 @@ __all__ = ["columns_of"]
 
 
 def columns_of(items: Sequence[WriteItem]) -> PlanColumns:
-    """Return the columns behind a plan's items, or new columns if a planner or a storage has made records.
+    """Return the columns behind a plan's items, or new columns if the items are records.
 
     Raises:
-        PlanError: Records contradict each other, or are incomplete; names the value.
+        PlanError: Records contradict each other, or are incomplete; the message names the value.
     """
     source = items.source if isinstance(items, LazyList) else None
     if isinstance(source, PlanColumns):

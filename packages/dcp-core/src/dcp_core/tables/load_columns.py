@@ -1,6 +1,6 @@
 """Read items of ordinary tensors that are stored whole, as columns without a record for each.
 
-Most tensors of an unsharded template are of that kind; all others have records.
+Most tensors of an unsharded template are stored whole; all other tensors have records.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReadColumns:
 
 
 class WholeTensors:
-    """Finds the values of a template that are ordinary tensors and stored with that shape and dtype in one chunk.
+    """Finds the values of a template that are ordinary tensors and stored with the same shape and dtype in one chunk.
 
     Args:
         records: Records of the checkpoint, unchanged since they were read.
@@ -71,6 +71,6 @@ class WholeTensors:
 
 
 def read_columns_of(items: Sequence[ReadItem]) -> ReadColumns | None:
-    """Return the columns behind a plan's items; None if the items have been accessed, or made in another way."""
+    """Return the columns behind a plan's items; None if the items have been accessed, or are not made from columns."""
     source = items.source if isinstance(items, LazyList) else None
     return source if isinstance(source, ReadColumns) else None

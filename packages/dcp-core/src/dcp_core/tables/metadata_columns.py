@@ -1,7 +1,8 @@
 """Conversion of `Metadata` records to the columns of `dcp_manifest`, and back.
 
-A byte storage publishes the result of `index_from_metadata`, and passes that of `metadata_from_index` to planners.
-Records of an index are built lazily, so that reading one tensor of a large checkpoint makes one tensor's records.
+A byte storage publishes the result of `index_from_metadata`, and passes the result of `metadata_from_index` to
+planners. Records of an index are built lazily, so that reading one tensor of a large checkpoint makes one tensor's
+records.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def metadata_from_index(index: CheckpointIndex, *, rank: int | None = None) -> M
     """Return the records of a checkpoint, built when they are looked up.
 
     Args:
-        index: The columns; must not be changed afterwards.
-        rank: Include the values that belong to this rank alone; they hide values of the whole job of the same name.
+        index: Index with the columns; must not be changed afterwards.
+        rank: Rank whose own values are included; they hide values of the whole job with the same name.
 
     Returns:
         Metadata in stock's form: aliases are entries of their own that share their target's storage.
@@ -73,7 +74,7 @@ def index_from_metadata(
     """Return the columns of `metadata`.
 
     Args:
-        metadata: `storage_data` maps each item to a `StorageInfo`, or is None while nothing is stored.
+        metadata: Metadata, whose `storage_data` maps each item to a `StorageInfo`, or is None while nothing is stored.
         info: Facts for the manifest about the checkpoint as a whole.
         aliases: Alias → FQN of the tensor that holds its data. An alias needs no entry in `metadata`.
 
@@ -111,7 +112,7 @@ def index_from_metadata(
 
 
 def paths_of(planner_data: Any) -> dict[str, tuple[PathElement, ...]] | None:
-    """Return planner data in a manifest's form. Raises UnsupportedValueError if it has no such form."""
+    """Return planner data in a manifest's form. Raises UnsupportedValueError if that is not possible."""
     if planner_data is None:
         return None
     if isinstance(planner_data, Mapping) and all(

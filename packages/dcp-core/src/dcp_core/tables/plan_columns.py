@@ -50,7 +50,7 @@ class Selection:
     objects: I64
     """Rows of objects, ascending."""
     hints: I64
-    """Position of each of these chunks among those of its tensor in the whole checkpoint."""
+    """Position of each of these chunks among the chunks of its tensor in the whole checkpoint."""
     parts: tuple[tuple[int, int, int, int], ...] = ()
     """Parts of chunks that are cut: position in `chunks`, dimension, and the range of it within the chunk."""
 
@@ -78,9 +78,9 @@ class PlanColumns:
 
     Args:
         index: Tensors, their chunks and objects by name; without storage locations yet.
-        whole: For each tensor, 1 if it is an ordinary one, of which every rank holds all.
+        whole: Flag of each tensor: 1 if it is an ordinary tensor, of which every rank holds all.
         object_bytes: Size of each object; -1 where it is not known.
-        hints: Position of each chunk among those of its tensor in the whole checkpoint, once that is known.
+        hints: Position of each chunk among the chunks of its tensor in the whole checkpoint, once that is known.
     """
 
     travels = True
@@ -91,9 +91,9 @@ class PlanColumns:
         self.object_bytes = object_bytes
         self.hints = hints
         self.chosen: Selection | None = None
-        """The selection that made these from the rank's values, if any. Not pickled."""
+        """Selection from the rank's values by which these columns were made, if any. Not pickled."""
         self.order: Sequence[str] | None = None
-        """Names in the order in which `items` yields theirs; None for tensors before objects. Not pickled."""
+        """Order of names in which `items` yields the items; None for tensors before objects. Not pickled."""
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
         return self.index, self.whole, self.object_bytes, self.hints
@@ -159,7 +159,7 @@ class PlanColumns:
         return PlanColumns(index, self.whole[rows], self.object_bytes)
 
     def select(self, chosen: Selection) -> PlanColumns:
-        """Return the items of a selection; tensors without any are left out."""
+        """Return the items of a selection; tensors without selected chunks are left out."""
         index = self.index
         owner = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
         counts = np.bincount(owner[chosen.chunks], minlength=len(index.tensor_names)).astype(np.int64)
@@ -250,6 +250,6 @@ def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
 
 
 def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:
-    """Return the columns behind the results of a write; None if they have been accessed, or made in another way."""
+    """Return the columns behind the results of a write; None if they were accessed, or not made from columns."""
     source = results.source if isinstance(results, LazyList) else None
     return source if isinstance(source, WrittenColumns) else None

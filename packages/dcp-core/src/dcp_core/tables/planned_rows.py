@@ -1,4 +1,4 @@
-"""A rank's final plan as row numbers of the global index; the coordinator keeps nothing else of it."""
+"""A rank's final plan as row numbers of the global index; the coordinator keeps nothing else of the plan."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class PlannedRows:
     """Rows of the table of chunks: tensor by tensor, in the rank's order."""
     objects: I64
     whole: U8
-    """For each of the rank's tensors, 1 if it is written as an ordinary one."""
+    """For each of the rank's tensors, 1 if it is written as an ordinary tensor."""
     object_bytes: I64
 
     @classmethod
     def of(cls, planned: PlanColumns, records: StateRecords) -> PlannedRows | None:
-        """Return the rows of a plan's items; None if they are not all in the index."""
+        """Return the rows of a plan's items; None if some items are not in the index."""
         rows = rows_of(planned, records)
         return None if rows is None else cls(records.index, *rows, planned.whole, planned.object_bytes)
 
@@ -73,7 +73,7 @@ class PlannedRows:
 
 
 def rows_of(planned: PlanColumns, records: StateRecords) -> tuple[I64, I64] | None:
-    """Return the rows of a rank's chunks and objects in the index behind `records`; None if they are not all in it."""
+    """Return the rows of a rank's chunks and objects in the index behind `records`; None if some are not in it."""
     if planned.hints is None:
         return None
     try:

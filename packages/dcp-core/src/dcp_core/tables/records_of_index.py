@@ -34,7 +34,7 @@ Boxes = list[tuple[int, ...]]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of a manifest's name. Raises UnsupportedFormatError if this torch has no such dtype."""
+    """Return the dtype for its name in a manifest. Raises UnsupportedFormatError if this torch has no such dtype."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedFormatError(
@@ -59,8 +59,8 @@ class StateRecords:
     """FQN → record of the tensor or object, for the values of the whole job and of one owner.
 
     Args:
-        index: The columns.
-        owner: Value of the owner columns whose rows are included besides those of the whole job; None for none.
+        index: Index with the columns.
+        owner: Value of the owner columns: rows with it are included besides those of the whole job. None for no owner.
     """
 
     def __init__(self, index: CheckpointIndex, owner: int | None) -> None:
@@ -86,7 +86,7 @@ class StateRecords:
         return len(self.tensors) + len(self.objects)
 
     def make(self, key: object) -> STORAGE_TYPES:
-        """Return the record of one FQN. Raises KeyError."""
+        """Return the record of one FQN. Raises KeyError if there is none."""
         if key in self.objects:
             return BytesStorageMetadata()
         return self._tensor(self.tensors[cast("str", key)])
@@ -97,7 +97,7 @@ class StateRecords:
 
     @cached_property
     def single(self) -> list[tuple[int, ...] | None]:
-        """Shape of each tensor row whose tensor one chunk holds; None for the others."""
+        """Shape of the tensor in each row, if it is stored in one chunk; else None."""
         index = self.index
         starts, shapes = self._shape_starts, index.tensor_shape.tolist()
         found: list[tuple[int, ...] | None] = [None] * len(index.tensor_names)
@@ -116,13 +116,13 @@ class StateRecords:
         return [getattr(torch, name, None) for name in self.index.dtypes]
 
     def is_same_data(self, one: str, other: str) -> bool:
-        """Whether two names are known to have the same stored data: tied at the save, or with equal checksums."""
+        """Whether two names are known to have the same stored data: tied in the save, or with equal checksums."""
         first, second = self.tensors[one], self.tensors[other]
         checksum = self._checksum(first)
         return first == second or (checksum is not None and checksum == self._checksum(second))
 
     def _checksum(self, row: int) -> tuple[int, ...] | None:
-        """Return the checksums that identify a tensor row's stored bytes; None if in several chunks, or unchecked."""
+        """Return the checksums that identify a tensor row's stored bytes; None for several chunks or no checksum."""
         stored = self.index.chunk_items
         if stored is None or self.single[row] is None:
             return None
@@ -192,7 +192,7 @@ class StorageRecords:
         return chunks + (len(self._records.objects) if self._index.object_items is not None else 0)
 
     def make(self, key: object) -> StorageInfo:
-        """Return the storage location of one item. Raises KeyError."""
+        """Return the storage location of one item. Raises KeyError if there is none."""
         row, columns = self._row(key)
         return self._chunk(row) if columns is self._index.chunk_items else self._object(row)
 
@@ -213,7 +213,7 @@ class StorageRecords:
             yield from map(MetadataIndex, self._records.objects)
 
     def _row(self, key: object) -> tuple[int, ItemColumns | None]:
-        """Return the row of an item, and the columns that it is a row of. Raises KeyError."""
+        """Return the row of an item, and the columns that have this row. Raises KeyError if there is none."""
         if not isinstance(key, MetadataIndex):
             raise KeyError(key)
         if key.offset is None:

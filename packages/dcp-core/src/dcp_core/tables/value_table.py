@@ -45,7 +45,7 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
     """Return the table of this rank's values of a flat state dict.
 
     Raises:
-        UnsupportedValueError: A value cannot be saved; names it and what to do.
+        UnsupportedValueError: A value cannot be saved; the message names it and says what to do.
     """
     values = LocalValues([])
     table = ColumnBuilder()
@@ -78,9 +78,9 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
 
 
 def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
-    """Find tied values, to be stored once: alias → first name, for those whose boxes are all in the same memory.
+    """Find tied values, which are stored once: alias → first name, for values whose boxes are all in the same memory.
 
-    Ranks: every rank; the answers of the ranks may differ, and only what all agree on is a tie of the job.
+    Ranks: every rank; the results of the ranks may differ, and only ties that all ranks find are ties of the job.
     """
     values = dict(held)
     first_at: dict[int, str] = {}
@@ -108,7 +108,7 @@ def _address(value: Held) -> int:
 
 
 def _signature(fqn: str, value: Held) -> Hashable | None:
-    """Return a key that is equal for tied values; None where memory does not decide."""
+    """Return a key that is equal for tied values; None for values whose memory does not show ties."""
     held = value if isinstance(value, LocalTensor) else local_tensor(fqn, value)
     if held is None:
         return None

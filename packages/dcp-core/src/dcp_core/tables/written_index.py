@@ -27,7 +27,8 @@ def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) 
     """Return the index of a save, from its metadata and the ranks' write results; records become columns.
 
     Args:
-        metadata: Metadata of the global plan. Gets `storage_data` where it was changed by a planner or a storage.
+        metadata: Metadata of the global plan. Its `storage_data` is set if a planner or a storage has changed the
+            metadata.
         results: Write results of each rank.
 
     Raises:
@@ -45,7 +46,7 @@ def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]
     """Return the index of a save whose metadata and results are still columns; None if they are not.
 
     Args:
-        metadata: As `plan_columns` made it; a planner may have given it other `planner_data`.
+        metadata: Metadata as `plan_columns` made it; a planner may have given it other `planner_data`.
         results: Write results of each rank.
 
     Raises:

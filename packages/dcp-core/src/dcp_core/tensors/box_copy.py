@@ -1,4 +1,4 @@
-"""Copies from the bytes of a stored chunk to a box of it, in any tensor: strided, of another dtype, on another device.
+"""Copies from the bytes of a stored chunk to a tensor with a box of it, also strided, of another dtype or device.
 
 The bytes come in pieces of any length and in any order; a piece is copied as a handful of boxes. Reading them, and the
 decision to read into memory directly, are in `storage_reader`.
@@ -21,9 +21,9 @@ def element_boxes(sizes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     """Yield elements [start, stop) of a row-major array as boxes (offsets, lengths), ascending; at most 2·ndim - 1.
 
     Args:
-        sizes: Sizes of the array; one dimension or more, none of them 0.
+        sizes: Sizes of the array, which has one dimension or more; no size is 0.
         start: First element, at least 0.
-        stop: End of the elements, more than `start` and at most their number.
+        stop: End of the elements, more than `start` and at most the number of elements.
     """
     inner = math.prod(sizes[1:])
     first, skipped = divmod(start, inner)
@@ -51,9 +51,9 @@ class BoxCopy:
     Args:
         sizes: Sizes of the chunk, in elements.
         dtype: Dtype of the stored elements.
-        offsets: Start of the box in the chunk, elements.
+        offsets: Start of the box in the chunk, in elements.
         target: Tensor of the box's sizes; any strides, dtype and device.
-        copy: Copies a source tensor, which is only valid during the call, into a part of the target.
+        copy: Function that copies a source tensor, which is only valid during the call, into a part of the target.
 
     Thread-safe: several pieces may be copied at a time.
     """

@@ -1,4 +1,4 @@
-"""Lossless casts: the dtype conversions that keep every value, so that a load may do them unasked."""
+"""Lossless casts: the dtype conversions that keep every value, which a load does without permission."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ _MAX_SLOTS = 8
 class DeviceCopies:
     """Copies for several threads; `finish` waits until they are complete.
 
-    To the CPU, and to devices other than CUDA, a copy is done when `copy` returns. To CUDA it goes through pinned
-    memory on a stream of its own, which begins after what the caller's current stream holds when the first copy to that
-    device is made; so make it in, or after, `prepare` in the thread whose stream the targets are used on.
+    To the CPU, and to devices other than CUDA, a copy is done when `copy` returns. A copy to CUDA uses pinned memory
+    and a separate stream, which starts after the work that is on the caller's current stream at the call of `prepare`.
+    So call `prepare` first, in the thread on whose stream the targets are used.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class DeviceCopies:
         self._lock = threading.Lock()
 
     def prepare(self, device: torch.device) -> None:
-        """Begin copies to a device, ordered after the work on its current stream of this thread."""
+        """Begin copies to a device, ordered after the work on this thread's current stream of the device."""
         if device.type == "cuda":
             with self._lock:
                 if device not in self._lanes:
@@ -44,7 +44,7 @@ class DeviceCopies:
                 lane.copy(target, source)
 
     def finish(self, device: torch.device) -> None:
-        """Wait until every copy to `device` made before is complete."""
+        """Wait until all copies to `device` that were started before are complete."""
         lane = self._lanes.get(device)
         if lane is not None:
             lane.finish()

@@ -33,9 +33,10 @@ def copy_elements(target: torch.Tensor, source: torch.Tensor, *, non_blocking: b
     """Copy the elements of `source` into `target`, like `Tensor.copy_`, for every dtype.
 
     Args:
-        target: Of the source's sizes; any strides and device. Of another dtype if PyTorch can convert between them.
-        source: Any strides and device.
-        non_blocking: As in `Tensor.copy_`.
+        target: Tensor of the source's sizes, with any strides, on any device; of another dtype if PyTorch can convert
+            to it.
+        source: Tensor with any strides, on any device.
+        non_blocking: Argument of `Tensor.copy_`.
     """
     if target.dtype == source.dtype:
         target, source = as_copyable(target), as_copyable(source)

@@ -28,11 +28,11 @@ def archive_quantized(key: str, tensor: torch.Tensor) -> io.BytesIO:
     """Write a quantized tensor with its quantizer, and nothing else of its storage, as `torch.save` does.
 
     Args:
-        key: FQN, for messages.
-        tensor: Whole or a view, on any device.
+        key: FQN of the tensor, for error messages.
+        tensor: Quantized tensor or view of one, on any device.
 
     Raises:
-        UnsupportedValueError: It has no quantizer.
+        UnsupportedValueError: The tensor has no quantizer.
     """
     scheme = _scheme(tensor)
     if scheme is None:
@@ -52,11 +52,11 @@ def check_divisible(key: str, tensor: torch.Tensor) -> None:
     """Refuse a quantized tensor of which torch cannot make parts.
 
     Args:
-        key: FQN, for messages.
-        tensor: Any.
+        key: FQN of the tensor, for error messages.
+        tensor: Any tensor.
 
     Raises:
-        UnsupportedValueError: It has no quantizer, or one with floating-point zero points.
+        UnsupportedValueError: The tensor has no quantizer, or a quantizer with floating-point zero points.
     """
     if not tensor.is_quantized:
         return
@@ -74,12 +74,13 @@ def empty_like_part(key: str, part: torch.Tensor, sizes: Sequence[int]) -> torch
     """Return a whole tensor without elements, with the quantizer of this rank's part of it.
 
     Args:
-        key: FQN, for messages.
-        part: Without elements, too; it may have fewer columns, say, than the whole.
+        key: FQN of the tensor, for error messages.
+        part: Part of the tensor on this rank, also without elements; it may have other sizes (fewer columns) than the
+            whole.
         sizes: Sizes of the whole tensor.
 
     Returns:
-        The part itself if it is the whole.
+        The tensor; `part` itself if it is the whole.
 
     Raises:
         UnsupportedValueError: The part has the scales of its own channels alone.
@@ -113,10 +114,10 @@ def copy_quantized(key: str, target: torch.Tensor, source: torch.Tensor, *, is_w
     """Copy a stored quantized tensor, scale and zero point included, into a tensor of the template.
 
     Args:
-        key: FQN, for messages.
-        target: Of the source's sizes. A whole one without a quantizer (`torch.empty(…, dtype=torch.qint8)`) gets the
-            source's memory.
-        source: On the CPU.
+        key: FQN of the tensor, for error messages.
+        target: Tensor of the source's sizes. A whole tensor without a quantizer (`torch.empty(…, dtype=torch.qint8)`)
+            gets the source's memory.
+        source: Stored tensor, on the CPU.
         is_whole: Whether `target` is the template's own tensor, which can be given another scale; parts of one cannot.
 
     Raises:

@@ -1,7 +1,7 @@
 """The stager contract, and the simplest stager: a blocking copy to host memory.
 
-Stagers that overlap with training are in `dcp_async`; this one is here because stock's file writer is itself a
-stager, and ours keeps that.
+Stagers that overlap with training are in `dcp_async`; this one is here because stock's file writer is itself a stager,
+and so is the file writer of this library.
 
 Source: torch 2.13 `torch.distributed.checkpoint.staging`.
 """
@@ -47,9 +47,9 @@ class BlockingAsyncStager:
     """Stages by copying every tensor to CPU memory before `stage` returns.
 
     Args:
-        cache_staged_state_dict: Keep the copies and write into them at the next call. The result of one call is then
-            overwritten by the next: only for callers that finish a save before they stage again.
-        type_check: Raise on values that cannot be copied safely instead of passing them through.
+        cache_staged_state_dict: Whether to keep the copies, and write into them at the next call. The result of one
+            call is then overwritten by the next: only for callers that finish a save before they stage again.
+        type_check: Whether to raise on values that cannot be copied safely, instead of passing them through.
 
     Example:
         ```python

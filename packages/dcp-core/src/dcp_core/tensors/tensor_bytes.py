@@ -11,7 +11,7 @@ __all__ = ["small_bytes", "tensor_bytes"]
 
 
 def small_bytes(tensor: torch.Tensor) -> bytes | None:
-    """Copy the bytes of an ordinary tensor, the cheap way; None if they are not contiguous in this process's memory."""
+    """Copy the bytes of an ordinary tensor, at low cost; None if they are not contiguous in this process's memory."""
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         return None
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)

@@ -23,7 +23,7 @@ class TensorPieces:
     """Row-major elements of a strided tensor of any layout and device; satisfies `dcp_io.PiecewiseData`.
 
     Args:
-        tensor: Detached; conjugated and negated views are resolved on the way.
+        tensor: Detached tensor; conjugated and negated views are resolved while pieces are made.
     """
 
     __slots__ = ("_tensor", "nbytes")
@@ -36,7 +36,7 @@ class TensorPieces:
         """Yield the bytes in order; a piece is valid until the next one is requested.
 
         Args:
-            max_bytes: Memory limit of buffers (at least one element is copied at a time).
+            max_bytes: Limit for the memory of buffers (at least one element is copied at a time).
         """
         if self._tensor.is_cuda:
             return _from_cuda(self._tensor, max_bytes)

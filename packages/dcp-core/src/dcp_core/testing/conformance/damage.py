@@ -139,7 +139,7 @@ class Hostile:
 
 
 def attempt(storage: Door) -> DcpError | None:
-    """Load `random_state()`; returns the error, or None if the loaded values are right."""
+    """Load the state of `random_state()`; returns the error, or None if the loaded values are right."""
     template = blank(random_state())
     try:
         storage.load(template)
@@ -158,7 +158,7 @@ def assert_refused(error: DcpError | None, name: str, keys: set[str]) -> None:
 
 
 def flips(raw: RawFolder, name: str) -> Iterator[int]:
-    """Flip one byte of an object after another, yielding after each; restores the object at the end."""
+    """Flip one byte of an object at a time, and yield its position after each flip; restore the object at the end."""
     content = raw.get(name)
     for number in range(_PLACES):
         place = len(content) * number // _PLACES + len(content) // (2 * _PLACES)

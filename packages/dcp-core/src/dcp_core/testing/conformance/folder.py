@@ -64,7 +64,7 @@ class LocalFolder:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """One of the two ways to use a storage: by the checkpoint id alone, or with an explicit reader and writer."""
+    """Saves and loads in one of two ways: with the checkpoint id alone, or with an explicit reader and writer."""
 
     checkpoint_id: str
     make_writer: Callable[[str], StorageWriter] | None
@@ -104,7 +104,7 @@ class StorageFixtures(ABC):
     def bytes_given(self) -> Callable[[], int] | None:
         """Return a function that counts the bytes that this process and its ranks have read from the storage so far.
 
-        None (the default) if they cannot be counted; then the reader's own figures are used.
+        Returns None (the default) if the bytes cannot be counted; then the reader's own count is used.
         """
         return None
 
@@ -131,7 +131,7 @@ class StorageFixtures(ABC):
 
     @pytest.fixture
     def storage(self, checkpoint_id: str) -> Door:
-        """Return one way to use the storage, for tests where either will do."""
+        """Return one way to use the storage, for tests to which the way does not matter."""
         return Door(checkpoint_id, self.make_writer, self.make_reader)
 
     def data_files(self, checkpoint_id: str) -> dict[str, set[str]]:

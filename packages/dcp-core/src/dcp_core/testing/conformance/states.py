@@ -83,7 +83,7 @@ class FailingPlanner(DefaultSavePlanner):
     """Save planner that fails (or calls `action`) when one key is resolved, after other values were written.
 
     Args:
-        key: FQN of the value.
+        key: FQN of the value at which the planner fails.
         action: Function to call instead of failing.
     """
 
