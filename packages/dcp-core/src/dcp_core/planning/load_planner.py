@@ -171,7 +171,7 @@ class DefaultLoadPlanner(LoadPlanner):
                 self.state_dict[name].zero_()
 
     def _follow_old_names(self, metadata: Metadata) -> None:
-        """Use the names of torch 2.3 and older, which stored containers without tensors whole, if needed."""
+        """Use the names of torch 2.3 and older, where containers without tensors are values, if the checkpoint does."""
         surplus = metadata.state_dict_metadata.keys() - self.state_dict.keys()
         if not surplus:
             return
@@ -209,7 +209,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """Do nothing: the data is already in the template."""
 
     def plain_targets(self) -> dict[str, Any] | None:
-        """Return the flat template, if its tensors are filled as they are; None if a subclass may do otherwise."""
+        """Return the flat template, if its tensors are filled as they are; None if a subclass may use others."""
         names = ("resolve_tensor", "lookup_tensor", "transform_tensor", "commit_tensor")
         own = (
             name in vars(self) or getattr(type(self), name) is not getattr(DefaultLoadPlanner, name) for name in names

@@ -63,7 +63,7 @@ class LoadRules:
     Args:
         allow_missing: Whether the checkpoint may lack keys of the template.
         allow_unexpected: Whether the template may lack values of the checkpoint.
-        allow_lossy_casts: Whether conversions may change values.
+        allow_lossy_casts: Whether conversions to a dtype that cannot hold every stored value are allowed.
         allow_resize: Whether tensors may have other sizes (with the same number of dimensions); then their common part
             is loaded.
         keys: Map from keys of the template to names in the checkpoint.

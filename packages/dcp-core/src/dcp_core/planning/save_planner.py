@@ -290,7 +290,7 @@ def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list
 
 
 def _comparable_bytes(value: Any, dumped: bytes) -> bytes:
-    """Return bytes that are equal on ranks that hold the same value; its pickle if there are no better ones."""
+    """Return bytes that are equal on ranks that hold the same value; `dumped` if there are no better ones."""
     return (value.digest if isinstance(value, DumpedObject) else value_digest(value)) or dumped
 
 

@@ -141,7 +141,7 @@ def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = N
 
 
 def assign(template: Mapping[Any, Any], keys: tuple[Any, ...], value: object) -> None:
-    """Put `value` at the place given by `FlatState.keys` of this template; its containers and their types do not change.
+    """Put `value` at the place given by `FlatState.keys` of the template; containers and their types do not change.
 
     Raises:
         UnsupportedValueError: The container there cannot be changed.

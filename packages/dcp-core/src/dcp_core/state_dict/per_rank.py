@@ -86,7 +86,7 @@ class RankValues:
     """The per-rank values of one template, replaced by ordinary ones while it is loaded.
 
     Args:
-        template: Flat template, which is changed in place until `restore`.
+        template: Template of the load, which is changed in place until `restore`.
         names: FQNs of the values in the checkpoint.
         rank: Number of this rank within the group.
     """
