@@ -47,8 +47,8 @@ def absolute_id_for(storage: Any, checkpoint_id: CheckpointId | None) -> Checkpo
 
     Args:
         storage: Reader or writer that gets the id; None if the id's scheme chooses one. An id without a scheme is a
-            path if the storage's attribute `ids_are_paths` is true or, as in stock, its attribute `path` is a `Path`;
-            ids of other storages are names, and returned unchanged.
+            path if the storage's attribute `ids_are_paths` is true or, for a storage without this attribute, if its
+            attribute `path` is a `Path`, as in stock; ids of other storages are names, and returned unchanged.
         checkpoint_id: Checkpoint id; None for the storage's own id.
 
     Returns:
