@@ -83,7 +83,7 @@ def dump_object(value: object, *, key: str) -> bytes:
     """Serialize an object for a checkpoint, as `torch.save` does.
 
     Args:
-        value: Object that can be pickled, or one that was dumped before. Tensors in it are stored as CPU tensors.
+        value: Object that can be pickled, or one that was dumped before. Tensors in it are stored as in `torch.save`.
         key: FQN of the object, for error messages.
 
     Raises:

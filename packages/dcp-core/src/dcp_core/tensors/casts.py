@@ -1,4 +1,4 @@
-"""Lossless casts: the dtype conversions that keep every value, which a load does without permission."""
+"""Lossless casts: the dtype conversions that keep every value, which a load always performs."""
 
 from __future__ import annotations
 
