@@ -1,4 +1,4 @@
-"""The call itself: what comes back, which saver serves it, what is raised where."""
+"""The function `async_save`: its results, the saver that it uses, and where errors are raised."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _closed() -> Iterator[None]:
 
 
 class GatedWriter(MemoryWriter):
-    """Writes when it is allowed to."""
+    """Writes when the test allows it."""
 
     entered, gate = threading.Event(), threading.Event()
 
@@ -79,7 +79,7 @@ def test_a_stager_that_gives_futures_gives_a_response() -> None:
 
 
 def test_a_response_can_be_subclassed_and_changed() -> None:
-    """In the style of stock's clients: an `__init__` that sets both by itself, more attributes, another future."""
+    """As code for stock does: an `__init__` that sets both futures, further attributes, another future."""
 
     class Response(AsyncSaveResponse):
         def __init__(self, upload: Future[Any]) -> None:
@@ -277,7 +277,7 @@ def test_a_save_inside_lock_makes_its_copy_at_once() -> None:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("later", [False, True])
 def test_two_threads_that_save_one_of_them_inside_lock(later: bool) -> None:
-    """Neither waits for what the other holds: the one inside goes first."""
+    """Neither thread waits for a lock that the other one holds: the thread inside `lock` goes first."""
     weight, locked, saved = torch.ones(4), threading.Event(), threading.Event()
     with AsyncSaver("thread") as saver:
 
@@ -332,7 +332,7 @@ def test_who_hears_that_a_copy_is_complete_may_lock() -> None:
 
 
 class Never:
-    """Never finishes a copy."""
+    """A stager that never finishes a copy."""
 
     should_synchronize_after_execute = False
     _synchronize_after_execute = False

@@ -1,4 +1,4 @@
-"""Writers and readers subclassed, and changed, as code for stock does: whatever is set counts, nothing is ignored."""
+"""Writers and readers that are subclassed and changed like stock's: every attribute that is set takes effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def forget() -> None:
 
 
 class NotingFileSystem(FileSystem):
-    """The local one, which notes what it opens."""
+    """The local file system, which records the files that it opens."""
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[io.IOBase]:  # type: ignore[override]
@@ -40,7 +40,7 @@ class NotingFileSystem(FileSystem):
 
 
 class Upload:
-    """A stream that takes bytes alone, returns nothing, and is there only when it has ended well."""
+    """An upload stream whose `write` takes only bytes and returns nothing; success makes its object visible."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -51,7 +51,7 @@ class Upload:
 
 
 class Download(io.BytesIO):
-    """A stream that does not know its end, and reads no further than what was asked for."""
+    """A stream that cannot seek to its end, and reads only the requested bytes."""
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         if whence == io.SEEK_END:
@@ -60,7 +60,7 @@ class Download(io.BytesIO):
 
 
 class BucketFileSystem(FileSystemBase):
-    """Objects in memory, without folders or listing; a missing one is an error of its own, a rename may not replace."""
+    """Objects in memory, without folders or listing; has its own error for missing ones; renames may not replace."""
 
     def __init__(self, *, rename: str = "refuses") -> None:
         self.rename_kind = rename
@@ -112,7 +112,7 @@ class Prefix:
 
 
 class StockWriter(FileSystemWriter):
-    """As s3torchconnector's and others do it."""
+    """Overrides methods as s3torchconnector and other packages do."""
 
     def __init__(self, path: str, fs: Any, **options: Any) -> None:
         super().__init__(path, sync_files=False, **options)
@@ -121,7 +121,7 @@ class StockWriter(FileSystemWriter):
 
 
 class PrefixWriter(StockWriter):
-    """Gives each rank's files a folder, and does not call the method that it overrides."""
+    """Puts each rank's files into a folder; its override does not call the base class's method."""
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         return [dataclasses.replace(plan, storage_data=Prefix(f"part{n}/__{n}_")) for n, plan in enumerate(plans)]
@@ -135,7 +135,7 @@ class StockReader(FileSystemReader):
 
 
 class SortingReader(StockReader):
-    """Looks up where items lie, as readers do that fetch ahead."""
+    """Looks up the locations of items, like readers that prefetch."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
         plan.items.sort(key=lambda item: self.storage_data[item.storage_index].offset)

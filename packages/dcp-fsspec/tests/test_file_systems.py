@@ -1,4 +1,4 @@
-"""File systems that do not do what `FsspecStore` would like: what is saved must be no worse for it."""
+"""File systems that lack operations of `FsspecStore`: saves must be correct all the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stubborn(MemoryFileSystem):
 
 
 class Hdfs(Stubborn):
-    """The same, with the door through which WebHDFS takes the option that replaces."""
+    """Like `Stubborn`, with the method of WebHDFS that takes an option to replace the destination."""
 
     protocol: Any = "webhdfs"
     store: dict[str, Any] = {}  # noqa: RUF012
@@ -49,7 +49,7 @@ class Hdfs(Stubborn):
 
 
 class Ftp(Stubborn):
-    """Times only as FTP tells them."""
+    """Reports modification times only in the form of FTP."""
 
     protocol: Any = "ftp"
     store: dict[str, Any] = {}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Stock's interface removes only what it made."""
+"""Stock's interface removes only files that it made."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_new_file_is_removed_if_the_block_raises(file: str) -> None:
 
 
 class Unheard(MemoryFileSystem):
-    """A protocol that only fsspec knows."""
+    """A file system whose protocol only fsspec knows."""
 
     protocol = "unheard"
 

@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 
 class RawFiles:
-    """A folder past the store."""
+    """Raw access to a folder, without the store."""
 
     def __init__(self, folder: str) -> None:
         self._fs, self._folder = fsspec.url_to_fs(folder)
@@ -56,7 +56,7 @@ class TestLocalStore(TestMemoryStore):
 
 
 class TestMemoryStorage(StorageConformance):
-    """On one rank: other processes have another memory."""
+    """Runs on one rank only, since other processes have another memory."""
 
     @pytest.fixture
     def ranks(self) -> Any:

@@ -70,7 +70,7 @@ class TestS3Storage(StorageConformance):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 class TestS3StorageWithFaults(TestS3Storage):
-    """The same through a proxy that lets a tenth of all requests fail."""
+    """The same tests through a proxy that lets a tenth of all requests fail."""
 
     endpoint = ""
 
@@ -95,7 +95,7 @@ class TestS3StorageWithFaults(TestS3Storage):
 @pytest.mark.parametrize("fault", ["503 after", "drop after"])
 @pytest.mark.parametrize("data", [b"", bytes(range(251))])
 def test_a_new_file_whose_first_answer_is_lost(s3: S3Server, fault: Fault, data: bytes) -> None:
-    """The client's second attempt meets what its first one made."""
+    """The client's retry finds the file that its first attempt made."""
     left = [fault]
     with FaultProxy(s3.url, lambda method, path: left.pop() if method == "PUT" and left else None) as proxy:
         folder = f"s3://{s3.bucket}/fsspec/lost/{next(_numbers)}"

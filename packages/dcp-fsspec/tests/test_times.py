@@ -1,4 +1,4 @@
-"""Times of files, as file systems tell them."""
+"""Modification times of files, in the forms that file systems report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ YEAR_2026 = 1767225600.0
 
 
 class Silent:
-    """A file system that knows no times."""
+    """A file system without modification times."""
 
     def modified(self, path: str) -> Any:
         raise NotImplementedError(path)

@@ -1,4 +1,4 @@
-"""When the end of a save counts, and for whom. The other rank is one whose answers are known; nothing is saved."""
+"""When the end of a save is reported, and on which ranks. The other rank is simulated; nothing is saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL = OSError("the disk is full")
 
 
 class OtherRank:
-    """Stands in for `Ranks` of two: this one, and one with saves of its own."""
+    """Stands in for `Ranks` of two ranks: this rank, and another one with saves of its own."""
 
     alone = False
     rank = 0
@@ -49,7 +49,7 @@ def begun(count: int) -> tuple[BackgroundSaves, list[Future[Any]]]:
 
 
 def ask(first: BackgroundSaves, second: BackgroundSaves, late: BaseException | None = None) -> tuple[Any, Any]:
-    """The outcomes as both ranks are told them, as steps and ranks that failed; and what is late."""
+    """The outcomes that both ranks get, as steps and failed ranks; and the error for unfinished saves."""
     ranks = OtherRank(second)
     found, unfinished = first.outcomes(ranks, late)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Who decides whether a failure passes: the coordinator, from what each rank knows. No process groups here."""
+"""The coordinator decides whether a failure is tolerated, from the reports of all ranks. No process groups here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FULL, BUG = OSError("the disk is full"), RuntimeError("a bug")
 
 
 class OtherRanks:
-    """Stands in for `Ranks`: this rank, and others whose answers are known."""
+    """Stands in for `Ranks`: this rank, and others whose answers the test sets."""
 
     alone = False
 

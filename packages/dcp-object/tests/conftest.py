@@ -1,4 +1,4 @@
-"""The ranks of the storage suite are those that find the S3 server."""
+"""The storage suite uses ranks that can reach the S3 server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each fault leads to: repeated a bounded number of times, nothing half done, an error that says what to do."""
+"""Effect of each fault: a bounded number of retries, no partial writes, and an error that says what to do."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def store(proxy: FaultProxy, folder: str, **given: Any) -> ObjectStore:
 
 
 def first(count: int, fault: Fault, method: str) -> Callable[[str, str], Fault | None]:
-    """The first requests of a method meet a fault."""
+    """Return a `decide` function by which the first `count` requests of a method meet a fault."""
     left = [fault] * count
     return lambda asked, path: left.pop() if asked == method and left else None
 

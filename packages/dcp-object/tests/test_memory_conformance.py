@@ -17,7 +17,7 @@ ROOT = "s3://in-memory"
 
 
 class RawObjects:
-    """A folder past the store."""
+    """Raw access to a folder, without the store."""
 
     def __init__(self, native: MemoryStore, folder: str) -> None:
         self._native = native

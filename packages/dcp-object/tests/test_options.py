@@ -1,4 +1,4 @@
-"""What of the options goes where, and that none of it is shown."""
+"""Which group each option belongs to, and that no option is printed."""
 
 from __future__ import annotations
 

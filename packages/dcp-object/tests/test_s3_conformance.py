@@ -62,7 +62,7 @@ class TestS3Storage(StorageConformance):
 
 @pytest.mark.slow
 class TestS3StorageWithFaults(TestS3Storage):
-    """The same through a proxy that lets a tenth of all requests fail; ids alone go past it."""
+    """The same tests through a proxy that lets a tenth of all requests fail; only checkpoint ids bypass the proxy."""
 
     @pytest.fixture
     def proxy(self, s3: S3Server) -> Iterator[FaultProxy]:

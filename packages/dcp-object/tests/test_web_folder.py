@@ -30,7 +30,7 @@ ROWS = 4096
 
 
 class Files(SimpleHTTPRequestHandler):
-    """What any web server does: files and their ranges."""
+    """A web server that serves files and ranges of them."""
 
     given = 0
     lock = threading.Lock()

@@ -1,6 +1,6 @@
 """Asynchronous saving: stage the state dict in a reused host buffer, and save it from there in a thread or process.
 
-Planning and writing are done by `dcp_core`; this package decides when a save runs, from which memory, in which process.
+`dcp_core` plans and writes; this package decides when, from which memory and in which process a save runs.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class StagingMismatchError(DcpError, RuntimeError):
 
 
 class NestedSaveError(DcpError, RuntimeError):
-    """A thread started a save while it was already starting one."""
+    """A thread started a save while it was already starting another one."""
 
 
 class SaveSkippedError(DcpError, RuntimeError):

@@ -30,15 +30,15 @@ class WorkerOptions:
 
     Attributes:
         nice: Increment of the niceness, so that the trainer has priority on a shared core.
-        batch: Whether the kernel schedules it as a batch job (`SCHED_BATCH`), which does not preempt running threads
-            when it wakes up.
+        batch: Whether the kernel schedules the worker as a batch job (`SCHED_BATCH`), which does not preempt running
+            threads when it wakes up.
         ionice: I/O scheduling class and level (`("best-effort", 7)`, `("idle", 0)`); None leaves it unchanged.
         torch_threads: Number of threads for one operation of torch.
-        cpu_affinity: The cores that it may run on; None leaves them unchanged.
-        process_group: Whether it joins a gloo group of all savers over the trainer's store, for storage writers that
-            use collectives.
-        start_seconds: Timeout of its start.
-        silence_seconds: Time without a heartbeat after which it is killed.
+        cpu_affinity: The cores that the worker may run on; None leaves them unchanged.
+        process_group: Whether the worker joins a gloo group of all savers over the trainer's store, for storage writers
+            that use collectives.
+        start_seconds: Timeout of the worker's start.
+        silence_seconds: Time without a heartbeat after which the worker is killed.
 
     Example:
         ```python
@@ -73,8 +73,8 @@ class SaverOptions:
         copy_threads: Number of threads that copy tensors in host memory while `save` waits.
         pin_memory: Whether staging memory is pinned, if CUDA is available.
         mutation_guard: Whether samples of each copy are compared with the source after copying: see `mutation_guard`.
-        save_seconds: Deadline of one save in a worker process, which is killed when it is exceeded; a save in a thread
-            has none. Also the limit of waiting for an earlier save, and for a copy.
+        save_seconds: Deadline of one save in a worker process, which is killed after it; a save in a thread has no
+            deadline. Also the limit of waiting for an earlier save, and for a copy.
         close_seconds: Limit of the time that `close` waits for running saves.
         timeout_seconds: Timeout of a rank that waits for the others in one phase; see `dcp_core.save`.
         peers: Options of the connections by which savers of different ranks watch each other; see `dcp_core.save`.

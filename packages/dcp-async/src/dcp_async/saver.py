@@ -1,6 +1,6 @@
 """`AsyncSaver`: saves in the background, from a staged copy, one after the other.
 
-A save is carried out by a `Backend` (a thread, a process), found by hook; copies are made in `staging`.
+A `Backend` (a thread, a process) carries out the saves; plugins register backends. `staging` makes the copies.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ __all__ = ["AsyncSaver", "Backend"]
 
 
 class Backend(Protocol):
-    """Backend that carries out saves; plugins register a factory by name, which is called with `SaverOptions`."""
+    """Backend that carries out saves. Plugins register its factory under a name; the factory gets `SaverOptions`."""
 
     shares_memory: bool
-    """Whether copies must be in memory that another process can map."""
+    """Whether copies must be made in memory that another process can map."""
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Prepare for the first save of a group, and of a state of that structure if one is given."""
+        """Prepare for the first save of a group; if a staged state is given, also for states of its structure."""
         ...
 
     def before_save(self) -> None:
-        """Prepare for a save, in the caller's thread, before its number and its copy; waits for nothing."""
+        """Prepare for a save before its number is drawn and its copy made; in the caller's thread, without waiting."""
         ...
 
     def run(self, job: SaveJob) -> Metadata:
-        """Carry out one save; called in one thread, for one save at a time."""
+        """Carry out one save; always called in the same thread."""
         ...
 
     def close(self) -> None:
-        """Release everything. A backend without references does so by itself: a saver may be dropped."""
+        """Release all resources. A backend must also do this when it is garbage-collected with its saver."""
         ...
 
 
@@ -76,8 +76,8 @@ class AsyncSaver:
         overlap: Policy for a save that starts while another one runs: `wait`, `skip` or `latest`.
         options: See `SaverOptions`.
 
-    Saves of one saver run in the order in which they were started. Several groups, models and checkpoint ids may take
-    turns on one saver; ranks that are in several groups must start their saves in the same order.
+    Saves of one saver run in the order in which they were started. One saver may serve several groups, models and
+    checkpoint ids; ranks that are in several groups must start their saves in the same order.
 
     Example:
         ```python
@@ -128,7 +128,7 @@ class AsyncSaver:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of memory that staged copies take now, reserved arenas included."""
+        """Size of the memory for staged copies, in bytes, including idle buffers."""
         return self._pool.nbytes
 
     @property
@@ -147,8 +147,8 @@ class AsyncSaver:
 
         Args:
             process_group: The ranks that will save together; None takes all.
-            state_dict: The state to be saved later: allocates memory for its copy, and sends its structure to the
-                worker.
+            state_dict: The state to be saved later. If given, memory for its copy is allocated, and its structure is
+                sent to the worker.
             no_dist: See `save`.
 
         Raises:
@@ -156,7 +156,7 @@ class AsyncSaver:
             SaverClosedError: The saver is closed.
             Exception: The state cannot be saved.
 
-        Ranks: every rank of the group; waits for none, but for this rank's own earlier saves.
+        Ranks: every rank of the group; does not wait for other ranks, only for this rank's own earlier saves.
         """
         self._check_open()
         link = self._links.of(process_group, no_dist=no_dist)
@@ -191,31 +191,34 @@ class AsyncSaver:
         """Copy a state dict and save the copy in the background.
 
         Args:
-            state_dict: As for `dcp_core.save`. With the stager that is used if none is given, values may change as
-                soon as this returns.
+            state_dict: State dict, as for `dcp_core.save`. Without `async_stager`, values may change as soon as this
+                method returns.
             checkpoint_id: Path or URI of the checkpoint. A relative path is resolved at the time of this call.
-            storage_writer: Used instead of the one that `checkpoint_id` would choose. A process saver gets a copy.
-            planner: See `dcp_core.save`. A process saver gets a copy, unless it is a `DefaultSavePlanner`'s subclass
-                or another kind, whose methods that touch values run here.
+            storage_writer: Storage writer to use instead of that of the `checkpoint_id`'s scheme; a process saver uses
+                a copy.
+            planner: See `dcp_core.save`. A process saver uses a copy of a `DefaultSavePlanner`. Of all other planners,
+                also of its subclasses, the methods that access values run in this process.
             process_group: The ranks that save together; None takes all.
-            async_stager: Makes the copy. One that gives a future lets this return before the copy is complete.
-            no_dist: Save from this process alone.
+            async_stager: Stager that makes the copy. If its `stage` returns a future, this method may return before the
+                copy is complete.
+            no_dist: Whether to save from this process alone.
             use_collectives: See `dcp_core.save`.
-            overlap: Instead of the saver's own policy.
+            overlap: Overlap policy of this save; None takes the saver's.
 
         Returns:
-            A future of the metadata, done when the checkpoint exists; with a stager that gives futures, an
-            `AsyncSaveResponse` that has one more for the copy.
+            A future of the metadata, done when the checkpoint exists; with a stager that returns futures, an
+            `AsyncSaveResponse`, which has a second future for the copy.
 
         Raises:
-            Exception: The error of the copy, or of an earlier save whose future was never read. Other ranks
-                get it from their futures.
+            Exception: The copy failed, or an earlier save whose future was never read. Other ranks get the error from
+                their futures.
             SaverClosedError: The saver is closed.
-            SaverDeadlineError: An earlier save of this rank, or `lock`, holds this one up for over `save_seconds`.
-            NestedSaveError: This thread is starting a save, and called this from there.
-            RankDisagreementError: Another rank has another `overlap`.
+            SaverDeadlineError: An earlier save of this rank, or a thread in `lock`, takes longer than `save_seconds`.
+            NestedSaveError: This thread is already starting a save, for example in the `state_dict()` of an object.
+            RankDisagreementError: Another rank uses another `overlap` policy.
 
-        Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
+        Ranks: every rank of the group; does not wait for other ranks, only for this rank's own earlier saves if the
+            policy is `wait`.
         """
         policy = self._overlap if overlap is None else overlap
         check_overlap(policy)
@@ -240,10 +243,10 @@ class AsyncSaver:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold a lock while values change: waits until no copy is in progress; no save begins before its end.
+        """Hold a lock while values change: waits until no copy is in progress; other threads' saves wait for its end.
 
-        For stagers that give futures; with others every copy is complete before `save` returns. A save inside, by the
-        same thread, makes its copy before it returns, whatever its stager.
+        Needed for stagers that return futures; with others, every copy is complete before `save` returns. If the same
+        thread saves inside the block, `save` returns after the copy is complete, whatever the stager.
         """
         self._check_here()
         with self._entry.lock():
@@ -262,7 +265,7 @@ class AsyncSaver:
 
         Raises:
             SaverDeadlineError: A save takes longer; see `end`.
-            Exception: An earlier save failed, and its future was never read; further ones are logged.
+            Exception: An earlier save failed, and its future was never read; further errors are logged.
 
         In a forked child this does nothing: the saver is its parent's.
         """
@@ -285,9 +288,9 @@ class AsyncSaver:
     def end(self) -> None:
         """End what runs in the background, without waiting for saves.
 
-        A save that has not begun is left out: its future raises SaverClosedError. One that runs in a process ends with
-        it, and its checkpoint does not come to exist. One that runs in a thread cannot be ended: it goes on, its future
-        reports its outcome, and the interpreter waits for it.
+        A save that has not begun is cancelled: its future raises SaverClosedError. A save in a worker process ends with
+        that process, and its checkpoint is not published. A save in a thread cannot be ended: it continues, its future
+        reports the outcome, and the interpreter waits for the thread.
         """
         self._warning.detach()
         if self._owner != os.getpid():
@@ -308,10 +311,10 @@ class AsyncSaver:
             self.close()
 
     def _enter(self, place: CheckpointId | None, *, wait: bool) -> None:
-        """Acquire the start lock, after all earlier saves if `wait`. Holds no lock while it waits.
+        """Acquire the start lock; with `wait`, first wait for all earlier saves, without holding a lock.
 
         Raises:
-            SaverDeadlineError: That takes longer than `save_seconds`.
+            SaverDeadlineError: This takes longer than `save_seconds`.
         """
         while True:
             if wait:
@@ -361,7 +364,7 @@ class _Run:
 
     Args:
         backend: Backend of the saver.
-        copies: Copies of the saver.
+        copies: Stager of the saver's jobs.
     """
 
     def __init__(self, backend: Backend, copies: JobStager) -> None:
@@ -380,7 +383,7 @@ class _Run:
 
 
 def _check_policy(job: SaveJob, policy: Overlap) -> None:
-    """Raise RankDisagreementError if ranks have different policies: they would wait for each other for ever."""
+    """Raise RankDisagreementError if ranks have different policies, which would make them wait for each other."""
     other = job.ticket.overlap
     if other and other != policy:
         raise RankDisagreementError(

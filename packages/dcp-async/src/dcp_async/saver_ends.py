@@ -16,7 +16,7 @@ __all__ = ["naming_the_end", "warn_dropped"]
 
 @contextlib.contextmanager
 def naming_the_end() -> Iterator[None]:
-    """Explain a thread that cannot be started, if the reason is the interpreter's exit."""
+    """Context manager that explains why a thread cannot be started, if the reason is the interpreter's exit."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""`async_save`: stock's call, over shared savers that this process keeps for later calls.
+"""`async_save`: stock's function, with shared savers that this process keeps for later calls.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.async_save` (signature, results).
 """
@@ -45,23 +45,24 @@ def async_save(
     Args:
         state_dict: See `AsyncSaver.save`, as for the other arguments.
         checkpoint_id: Path or URI of the checkpoint.
-        storage_writer: Used instead of the one that `checkpoint_id` would choose.
-        planner: Decides which rank writes which item.
+        storage_writer: Storage writer to use instead of that of the `checkpoint_id`'s scheme.
+        planner: Planner that decides which rank writes which item.
         process_group: The ranks that save together; None takes all.
         async_checkpointer_type: Whether the save runs in a thread or in a worker process.
-        async_stager: Makes the copy.
-        no_dist: Save from this process alone.
-        use_collectives: False lets every rank plan alone.
+        async_stager: Stager that makes the copy.
+        no_dist: Whether to save from this process alone.
+        use_collectives: Whether ranks plan together; with False every rank plans alone.
         overlap: The policy for a save that starts while another one runs: `wait`, `skip` or `latest`.
 
     Returns:
-        A future of the metadata, done when the checkpoint exists; with a stager that gives futures, an
+        A future of the metadata, done when the checkpoint exists; with a stager that returns futures, an
         `AsyncSaveResponse`. Saves that run when the interpreter ends are completed first.
 
     Raises:
         Exception: See `AsyncSaver.save`.
 
-    Ranks: every rank of the group; waits for none, but for this rank's own earlier saves where the policy says so.
+    Ranks: every rank of the group; does not wait for other ranks, only for this rank's own earlier saves if the
+        policy is `wait`.
 
     Example:
         ```python
@@ -97,7 +98,7 @@ def shared_saver(
         options: Options of the saver, if this call makes it.
 
     Raises:
-        ValueError: It has other options already; close it first.
+        ValueError: The saver already exists with other options; close it first.
     """
     name = kind.value if isinstance(kind, AsyncCheckpointerType) else kind
     with _lock:

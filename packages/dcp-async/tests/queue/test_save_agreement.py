@@ -15,7 +15,7 @@ from dcp_ranks.testing.ranks import RankPool
 
 
 def _decide() -> tuple[list[str], list[int], list[int]]:
-    """Each rank wishes something else for each save; the epochs around the end of rank 1's worker."""
+    """Outcomes when each rank proposes another one; and the epochs before and after the end of rank 1's worker."""
     link = LinkTable(SaverOptions()).of(None, no_dist=False)
     assert isinstance(link, StoreLink)
     tickets = [link.draw() for _ in range(4)]
@@ -53,7 +53,7 @@ def test_one_link_for_each_group(ranks: RankPool) -> None:
 
 
 def _mixed_policies() -> list[str]:
-    """What each rank hears of a save for which one of them has another policy; and that the next one works."""
+    """Errors on each rank of a save for which one rank has another policy; the next save works."""
     rank = dist.get_rank()
     told = []
     with AsyncSaver("thread") as saver:

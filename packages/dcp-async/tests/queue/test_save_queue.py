@@ -1,4 +1,4 @@
-"""Who may begin, who waits, who is left out, and what nobody asked about."""
+"""Which saves begin, wait or are skipped, and errors that were never read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dcp_core import CoordinatorLostError, Metadata, PeerOptions
 
 
 class Link(GroupLink):
-    """Remembers what was withdrawn; its store can be gone."""
+    """Records withdrawn saves; can simulate a lost store."""
 
     def __init__(self) -> None:
         super().__init__(Seat("alone", 0, 1, 1, False, None, 10.0, PeerOptions()))
@@ -35,7 +35,7 @@ class Link(GroupLink):
 
 
 class Gate:
-    """Carries out saves when it is allowed to."""
+    """Carries out saves when the test allows it."""
 
     def __init__(self) -> None:
         self.open, self.entered = threading.Event(), threading.Event()

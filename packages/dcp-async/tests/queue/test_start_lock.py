@@ -1,4 +1,4 @@
-"""Threads that begin saves and threads that change values: who waits for whom, and that nobody waits in a circle."""
+"""Threads that begin saves and threads that change values: which thread waits for which, without a deadlock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def entry() -> Entry:
 
 
 class Holder:
-    """Another thread that holds the lock until it is told to let go."""
+    """Another thread that holds the lock until the test asks it to release the lock."""
 
     def __init__(self, entry: Entry) -> None:
         self.has, self.over = threading.Event(), threading.Event()

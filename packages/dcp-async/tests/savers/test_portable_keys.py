@@ -1,4 +1,4 @@
-"""Keys of classes that the worker does not know: named, compared and told apart as in the trainer."""
+"""Keys of classes that the worker cannot import: printed, compared and distinguished as in the trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plain:
 
 
 class LocalUnpickler(pickle.Unpickler):
-    """As the worker's: nothing of this module is there."""
+    """Unpickles as in the worker, which cannot import this module."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__:

@@ -1,4 +1,4 @@
-"""What a process saver tells its worker, and what it makes of the answers."""
+"""Messages of a process saver to its worker, and reactions to the answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dcp_ranks import failure_of
 
 
 class FakeWorker:
-    """Answers each save as it is told to."""
+    """Answers each save as the test has set."""
 
     alive = True
 
@@ -104,7 +104,7 @@ NAN = [struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8000000
     ],
 )  # fmt: skip
 def test_what_is_equal_but_of_other_bits_or_type_has_changed(before: Any, now: Any) -> None:
-    """`0.0 == -0.0`: what counts is what would be stored."""
+    """For example `0.0 == -0.0`: two values are the same only if the same bytes would be stored."""
     backend, worker, link, stager = _backend("saved", "saved", "saved")
     for value in (before, now, now):
         backend.run(_job(link, stager, value))

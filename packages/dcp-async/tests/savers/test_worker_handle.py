@@ -23,7 +23,7 @@ from dcp_async.savers.worker_messages import Beat
 
 
 class Started:
-    """A worker that never reads, and what was told of its end."""
+    """A worker that never reads, and the calls of `on_end`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         start = subprocess.Popen
@@ -83,7 +83,7 @@ def test_a_process_that_cannot_be_killed_is_given_up(started: Started, monkeypat
 
 @pytest.mark.timeout(30)
 def test_an_end_is_told_before_the_next_save_gets_its_number(started: Started) -> None:
-    """Though the thread that waits for the process may not have had its turn yet, or be telling it just now."""
+    """Even if the thread that waits for the process has not run yet, or is calling `on_end` at the moment."""
     told, finish = threading.Event(), threading.Event()
 
     def tell() -> None:
@@ -119,7 +119,7 @@ def test_closing_wakes_up_a_thread_that_reads(started: Started, monkeypatch: pyt
 
 
 class Clock:
-    """Time and polling of a process that is stopped now and then: each poll takes so long, the last one hears."""
+    """Clock and polls of a process that is stopped sometimes: each poll takes a set time, the last gets a message."""
 
     def __init__(self, *polls: float, hears: bool) -> None:
         self._polls, self._hears, self._now = [*polls], hears, 0.0

@@ -1,4 +1,4 @@
-"""What a worker does with messages as they come."""
+"""How a worker handles messages that arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _refuse() -> Any:
 
 
 class OnlyThere:
-    """Pickles, but does not unpickle."""
+    """An object that can be pickled but not unpickled."""
 
     def __reduce__(self) -> Any:
         return _refuse, ()

@@ -1,4 +1,4 @@
-"""What a worker keeps from save to save."""
+"""State that a worker keeps from save to save."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dcp_async.staging.copying import Copier
 
 
 class LostMeeting:
-    """Of a group whose store is gone."""
+    """Meeting of a group whose store is gone."""
 
     class seat:  # noqa: N801
         rank, job_size = 0, 1
@@ -29,7 +29,7 @@ class LostMeeting:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a worker in this process says; it leaves the log and the warnings alone."""
+    """Messages of a worker in this process, which does not change logging and warnings."""
     monkeypatch.setattr(worker_saves, "_forward", lambda *_: None)
     return []
 

@@ -1,4 +1,4 @@
-"""Memory that copies lie in."""
+"""The memory for staged copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staging: structures are recognised, copies are whole, and nothing is overwritten while it is read."""
+"""Staging: structures are recognised, copies are complete, and no copy is overwritten while it is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dcp_core.state_dict.flatten import flatten
 
 
 class Word(str):
-    """Equal to the plain string, and printed otherwise."""
+    """A string that is equal to the plain string, but printed differently."""
 
     __slots__ = ()
 
@@ -127,7 +127,7 @@ VIEWS: dict[str, torch.Tensor] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_conjugated_and_negated_views_are_described_as_they_are_copied(name: str) -> None:
-    """A view is resolved into other memory, of other strides; its description has to be of that."""
+    """A view is resolved into new memory with other strides; the description must be that of the new memory."""
     view = VIEWS[name]
     wanted = view.detach().clone().resolve_conj().resolve_neg()
     contents = look_through({"x": view})
@@ -150,7 +150,7 @@ def test_another_default_device_is_none_of_the_copys_business() -> None:
 
 @pytest.mark.parametrize("how", ["stage", "stage_as_it_is"])
 def test_memory_that_was_freed_between_two_saves_is_named_not_read(how: str) -> None:
-    """What FSDP does with parameters, and offloading with `param.data`."""
+    """FSDP frees memory of parameters like this, and offloading that of `param.data`."""
     stager, parameter = _stager(), torch.nn.Parameter(torch.arange(4096.0))
     stage = getattr(stager, how)
     stage({"m": {"w": parameter}})
@@ -181,7 +181,7 @@ def test_a_tensor_that_gets_other_memory_while_it_is_copied_is_named(what: str) 
     parameter = torch.nn.Parameter(torch.arange(24.0).reshape(4, 6), requires_grad=False)
 
     class Copying(Copier):
-        """Copies, and then another thread has its turn."""
+        """Copies, and then lets another thread run."""
 
         def copy(self, *args: Any) -> None:
             super().copy(*args)
@@ -196,7 +196,7 @@ def test_a_tensor_that_gets_other_memory_while_it_is_copied_is_named(what: str) 
 def test_a_description_of_another_tensor_than_the_copied_one_is_found(
     monkeypatch: pytest.MonkeyPatch, leaf: str
 ) -> None:
-    """What the stager would do wrong itself; it once noted the strides of the view, and copied what it resolves to."""
+    """A mistake of the stager itself, which once recorded the strides of a view, but copied the resolved tensor."""
 
     def described(skeleton: Any) -> Any:
         for dtype, shape, strides in leaves_of(skeleton):

@@ -22,7 +22,7 @@ def test_arenas_are_pinned(shared: bool) -> None:
 
 
 def test_values_at_the_call_while_the_device_computes() -> None:
-    """The copy waits for what the current stream holds before it, and what follows does not wait for the copy."""
+    """The copy waits for earlier work on the current stream, and later work does not wait for the copy."""
     weight = torch.zeros(1 << 24, device="cuda")
     other = torch.randn(2048, 2048, device="cuda")
     with AsyncSaver("thread") as saver:
@@ -54,7 +54,7 @@ def test_staging_beside_computing() -> None:
 
 
 def test_the_copy_runs_beside_what_the_device_computes() -> None:
-    """`save` comes back while the device is still busy, and what is queued after it need not wait for the copy."""
+    """`save` returns while the device is still busy, and work queued after it does not wait for the copy."""
     weight = torch.ones(1 << 24, device="cuda")
     torch.cuda.synchronize()
     with AsyncSaver("thread") as saver:

@@ -1,4 +1,4 @@
-"""Where copies lie: judged by copying and comparing, for tensors that overlap in any way."""
+"""Placements of tensors that overlap in any way, checked by copying and comparing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WIDTHS = [torch.uint8, torch.int16, torch.float32, torch.complex64, torch.comple
 
 
 def _reinterpreted(raw: torch.Tensor, start: int, dtype: torch.dtype) -> torch.Tensor:
-    """What lies in some bytes from one of them on, whether or not that is aligned for the dtype."""
+    """View of raw bytes from `start` on as a tensor, even if that is not aligned for the dtype."""
     return torch.frombuffer(raw.numpy().data, dtype=dtype, offset=start, count=100 // dtype.itemsize)
 
 

@@ -45,7 +45,7 @@ def test_copies_keep_types_sharing_and_views(shared: bool) -> None:
 
 
 def test_the_copy_before_is_left_alone() -> None:
-    """Stock overwrites it while it may still be written (weakness A7)."""
+    """Stock overwrites the earlier copy although it may still be in use by a save (weakness A7)."""
     stager, source = DefaultStager(NOW), torch.ones(1000)
     first = stager.stage({"a": source})
     source.fill_(2)

@@ -1,6 +1,6 @@
 """Checkpoints in local or mounted folders: `FileSystemWriter`, `FileSystemReader`.
 
-Planning and coordination live in `dcp_core`, bytes and durability in `dcp_io`; this package joins them.
+`dcp_core` plans and coordinates, `dcp_io` reads and durably writes the bytes; this package connects them.
 """
 
 from __future__ import annotations

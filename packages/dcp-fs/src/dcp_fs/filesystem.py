@@ -1,6 +1,6 @@
-"""Stock's small file-system interface, for code that was written against it.
+"""Stock's small file-system interface, for code that uses this interface.
 
-Our own writer and reader go through `dcp_io.LocalStore` and need none of this.
+This project's own writer and reader use `dcp_io.LocalStore` instead.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.{FileSystemBase,FileSystem}`.
 """
@@ -46,16 +46,16 @@ class FileSystemBase(ABC):
 
     @abstractmethod
     def mkdir(self, path: AnyPath) -> None:
-        """Make a folder and those above it; it may be there already."""
+        """Make a folder and its missing parents; the folder may already exist."""
 
     @classmethod
     @abstractmethod
     def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
-        """Whether an id names a place in this kind of file system."""
+        """Whether an id names a path in this kind of file system."""
 
     @abstractmethod
     def exists(self, path: AnyPath) -> bool:
-        """Whether there is a file or folder."""
+        """Whether a file or folder exists at the path."""
 
     @abstractmethod
     def rm_file(self, path: AnyPath) -> None:
@@ -96,7 +96,7 @@ class FileSystem(FileSystemBase):
         return Path(path)
 
     def mkdir(self, path: AnyPath) -> None:
-        """Make a folder and those above it."""
+        """Make a folder and its missing parents."""
         Path(path).mkdir(parents=True, exist_ok=True)
 
     @classmethod
@@ -105,7 +105,7 @@ class FileSystem(FileSystemBase):
         return is_local_id(checkpoint_id)
 
     def exists(self, path: AnyPath) -> bool:
-        """Whether there is a file or folder."""
+        """Whether a file or folder exists at the path."""
         return Path(path).exists()
 
     def rm_file(self, path: AnyPath) -> None:

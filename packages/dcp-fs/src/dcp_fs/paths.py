@@ -16,13 +16,13 @@ __all__ = ["is_local_id", "local_path", "store_of"]
 def local_path(checkpoint_id: str | os.PathLike[str]) -> Path:
     """Return the folder that an id names, `file://` and `local://` URIs included.
 
-    Raises InvalidPlaceError: `file_path`.
+    Raises InvalidPlaceError as `file_path` does.
     """
     return Path(file_path(checkpoint_id))
 
 
 def store_of(foreign_fs: Any, folder: Any) -> Store:
-    """Return the store of a folder: over a custom file system if there is one, else over the local one."""
+    """Return the store of a folder: over the custom file system if one is given, otherwise over the local one."""
     return LocalStore(folder) if foreign_fs is None else StreamStore(foreign_fs, folder)
 
 

@@ -21,14 +21,14 @@ class FileSystemReader(FileAttributes, ByteStorageReader):
 
     Args:
         path: The checkpoint's folder.
-        _extension_registry: Where stream transforms are looked up first, before those of installed packages.
-        verify: `blocks` or True (the default): check the CRC blocks that are read. `full`: check whole items, which
-            matters for slices of items that stock wrote. `before`: check everything before the first value changes.
-            False: check nothing.
-        thread_count: Reader threads; None takes the cores that this process may use, at most 8.
-        max_inflight_bytes: Memory that buffers of all threads may take together, at least 1 MiB. Tensors that cannot
-            be read in place (columns, other strides, dtypes or devices) pass through them. Objects do not count, nor
-            do tensors that stock stored in an unusual form: each is held while it is decoded.
+        _extension_registry: Registry in which stream transforms are looked up before those of installed packages.
+        verify: CRC checks of the data. `blocks` or True (the default): check the CRC blocks that are read. `full`:
+            check whole items, which matters for slices of items that stock wrote. `before`: check everything before
+            the first value changes. False: check nothing.
+        thread_count: Number of reader threads; None takes the number of cores that this process may use, at most 8.
+        max_inflight_bytes: Limit of the memory for buffers of all threads together, at least 1 MiB. Tensors that cannot
+            be read in place (columns, other strides, dtypes or devices) pass through these buffers. The limit does not
+            cover objects, and tensors that stock stored in an unusual form: each is held in memory while it is decoded.
 
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemReader` (the first two parameters).
 

@@ -23,27 +23,27 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
     """Saves to a folder; the old checkpoint in it stays loadable until the new one is published in one step.
 
     Args:
-        path: The folder; made if missing.
+        path: Path of the checkpoint's folder, which is made if missing.
         single_file_per_rank: One file per writer thread (True) or one per item (False).
-        sync_files: Flush data to the disk before the checkpoint is published. Without it a crash of the machine may
-            lose a checkpoint that `save` reported as done; a crash of the process never does.
-        thread_count: Writer threads of this rank; None takes the cores that this process may use, at most 8.
+        sync_files: Whether data are flushed to the disk before the checkpoint is published. Otherwise a crash of the
+            machine may lose a checkpoint that `save` reported as done; a crash of the process never does.
+        thread_count: Number of writer threads; None takes the number of cores that this process may use, at most 8.
         per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing, if
             `max_inflight_bytes` is not given.
         cache_staged_state_dict: See `BlockingAsyncStager`.
         overwrite: Whether a checkpoint that is already there may be replaced.
         _extensions: Stream transforms that every item goes through (`dcp_transforms.ZStandard()`, …): the first one
-            writes to the file, the last one takes the data. A slice of an item so stored costs reading all of it.
+            writes to the file, the last one takes the data. To load a slice of such an item, all of the item is read.
         serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
-        compression: `auto` (each tensor in blocks, by what makes it smallest), `planes`, `zstd` (readable by stock),
-            `none`, a transform, a list of them, or a mapping from dtypes or patterns of names to one of these; see
-            `dcp_core.encoding.compression.CompressionPolicy`. Not beside `_extensions`.
+        compression: How items are encoded: `auto` (each tensor in blocks, with the smallest result), `planes`, `zstd`
+            (readable by stock), `none`, a transform, a list of them, or a mapping from dtypes or patterns of names to
+            one of these; see `dcp_core.encoding.compression.CompressionPolicy`. Cannot be combined with `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
-        interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
-        max_inflight_bytes: Memory that buffers of all threads may take: tensors on an accelerator, and views that are
-            not contiguous, are copied through them while they are written. None takes 64 MiB, or more if
+        interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
+        max_inflight_bytes: Limit of the memory for buffers of all threads: tensors on an accelerator, and views that
+            are not contiguous, are copied through these buffers while they are written. None takes 64 MiB, or more if
             `per_thread_copy_ahead` asks for more.
-        stale_after_seconds: After this long without a sign of life a save of another host counts as dead, and its
+        stale_after_seconds: Time without a sign of life after which a save of another host counts as dead, and its
             leftovers are removed.
 
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemWriter` (parameters up to

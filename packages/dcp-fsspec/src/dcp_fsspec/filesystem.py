@@ -1,6 +1,6 @@
-"""Stock's small file-system interface over fsspec, for code that was written against it.
+"""Stock's small file-system interface over fsspec, for code that uses this interface.
 
-Our own writer and reader go through `FsspecStore` and need none of this.
+This project's own writer and reader use `FsspecStore` instead.
 
 Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FileSystem`.
 """
@@ -65,11 +65,11 @@ class FileSystem:
         return path
 
     def rename(self, path: AnyPath, new_path: AnyPath) -> None:
-        """Rename a file; atomic only where the file system is."""
+        """Rename a file; atomic only if the file system renames atomically."""
         self._chosen().rename(os.fspath(path), os.fspath(new_path))
 
     def mkdir(self, path: AnyPath) -> None:
-        """Make a folder and those above it."""
+        """Make a folder and its missing parents."""
         self._chosen().makedirs(os.fspath(path), exist_ok=True)
 
     @classmethod
@@ -78,7 +78,7 @@ class FileSystem:
         return is_fsspec_id(checkpoint_id)
 
     def exists(self, path: AnyPath) -> bool:
-        """Whether there is a file or folder."""
+        """Whether a file or folder exists at the path."""
         return bool(self._chosen().exists(os.fspath(path)))
 
     def rm_file(self, path: AnyPath) -> None:

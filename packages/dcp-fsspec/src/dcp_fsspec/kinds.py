@@ -15,8 +15,8 @@ __all__ = [
 ]
 
 Kind = Literal["objects", "process", "files"]
-"""`objects`: one PUT makes or replaces an object; folders are beginnings of names. `process`: the same, in this
-process. `files`: a file under construction can be seen, so that new contents are renamed into place."""
+"""`objects`: one PUT makes or replaces an object; folders are prefixes of names. `process`: like `objects`, in the
+memory of this process. `files`: an incomplete file is visible, so new contents are written elsewhere and renamed."""
 
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "cosn", "obs", "tos", "r2"})
 _S3 = frozenset({"s3", "s3a"})
@@ -36,7 +36,7 @@ def kind_of(fs: Any) -> Kind:
 
 
 def takes_exclusive_mode(fs: Any) -> bool:
-    """Whether opening with mode `xb` refuses to replace a file, without a moment in between."""
+    """Whether opening with mode `xb` refuses, atomically, to replace an existing file."""
     return bool(_protocols(fs) & _EXCLUSIVE)
 
 
@@ -46,7 +46,7 @@ def supports_conditions(fs: Any) -> bool:
 
 
 def is_local(fs: Any) -> bool:
-    """Whether files are those of this machine, under the same paths."""
+    """Whether the file system is that of this machine, with the same paths."""
     return bool(_protocols(fs) & {"file", "local"})
 
 
@@ -56,5 +56,5 @@ def renames_by_options(fs: Any) -> bool:
 
 
 def takes_listings_option(protocol: str) -> bool:
-    """Whether the constructor takes `use_listings_cache`. SSH clients get every option, and refuse unknown ones."""
+    """Whether the constructor takes `use_listings_cache`; False for SSH, whose client refuses unknown options."""
     return protocol not in _SSH

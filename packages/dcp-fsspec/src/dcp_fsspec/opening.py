@@ -1,4 +1,4 @@
-"""`open_store`: the store of a URI. This package's plug-in names it as the opener; imports no torch."""
+"""`open_store`: opens the store of a URI; this package's plug-in registers the function. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def open_store(
     """Open the folder that a URI names, through the fsspec file system of its scheme.
 
     Args:
-        uri: `scheme://…`; chained URIs work as far as their file system can write.
-        storage_options: Given to the file system's constructor; never logged.
+        uri: `scheme://…`; chained URIs work if their file system can write.
+        storage_options: Arguments of the file system's constructor; never logged.
         block_bytes: Size of the parts of uploads.
 
     Raises:
-        InvalidPlaceError: fsspec knows no such scheme, or the options are not its file system's.
-        StoreNotFoundError: The file system needs a package that is not installed; says which.
-        StorageError: The file system connects when it is made, and cannot.
+        InvalidPlaceError: fsspec does not know the scheme, or the file system does not accept the options.
+        StoreNotFoundError: The file system needs a package that is not installed; the message names it.
+        StorageError: The file system connects when it is made, and the connection failed.
     """
     text = os.fspath(uri)
     # Each rank changes the folder behind the others' backs: a listing that is remembered is a wrong one.

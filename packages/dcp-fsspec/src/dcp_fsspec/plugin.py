@@ -44,5 +44,5 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
 
 @hookimpl
 def dcp_register_stores() -> list[StoreSpec]:
-    """Their folders, for what needs no PyTorch."""
+    """Return the stores of the same URI schemes, for tools that do not need PyTorch."""
     return [StoreSpec(scheme, "dcp_fsspec.opening:open_store", fallback=True) for scheme in _SCHEMES]

@@ -19,12 +19,12 @@ class FsspecReader(FileAttributes, ByteStorageReader):
     """Loads from a folder of an fsspec file system by ranged reads, checking every byte that a value depends on.
 
     Args:
-        path: `scheme://…`.
+        path: URI of the checkpoint's folder, `scheme://…`.
         verify: See `dcp_io.Verify`.
-        thread_count: Requests of this rank at a time.
-        max_inflight_bytes: Memory that requests under way and buffers may take together.
+        thread_count: Number of concurrent requests of this rank.
+        max_inflight_bytes: Limit of the memory for all running requests and buffers together.
         storage_options: Options of the file system, as fsspec takes them. Never logged.
-        kwargs: More of them, as in stock.
+        kwargs: Further options of the file system, as in stock.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecReader` (`path` and `kwargs`).
 

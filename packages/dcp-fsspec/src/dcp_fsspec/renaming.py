@@ -1,6 +1,6 @@
 """Replacing a file by a rename, and checking that the rename has happened.
 
-Renaming means something else in every file system: one answers that it did nothing, and its package drops the answer.
+File systems rename differently. One only returns that it did not rename, and its fsspec package ignores this result.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def replace_file(fs: Any, temporary: str, path: str, content: bytes, place: str)
     """Rename a file over another one; the replacement is complete on return.
 
     Args:
-        fs: A file system in which a file under construction can be seen.
+        fs: A file system in which an incomplete file is visible.
         temporary: Path of the file that holds `content`.
-        path: The name that it gets.
-        content: What is under `path` afterwards.
-        place: The same as users write it, for messages.
+        path: Path that the file gets.
+        content: Contents that `path` must have after the rename.
+        place: The path as users write it, for error messages.
 
     Raises:
         StorageError: The file system failed, or did not replace the file.

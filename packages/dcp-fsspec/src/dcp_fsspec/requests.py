@@ -21,13 +21,13 @@ def repeated(what: str, function: Callable[[], T], *, attempts: int = _ATTEMPTS)
     """Return the result of a request, retried after transient errors.
 
     Args:
-        what: The request and its path, for messages.
-        function: May be called several times.
-        attempts: How often; 1 for what must not be carried out twice.
+        what: Description of the request with its path, for error messages.
+        function: Function that makes the request; may be called several times.
+        attempts: Limit of the number of attempts; 1 for requests that must not be carried out twice.
 
     Raises:
-        FileNotFoundError, FileExistsError, PermissionError: What the storage says of the path.
-        StorageError: It failed for good; says how often it was tried.
+        FileNotFoundError, FileExistsError, PermissionError: The storage reports this about the path.
+        StorageError: The request failed for good; the message has the number of attempts.
     """
     made = Attempts(what, attempts)
     while True:

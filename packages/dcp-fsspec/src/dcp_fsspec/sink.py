@@ -17,9 +17,9 @@ class FsspecSink(UploadSink):
 
     Args:
         fs: The file system.
-        name: Of the file in its store.
-        path: Of the file in the file system.
-        exclusive: Whether the file system itself refuses to replace a file that is there.
+        name: Name of the file in its store.
+        path: Path of the file in the file system.
+        exclusive: Whether the file system itself refuses to replace an existing file.
         block_bytes: Size of the parts of an upload.
     """
 
@@ -31,11 +31,11 @@ class FsspecSink(UploadSink):
         self._file: Any = self._once("open", lambda: fs.open(path, mode, block_size=block_bytes))
 
     def send(self, view: memoryview) -> None:
-        """Write the bytes to the file, which copies them."""
+        """Write the bytes to the file, whose buffer copies them."""
         self._once("write", lambda: self._file.write(view))
 
     def complete(self) -> None:
-        """Close the file, which uploads its end and makes it visible."""
+        """Close the file, which uploads the last bytes and makes the file visible."""
         try:
             self._once("close", self._file.close)
         except BaseException as error:
@@ -48,7 +48,7 @@ class FsspecSink(UploadSink):
     def _is_there(self) -> bool:
         """Whether the existing file of that name holds exactly these bytes.
 
-        Then a first attempt made it, whose answer was lost, and the client's own second attempt was refused.
+        If so, the client's first attempt, whose response was lost, made the file, and the client's retry was refused.
         """
         buffer = getattr(self._file, "buffer", None)
         held = buffer.getvalue() if isinstance(buffer, io.BytesIO) else None
@@ -62,7 +62,7 @@ class FsspecSink(UploadSink):
     def give_up(self) -> None:
         """Abort the upload, as far as the file system can.
 
-        The object must not complete it later by itself, when it is collected.
+        Otherwise the file object could complete the upload later, when it is garbage-collected.
         """
         with contextlib.suppress(Exception):
             self._file.discard()

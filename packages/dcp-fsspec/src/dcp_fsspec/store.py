@@ -1,6 +1,6 @@
 """`FsspecStore`: a folder of any fsspec file system as a `dcp_io.Store`. Neither rename nor append is needed.
 
-fsspec says little of what its file systems guarantee; what is assumed of which is in `kinds`.
+fsspec documents few guarantees of its file systems; `kinds` lists what is assumed for each of them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ _process_lock = threading.RLock()
 class FsspecStore(Store):
     """Files of a file system below one folder.
 
-    Guarantees: as `Store`, with the durability that the file system gives. Creation is exclusive, and `touch` never
-    brings back what was removed, where the file system has conditions (S3, memory, local); elsewhere both look first.
+    Guarantees: those of `Store`, with the durability of the file system. Creation is exclusive, and `touch` never
+    restores a removed file, where the file system supports conditional writes (S3, memory, local). On other file
+    systems both operations first check whether the file exists, which is not atomic.
 
     Args:
         fs: A file system, without a cache of listings.
         path: The folder, as the file system names it.
-        url: The same as users write it.
+        url: URI of the folder, as users write it.
         block_bytes: Size of the parts of uploads.
 
     Example:
@@ -89,7 +90,7 @@ class FsspecStore(Store):
             return FsspecSink(self._fs, name, path, exclusive=exclusive, block_bytes=self._block_bytes)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file: by one PUT, or by a rename where a file can be seen while it is written."""
+        """Replace the file: by one PUT, or by a rename if the file system shows incomplete files."""
         del sync
         path, content = self._inside(name), bytes(data)
         with self._changing():
@@ -137,7 +138,7 @@ class FsspecStore(Store):
             return bytes(repeated(f"GET {self.url}/{name}", lambda: self._fs.cat_file(path)))
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` by one read of a range."""
+        """Fill `buffer` by one ranged read."""
         path, wanted = self._inside(name), len(buffer)
         if not wanted:
             self.size(name)
@@ -207,7 +208,7 @@ class FsspecStore(Store):
             self._fs.rmdir(self._path)
 
     def sync_folder(self) -> None:
-        """Do nothing: what the file system has acknowledged is as durable as it gets."""
+        """Do nothing: the file system offers no further durability for acknowledged writes."""
 
     def _inside(self, name: str) -> str:
         return f"{self._path}/{check_name(name)}"

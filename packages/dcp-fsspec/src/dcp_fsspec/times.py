@@ -1,4 +1,4 @@
-"""Modification times of files: every file system of fsspec has its own name and form for them."""
+"""Modification times of files, which each fsspec file system reports under another name and in another form."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def modified_seconds(info: Mapping[str, Any], fs: Any, *, otherwise: float) -> f
     """Return a file's modification time in seconds since the epoch.
 
     Args:
-        info: What the file system says of the file.
-        fs: The file system, asked again if `info` has no time.
-        otherwise: The answer where no time is known.
+        info: Information of the file system about the file.
+        fs: The file system, which is asked for the time if `info` has none.
+        otherwise: Result if no time is known.
     """
     found = _time_of(info)
     if found is None:

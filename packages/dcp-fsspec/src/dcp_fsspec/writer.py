@@ -24,26 +24,26 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
     """Saves to a folder of an fsspec file system; the old checkpoint stays loadable until the new one is published.
 
     Args:
-        path: `scheme://…`.
+        path: URI of the checkpoint's folder, `scheme://…`.
         single_file_per_rank: One file per writer thread (True) or one per item (False).
-        sync_files: Accepted as in stock; what a file system of fsspec has acknowledged is as durable as it gets.
+        sync_files: Accepted as in stock, without effect: fsspec offers no further durability for acknowledged writes.
         thread_count: Writer threads of this rank.
         per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing, if
             `max_inflight_bytes` is not given.
         overwrite: Whether a checkpoint that is already there may be replaced.
         _extensions: Stream transforms that every item goes through; the first one writes to the file.
         serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
-        compression: What items go through: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
-            from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`. Not beside
-            `_extensions`.
+        compression: How items are encoded: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
+            from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`. Cannot be
+            combined with `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
-        interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
-        max_inflight_bytes: Memory that buffers and uploads of all threads may take; None takes 64 MiB, or more if
+        interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
+        max_inflight_bytes: Limit of the memory for buffers and uploads of all threads; None takes 64 MiB, or more if
             `per_thread_copy_ahead` asks for more.
-        stale_after_seconds: After this long without a sign of life a save of another host counts as dead.
+        stale_after_seconds: Time without a sign of life after which a save of another host counts as dead.
         storage_options: Options of the file system, as fsspec takes them. Never logged.
         cache_staged_state_dict: See `BlockingAsyncStager`; from torch 2.15 on.
-        kwargs: More of them, as in stock.
+        kwargs: Further options of the file system, as in stock.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecWriter` (parameters up to
     `serialization_format`, and `kwargs`).

@@ -1,6 +1,6 @@
 """`CheckpointManager` and its policies: when to save, which checkpoints to keep, and from which to resume.
 
-Saving and loading are `dcp_core`'s, storages are found by URI, background saves are a passed-in saver's.
+`dcp_core` saves and loads; storages are found by URI; a saver that the caller passes saves in the background.
 """
 
 from dcp_manager.errors import StepWentBackError, UnfinishedSaveError

@@ -33,7 +33,7 @@ class Outcome:
 
     step: int
     error: BaseException | None
-    """What it failed with; None if there is a checkpoint."""
+    """Error that the save failed with; None if its checkpoint exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Save:
     settled: threading.Event
 
     def failures(self, rank: int) -> _Failures | None:
-        """Return the failures of a save that has ended, from this rank's future; None if it was skipped."""
+        """Return the failures by rank, from this rank's future of an ended save; None if the save was skipped."""
         error = None if self.future.cancelled() else self.future.exception()
         if self.future.cancelled() or type(error).__name__ in _LEFT_OUT:
             return None
@@ -66,12 +66,12 @@ class BackgroundSaves:
             return frozenset(save.step for save in self._saves if not save.settled.is_set())
 
     def begin(self) -> int:
-        """Draw the number of a save, the same on all ranks; a rank may fail before it adds the save."""
+        """Return the number of a new save; the ranks' numbers agree even if one rank fails before it calls `add`."""
         self._begun += 1
         return self._begun
 
     def add(self, number: int, step: int, future: Future[Any], settle: Callable[[bool], None]) -> None:
-        """Watch a save; the callback `settle` gets its success, in the thread where it ended."""
+        """Watch a save: when it ends, `settle` is called with whether it succeeded, in the thread that ended it."""
         settled = threading.Event()
         with self._lock:
             self._saves.append(_Save(number, step, future, settled))
@@ -85,12 +85,12 @@ class BackgroundSaves:
         future.add_done_callback(ended)
 
     def overdue(self, seconds: float, setting: str, where: str) -> UnfinishedSaveError | None:
-        """Wait up to `seconds` until all saves have ended and been settled; returns the error for those that have not.
+        """Wait until all saves have ended and `settle` has run for each; returns an error if some exceed the limit.
 
         Args:
-            seconds: How long to wait.
-            setting: What the caller sets that with.
-            where: Whose saves these are.
+            seconds: Limit of the time to wait.
+            setting: Name of the option that sets the limit, for the error message.
+            where: Rank and root of the saves, for the error message.
         """
         end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
         with self._lock:
@@ -109,11 +109,11 @@ class BackgroundSaves:
         """Return the outcomes of saves that have ended on all ranks, each once, in the order in which they began.
 
         Args:
-            ranks: Who saves.
-            late: What is to be said of this rank's saves that have not ended.
+            ranks: The ranks that save.
+            late: Error for those saves of this rank that should have ended; None if there are none.
 
         Returns:
-            The outcomes, and what is to be said of saves that have not ended on some rank; the same on all.
+            The outcomes, and an error if any rank passed `late`; every rank gets the same outcomes.
 
         Ranks: every rank; collective.
         """
@@ -157,7 +157,7 @@ def _error(
 
 
 def _failures_of(error: BaseException, rank: int) -> _Failures:
-    """Return the failures by rank, from one rank's future."""
+    """Return the failures by rank that the error of one rank's future contains."""
     if isinstance(error, CheckpointException) and error.failures:
         return error.failures
     return {rank: (error, f"{type(error).__name__}: {error}")}
@@ -170,8 +170,8 @@ def _joined(
 
     The lowest rank's report wins.
 
-    One that still runs somewhere is not looked at: only when it has ended everywhere is it known of each rank what its
-    failure was. If a rank stops waiting for it, the failures of others are reported with its timeout.
+    A save that still runs on some rank is left out, since not all of its failures are known yet. But if a rank has
+    stopped waiting for saves, the failures of this save on other ranks are reported together with the timeout.
     """
     running = frozenset[int]().union(*(numbers for _, numbers, _ in reported))
     decided: dict[int, _End] = {}

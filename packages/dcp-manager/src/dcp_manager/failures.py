@@ -15,7 +15,7 @@ _log = library_logger(__name__)
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Whether the storage caused a failed save, and may work again. The loss of a rank is permanent."""
+    """Whether a save failed because of the storage, so that a later one may succeed; False if a rank was lost."""
     if isinstance(error, CheckpointException):
         causes = [cause for cause, _ in error.failures.values()]
         return bool(causes) and all(cause is not None and is_storage_failure(cause) for cause in causes)
@@ -27,15 +27,15 @@ class Tolerance:
     """Counts failures in a row, and keeps the errors of background saves that must be raised.
 
     Args:
-        ranks: Who saves.
-        limit: How many failures of the storage in a row may pass.
+        ranks: The ranks that save.
+        limit: Number of consecutive storage failures that are tolerated.
     """
 
     def __init__(self, ranks: Ranks, limit: int) -> None:
         self._ranks = ranks
         self._limit = limit
         self.count = 0
-        """Of failures since the last success."""
+        """Number of failures since the last success."""
         self._owed: list[BaseException] = []
 
     def succeeded(self) -> None:
@@ -61,7 +61,7 @@ class Tolerance:
                 self._owed.append(outcome.error)
 
     def raise_owed(self) -> None:
-        """Raise the first of the kept errors, each once."""
+        """Raise the first error that `look_back` kept; each of them is raised once."""
         if self._owed:
             raise self._owed.pop(0)
 
@@ -72,10 +72,11 @@ class Tolerance:
     def passes(self, error: BaseException) -> bool:
         """Whether one more failure is tolerated; the same on all ranks.
 
-        A rank often has of another one's failure its text alone, so each says of which causes it knows what they are,
-        and the coordinator decides.
+        A rank often knows only the text of another rank's failure. So each rank reports which of the causes that it has
+        as exceptions are storage failures, and the coordinator decides.
 
-        Ranks: every rank if the error is one of all ranks, a `CheckpointException`; others are not asked about.
+        Ranks: every rank if the error is a `CheckpointException`, which all ranks have; for other errors no rank asks
+            the others.
         """
         self.count += 1
         if not self._limit:

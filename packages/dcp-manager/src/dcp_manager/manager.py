@@ -1,6 +1,6 @@
 """`CheckpointManager`: decides when to save, which checkpoints to keep, and from which to resume.
 
-How a checkpoint is written and read is `dcp_core`'s and the storage's; the root's contents are `catalogue`'s.
+`dcp_core` and the storages write and read checkpoints; `root.catalogue` manages the contents of the root.
 """
 
 from __future__ import annotations
@@ -46,36 +46,40 @@ State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 class CheckpointManager:
     """Manages the checkpoints of one training run under one root; as a context manager, waits for saves at the end.
 
-    Every rank makes one, and calls the same methods in the same order.
+    Every rank makes a manager, and calls the same methods in the same order.
 
     Args:
-        root: A folder, or a URI that an installed storage handles. Each checkpoint is a folder in it. A relative path
-            means the folder at the time of this call.
-        save_policy: When `maybe_save` saves; at every step if None.
-        keep_policy: Which checkpoints stay; nothing is removed if None.
-        saver: Saves in the background (`dcp_async.AsyncSaver("process")`, …); None saves while the caller waits. What
-            happens when a save is due while another runs is the saver's policy. It stays the caller's to close.
-        writer: Makes the storage writer of a checkpoint id, to choose its options; None takes that of the scheme.
-        reader: Makes the storage reader of a checkpoint id, likewise.
-        storage_options: Of the storage, such as an endpoint; given to the root's reader and writer as well.
+        root: Path of a folder, or a URI that an installed storage handles. Each checkpoint is a subfolder. A relative
+            path is resolved at the time of this call.
+        save_policy: Policy that decides when `maybe_save` saves; None saves at every step.
+        keep_policy: Policy that selects the checkpoints to keep; None keeps all.
+        saver: Saver for saves in the background (`dcp_async.AsyncSaver("process")`, …); None saves while the caller
+            waits. The saver's policy decides what happens when a save is due while another one runs. The caller
+            closes the saver.
+        writer: Function that makes the storage writer for a checkpoint id; None uses the writer of the id's scheme.
+        reader: Function that makes the storage reader for a checkpoint id; None uses the reader of the id's scheme.
+        storage_options: Options of the storage, such as an endpoint; used for the root and for its checkpoints.
         process_group: The ranks of the run; None takes all.
-        no_dist: This process alone, whatever process groups exist.
-        timeout_seconds: How long ranks wait for each other in one phase.
-        peers: How ranks watch each other.
-        preemption_seconds: The time left after a signal that ends the training: it bounds how long ranks wait for each
-            other in a save, and for saves in the background before the last save and in `close`. None for no bound.
-        close_seconds: How long `wait` and `close` wait for saves in the background otherwise.
-        tolerated_failures: How many saves in a row `maybe_save` lets fail because of the storage before it raises;
-            those in the background count when they have ended.
-        stale_after_seconds: After so long without a sign of life a process of another host counts as dead.
-        lower_steps: What a save of a lower step than the root holds does: `warn` logs what that means, and the keeping
-            policy spares the higher steps unless `restore(step=…)` chose to go back; `raise` refuses; `allow` saves.
-        folder_prefix: What the names of the checkpoints' folders begin with, before the step. Folders with another one
+        no_dist: Whether this process works alone, even if process groups exist.
+        timeout_seconds: Limit of the time that ranks wait for each other in one phase.
+        peers: Options of the connections by which ranks watch each other.
+        preemption_seconds: Time that is left after a signal that ends the training. It limits how long ranks wait for
+            each other in a save, and how long the last save and `close` wait for saves in the background. None for no
+            limit.
+        close_seconds: Limit of the time that `wait` and `close` wait for saves in the background, without such a
+            signal.
+        tolerated_failures: Number of consecutive saves that may fail because of the storage before `maybe_save` raises;
+            saves in the background count when they have ended.
+        stale_after_seconds: Time without a sign of life after which a process on another host counts as dead.
+        lower_steps: Policy for saving a step that is lower than the highest one under the root. `warn` logs the
+            consequences, and keeps the higher steps whatever `keep_policy` says, unless `restore(step=…)` chose to go
+            back; `raise` refuses the save; `allow` saves.
+        folder_prefix: Prefix of the names of the checkpoints' folders, before the step. Folders with another prefix
             are ignored.
 
     Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
-    has been published, never the good one that was made last, and never while a process reads them; what a killed
-    process leaves is removed by the next one.
+    has been published, never while a process reads them, and never the undamaged one that was made last; the leftovers
+    of a killed process are removed by the next process.
 
     Example:
         ```python
@@ -171,16 +175,16 @@ class CheckpointManager:
 
         Args:
             step: The step that is done, at least 0.
-            state: What to save, or a function that gives it, called only if a save is due.
-            metrics: For `KeepBest`, of the coordinator.
+            state: The state to save, or a function that returns it, which is called only if a save is due.
+            metrics: Metrics by name, for `KeepBest`; only the coordinator's are used.
 
         Returns:
             Whether a save was made, or begun in the background.
 
         Raises:
-            CheckpointException: The save, or an earlier one in the background, failed on some rank; the same on all,
-                unless it is tolerated. After a signal that ends the training this step is saved before an earlier
-                failure is raised.
+            CheckpointException: The save, or an earlier one in the background, failed on some rank, and the failure is
+                not tolerated; raised on all ranks. After a signal that ends the training, this step is saved before
+                the error of an earlier save is raised.
 
         Ranks: every rank; collective unless the policy follows from the step alone and no save is due.
         """
@@ -228,17 +232,18 @@ class CheckpointManager:
         """Save a step now.
 
         Args:
-            step: At least 0. A checkpoint of the same step is replaced, in one step.
-            state: What to save, or a function that gives it.
-            metrics: For `KeepBest`, of the coordinator.
+            step: The step, at least 0. An existing checkpoint of the same step is replaced atomically.
+            state: The state to save, or a function that returns it.
+            metrics: Metrics by name, for `KeepBest`; only the coordinator's are used.
 
         Returns:
-            A future, done when the checkpoint exists, if there is a saver; else None: it exists.
+            With a saver, a future that is done when the checkpoint exists; otherwise None, as the checkpoint exists.
 
         Raises:
-            StepWentBackError: See `lower_steps`; in a job of several ranks a CheckpointException says so.
-            CheckpointException, OSError, …: What `dcp_core.save` raises; or what an earlier save in the background
-                failed with, on all ranks: before this one begins, or after it if it is the last one.
+            StepWentBackError: `lower_steps` refuses the step; in a job of several ranks, a CheckpointException contains
+                this error.
+            CheckpointException, OSError, …: An error of `dcp_core.save`, or of an earlier save in the background. The
+                latter is raised on all ranks before this save begins; after a signal that ends the training, after it.
 
         Ranks: every rank; collective.
         """
@@ -250,7 +255,8 @@ class CheckpointManager:
     def _look_back(self, *, tolerates: bool) -> None:
         """Check background saves before a new one: raise errors beyond the tolerance, unless this is the last save.
 
-        That one begins first, and `raise_owed` comes after it: its step would not be saved again.
+        The last save, after a signal that ends the training, is made before `raise_owed` raises such errors: otherwise
+        its step would be lost.
         """
         if self._saver is None:
             return
@@ -303,21 +309,23 @@ class CheckpointManager:
     ) -> Restored | None:
         """Load the newest checkpoint that can be loaded, or one step, on any world size.
 
-        It takes the highest step (not the one made last); damaged ones are put aside, and the one before is taken.
-        Before training on from an earlier step, remove the later ones: see `lower_steps`.
+        The newest checkpoint is the one with the highest step, not the one that was made last. Damaged checkpoints are
+        quarantined, and the next lower step is tried. Before you continue the training from an earlier step, remove
+        the later checkpoints: see `lower_steps`.
 
         Args:
             state: The template, filled in place; see `dcp_core.load`.
-            step: Load this one and no other.
+            step: The only step to load; None tries all, from the highest on.
             planner: See `dcp_core.load`.
 
         Returns:
-            What was loaded, the same step on all ranks; None if there is no checkpoint at all.
+            The restored step, which is the same on all ranks, and the report; None if there is no checkpoint at all.
 
         Raises:
-            CheckpointNotFoundError: There are checkpoints, and none can be loaded; or not that step; or a rank does not
-                find files that are there for the coordinator (is its storage mounted?): then nothing is put aside.
-            CheckpointException, LoadMismatchError, OSError, …: It does not fit the template, or the storage failed.
+            CheckpointNotFoundError: There are checkpoints, but none can be loaded, or not the one of `step`; or a rank
+                does not find files that the coordinator finds (is its storage mounted?): then nothing is quarantined.
+            CheckpointException, LoadMismatchError, OSError, …: The checkpoint does not fit the template, or the storage
+                failed.
 
         Ranks: every rank; collective.
         """
@@ -340,15 +348,15 @@ class CheckpointManager:
         return restore_newest(self._catalogue, self._ranks, load_step)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for all saves in the background; raises their first error on all ranks, others by the next calls.
+        """Wait for all saves in the background; raises their first error on all ranks, and further ones on later calls.
 
         Args:
-            seconds: How long to wait; None takes `close_seconds`, or what is left of `preemption_seconds`.
+            seconds: Limit of the time to wait; None takes `close_seconds`, or the rest of `preemption_seconds`.
 
         Raises:
-            UnfinishedSaveError: Saves take longer; they go on, and their checkpoints may come to exist. In a job of
-                several ranks a CheckpointException says so, on all.
-            CheckpointException, OSError, …: What a save failed with.
+            UnfinishedSaveError: A save takes longer; it continues, and its checkpoint may still be published. In a job
+                of several ranks, a CheckpointException on all ranks contains this error.
+            CheckpointException, OSError, …: The error of a failed save.
 
         Ranks: every rank; collective if there is a saver.
         """
@@ -358,14 +366,14 @@ class CheckpointManager:
             self._tolerance.raise_owed()
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves as `wait` does, and restore the signal handlers. Further errors are logged."""
+        """Wait for all saves as `wait` does, and restore the signal handlers. Errors after the first one are logged."""
         try:
             self.wait(seconds)
         finally:
             self._watch.stop()
 
     def _overdue(self, seconds: float | None = None) -> UnfinishedSaveError | None:
-        """Wait for this rank's background saves; returns the error for those that exceed the limit."""
+        """Wait for this rank's background saves; returns an error if some exceed the limit."""
         left = self._watch.seconds_left(self._preemption_seconds)
         setting = "close_seconds" if left is None else "preemption_seconds"
         if seconds is None:

@@ -1,6 +1,6 @@
 """Restoring: finds the newest checkpoint that loads, quarantines damaged ones, and agrees on it among all ranks.
 
-What is damaged the coordinator decides: a file that another rank alone does not find is no damage.
+The coordinator decides what counts as damaged: a file that only another rank does not find is no damage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Restored:
 
     step: int
     report: LoadReport
-    """Of this rank."""
+    """Report of the load on this rank."""
     passed_over: tuple[int, ...] = ()
     """Newer steps that turned out to be damaged."""
 
@@ -43,19 +43,19 @@ class Damage:
 
     reason: str
     is_missing: bool
-    """Whether files were not found; else what was found is not what was written."""
+    """Whether files were not found; False if their contents are damaged."""
 
 
 class _Verdict(Enum):
     DAMAGED = auto()
     GONE = auto()
-    """It has been removed meanwhile."""
+    """The checkpoint has been removed meanwhile."""
     WHOLE = auto()
-    """A rank does not find what is there: its storage is at fault."""
+    """The checkpoint is undamaged, but a rank does not find its files: the storage of that rank is at fault."""
 
 
 def restore_step(catalogue: Catalogue, ranks: Ranks, load: Load, step: int) -> Restored:
-    """Load one step, or raise why it cannot be loaded; quarantines nothing.
+    """Load the checkpoint of one step; raises an error if that fails, and quarantines nothing.
 
     Ranks: every rank; collective.
     """
@@ -130,7 +130,7 @@ def _worst(problems: list[Damage | None]) -> Damage | None:
 
 
 def _choose(catalogue: Catalogue, without: Collection[int]) -> tuple[int | None, dict[int, str]]:
-    """Choose the newest step that looks undamaged; returns it, and the problems of newer ones. Coordinator."""
+    """Choose the highest step that looks undamaged; returns it, and the problems of higher ones. Coordinator only."""
     problems: dict[int, str] = {}
     for record in reversed(catalogue.records()):
         if record.step in without:
@@ -150,7 +150,7 @@ def _choose(catalogue: Catalogue, without: Collection[int]) -> tuple[int | None,
 
 
 def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, str]:
-    """Judge a checkpoint that did not load, with the reason; a damaged one is quarantined. Coordinator."""
+    """Classify a checkpoint that failed to load, with the reason; quarantines a damaged one. Coordinator only."""
     reason = damage.reason
     if damage.is_missing and catalogue.has_checkpoint(step):
         try:
@@ -163,7 +163,7 @@ def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, s
 
 
 def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
-    """Quarantine a damaged checkpoint; False if it was not damaged but has been removed meanwhile. Coordinator."""
+    """Quarantine a damaged checkpoint; returns False if it has been removed meanwhile. Coordinator only."""
     if not catalogue.has_checkpoint(step):
         return False
     _log.warning("step %d is damaged and put aside: %s", step, reason)
@@ -174,7 +174,7 @@ def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
 
 @contextlib.contextmanager
 def _held(catalogue: Catalogue, ranks: Ranks, step: int) -> Iterator[None]:
-    """Hold a reader's sign on a checkpoint while all ranks read it, so that it is not removed."""
+    """Hold a reader's lease on a checkpoint while all ranks read it, so that it is not removed."""
     held: list[AbstractContextManager[None]] = []
 
     def take() -> None:

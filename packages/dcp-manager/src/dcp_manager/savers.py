@@ -8,11 +8,11 @@ __all__ = ["Saver"]
 
 
 class Saver(Protocol):
-    """A saver in the background: `dcp_async.AsyncSaver`, or any object of that shape."""
+    """A saver in the background: `dcp_async.AsyncSaver`, or any object with this method."""
 
     def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Any:
         """Save a copy of the state; returns a future of the metadata, or an object with `upload_completion`.
 
-        `place` is a `checkpoint_id` or a `storage_writer`.
+        `place` is one argument, `checkpoint_id` or `storage_writer`.
         """
         ...

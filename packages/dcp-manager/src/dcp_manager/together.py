@@ -21,10 +21,10 @@ class Ranks:
     """The ranks that manage checkpoints together.
 
     Args:
-        process_group: None takes all.
-        no_dist: This process alone.
-        timeout_seconds: How long ranks wait for each other in one phase.
-        peers: How they watch each other.
+        process_group: Process group of the ranks; None takes all ranks.
+        no_dist: Whether this process works alone.
+        timeout_seconds: Limit of the time that ranks wait for each other in one phase.
+        peers: Options of the connections by which ranks watch each other.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Ranks:
         self.peers = peers
 
     def coordinator(self) -> Coordinator:
-        """Return a coordinator for one decision. Every rank of the group, in the same order."""
+        """Return a coordinator for one decision. Every rank of the group must call this, in the same order."""
         return make_coordinator(
             self.process_group,
             no_dist=self.no_dist,

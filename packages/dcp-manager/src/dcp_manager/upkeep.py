@@ -1,4 +1,4 @@
-"""Maintenance of the root around saves: prepare before, publish `latest` and apply retention after, in any thread."""
+"""Maintenance of the root: preparation before a save; publishing `latest` and retention after it, in any thread."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Upkeep:
 
     Args:
         name: Returns the id of a step's checkpoint under the root.
-        catalogue: Of the root.
-        retention: What goes after a save.
-        guard: Compares the steps that are saved with those there are.
+        catalogue: Catalogue of the root.
+        retention: Retention, which removes checkpoints after a save.
+        guard: Guard that compares the step to be saved with the highest existing one.
         background: This rank's saves that have not ended.
-        ranks: Who saves; the coordinator alone touches the storage.
+        ranks: The ranks that save; only the coordinator accesses the storage.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Upkeep:
     def take_state(
         self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]], metrics: Mapping[str, float]
     ) -> dict[str, Any]:
-        """Return the state; on the coordinator, prepare the folder, too. An error of one rank is raised on all."""
+        """Return the state; the coordinator also prepares the folder. An error of one rank is raised on all ranks."""
         values: dict[str, Any] = {}
 
         def own() -> None:
@@ -66,7 +66,7 @@ class Upkeep:
         return values
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prepare the folder of a step. Raises StepWentBackError, as the guard decides. Coordinator."""
+        """Prepare the folder of a step. Raises StepWentBackError if the guard refuses the step. Coordinator only."""
         with self._lock:
             highest = self._catalogue.highest()
             self._guard.check(step, None if highest is None else highest.step, self._background.steps)
@@ -76,7 +76,7 @@ class Upkeep:
             self._catalogue.prepare(step, metrics, after=highest)
 
     def begun(self, number: int, step: int, future: Future[Any]) -> None:
-        """Register a save that a saver has begun: maintain the root when it ends."""
+        """Register a save that a saver has begun: when the save ends, the root is maintained."""
         with self._lock:
             self._preparing.discard(step)
             self._background.add(number, step, future, lambda saved: self._settle(step, saved=saved))

@@ -1,4 +1,4 @@
-"""Which steps are warned of, refused or allowed. No checkpoint is saved here."""
+"""Which steps lead to a warning, are refused or are allowed. No checkpoint is saved here."""
 
 from __future__ import annotations
 

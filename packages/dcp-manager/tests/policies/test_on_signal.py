@@ -1,4 +1,4 @@
-"""Which signals are noted, and which go to who listened before. Handlers of this process, no training."""
+"""Which signals are recorded, and which go to the previous handler. Handlers of this process, no training."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_higher_ones_stay_if_nobody_left_them_behind(catalogue: Catalogue, tmp_p
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Of the store, by name."""
+    """Number of calls of the store's methods, by name."""
     made: Counter[str] = Counter()
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

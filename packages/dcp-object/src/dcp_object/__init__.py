@@ -1,7 +1,7 @@
 """Checkpoints in object stores: `ObjectStoreWriter`, `ObjectStoreReader`, and `open_store` for tools without torch.
 
-Planning and coordination live in `dcp_core`, the life of a save in `dcp_io`, requests in obstore; this package joins
-them. The reader and writer are imported when they are first asked for, since they need torch and the store does not.
+`dcp_core` plans and coordinates, `dcp_io` runs each save, and obstore sends the requests; this package connects them.
+The reader and writer are imported on first use, since they need torch, unlike the store.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ class Address:
     """Address of a folder in a container of an object store."""
 
     root: str
-    """URI of what the client is opened for: all keys are relative to it."""
+    """URI of the container; all keys are relative to it."""
     folder: str = ""
-    """Beginning of the keys, without slashes at its ends."""
+    """Prefix of the keys of the folder's objects, without slashes at its ends."""
 
     @property
     def url(self) -> str:
@@ -50,9 +50,9 @@ def parse_address(checkpoint_id: str | os.PathLike[str]) -> Address:
     """Parse an id into its container and folder.
 
     Raises:
-        InvalidPlaceError: It is not of the form `scheme://container/folder`, or holds credentials or parameters,
-            which would end up in logs and in the checkpoint.
-        UnsafeCheckpointError: The folder has `..` or the like in it.
+        InvalidPlaceError: The id does not have the form `scheme://container/folder`, or contains credentials or
+            parameters, which would end up in logs and in the checkpoint.
+        UnsafeCheckpointError: The folder contains a part such as `..`.
     """
     text = os.fspath(checkpoint_id)
     found = _FORM.fullmatch(text)

@@ -1,7 +1,7 @@
 """Client of one container: requests are retried within a deadline; errors name the request and hold no secrets.
 
-The client library retries what it can repeat by itself (5xx answers, connections that fail) with backoff. What it
-cannot know is judged here: answers that are shorter than they should be, and writes whose answer was lost.
+The client library itself retries failed connections and 5xx responses, with backoff. This module handles the failures
+that the library cannot recognise: truncated responses, and writes whose response was lost.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Client:
     """Client of one container. Thread-safe.
 
     Args:
-        native: A store of obstore; keys are relative to it.
-        root: Its URI, for messages.
-        deadline_seconds: After so long an operation is not tried again.
-        unrepeated: The same without retries, for conditional requests: who repeats one must know it, since the first
-            attempt may be why the second finds its condition unmet. None takes `native`.
-        attempts: How often a conditional request is made at most.
+        native: The obstore store of the container; keys are relative to it.
+        root: URI of the container, for error messages.
+        deadline_seconds: Time after which an operation is not retried.
+        unrepeated: An obstore store of the same container that does not retry, for conditional requests. Their retries
+            are made here, since a retry can fail because the first attempt already changed the object. None takes
+            `native`.
+        attempts: Limit of the number of attempts of a conditional request.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class Client:
         """Return the result of a request, retried after transient errors.
 
         Args:
-            what: The request, for messages.
-            key: Of the object, or a beginning of keys.
-            function: Makes the request; may be called several times.
-            on_doubt: For a request whose failure leaves open what came of it: called after each, what it gives is the
-                result, None means that it shall be tried again.
-            attempts: How often it is made at most.
+            what: Description of the request, for error messages.
+            key: Key of the object, or a prefix of keys.
+            function: Function that sends the request; may be called several times.
+            on_doubt: Function for requests that may have been carried out although they failed. It is called after a
+                failed attempt, and returns the result of the request, or None if the request must be retried.
+            attempts: Limit of the number of attempts.
 
         Raises:
-            FileNotFoundError, ChangedError, FileExistsError: What the service says of the object.
+            FileNotFoundError, ChangedError, FileExistsError: The service reports this about the object.
             StorageError: The request failed for good.
         """
         made, found = Attempts(f"{what} {self.root}/{key}", attempts, deadline_seconds=self._deadline_seconds), None
@@ -97,7 +98,7 @@ class Client:
                 return found
 
     def once(self, what: str, key: str, function: Callable[[], T]) -> T:
-        """Return the result of a step that obstore itself retries where it can. Raises StorageError."""
+        """Return the result of a request that only obstore may retry. Raises StorageError if it fails."""
         made = Attempts(f"{what} {self.root}/{key}", 1)
         try:
             return function()
@@ -113,7 +114,7 @@ class Client:
         """Put an object by one request, with a condition unless `mode` is `overwrite`; never retried.
 
         Raises:
-            FileNotFoundError: The object that should be replaced is gone.
+            FileNotFoundError: The object to be replaced does not exist.
             StorageError: The container is missing.
         """
         try:
@@ -126,7 +127,7 @@ class Client:
             ) from None
 
     def get(self, key: str) -> tuple[bytes, Any]:
-        """Get an object's bytes and metadata. Raises TruncatedError."""
+        """Get an object's bytes and metadata. Raises TruncatedError if bytes are missing."""
         answer = obstore.get(self.native, key)
         meta = answer.meta
         data = bytes(answer.bytes())
@@ -135,7 +136,7 @@ class Client:
         return data, meta
 
     def get_range(self, key: str, start: int, stop: int) -> Any:
-        """Get a range of an object as a buffer, shorter if the object ends before."""
+        """Get a range of an object as a buffer, which is shorter if the object ends before `stop`."""
         return obstore.get_range(self.native, key, start=start, end=stop)
 
     def head(self, key: str) -> Any:
@@ -147,7 +148,7 @@ class Client:
         obstore.delete(self.native, key)
 
     def listing(self, prefix: str) -> Any:
-        """List `objects` directly in a folder and `common_prefixes`: the folders in it."""
+        """List the contents of a folder: its `objects`, and its subfolders as `common_prefixes`."""
         return obstore.list_with_delimiter(self.native, prefix or None)
 
     def writer(self, key: str, *, part_bytes: int, uploads: int) -> Any:
@@ -159,7 +160,7 @@ def connect(root: str, options: Options) -> Client:
     """Return the client of a container; cached by options and environment.
 
     Raises:
-        ValueError: The options are not the service's, or it lacks some.
+        ValueError: The service does not know one of the options, or needs further ones.
     """
     environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.upper().startswith(_ENVIRONMENT)))
     key = (os.getpid(), root, options.identity(), hash(environment))
@@ -181,7 +182,7 @@ def connect(root: str, options: Options) -> Client:
 def _wait(made: Attempts, error: BaseException) -> None:
     """Wait before the next retry; raises if none is left.
 
-    `from None`: the client's own error may hold what must not be logged.
+    The client's own error is not chained (`from None`), since its text may contain credentials.
     """
     message = redacted(error)
     if is_permanent(error) or not made.wait(message):

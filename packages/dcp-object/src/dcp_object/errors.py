@@ -32,7 +32,7 @@ class ChangedError(StorageError):
 
 
 def redacted(error: BaseException) -> str:
-    """Return the text of a client's error without URL parameters, user names and the debug dump."""
+    """Return the text of a client's error without URL parameters, user names and debug output."""
     text = " ".join(str(error).partition(_DUMP)[0].split())
     return _USER.sub("://…@", _QUERY.sub("?…", text))
 

@@ -1,4 +1,4 @@
-"""`open_store`: the store of a URI. This package's plug-in names it as the opener; imports no torch."""
+"""`open_store`: opens the store of a URI; this package's plug-in registers the function. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def open_store(
 
     Args:
         uri: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`; `https://host/folder`, which can only be read.
-        storage_options: What obstore is configured with: the service's config by its names (`endpoint`, `region`,
-            `access_key_id`, …), and the groups `client_options`, `retry_config` and `credential_provider`. What is not
-            given comes from the environment and the machine's identity, as obstore finds it. Never logged.
+        storage_options: Configuration of obstore: options of the service under obstore's names (`endpoint`, `region`,
+            `access_key_id`, …), and the groups `client_options`, `retry_config` and `credential_provider`. obstore
+            takes missing options from the environment and the machine's identity. Never logged.
         part_bytes: See `ObjectStore`.
         uploads: See `ObjectStore`.
         spread: See `ObjectStore`.

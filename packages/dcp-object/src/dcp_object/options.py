@@ -21,10 +21,10 @@ class Options:
     """The client's configuration. Never printed: it may hold credentials.
 
     Args:
-        config: Of the service, by obstore's names: `endpoint`, `region`, `access_key_id`, …
-        client_options: Of HTTP: `allow_http`, `timeout`, `proxy_url`, …
-        retry_config: `max_retries`, `retry_timeout`, `backoff`; the timeout is the deadline of an operation.
-        credential_provider: See obstore.
+        config: Options of the service, under obstore's names: `endpoint`, `region`, `access_key_id`, …
+        client_options: Options of the HTTP client: `allow_http`, `timeout`, `proxy_url`, …
+        retry_config: Options of retries: `max_retries`, `retry_timeout` (the deadline of an operation), `backoff`.
+        credential_provider: Function that returns credentials; see obstore.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -34,14 +34,14 @@ class Options:
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None, *, plain_http: bool = False) -> Options:
-        """Split a user's options: obstore's three groups by name, everything else is the service's config.
+        """Split a user's options into obstore's three named groups and, from all others, the service's config.
 
         Args:
-            storage_options: As given.
-            plain_http: Whether an address without TLS was asked for.
+            storage_options: The user's options.
+            plain_http: Whether the user gave an address without TLS.
 
         Raises:
-            TypeError: One of the groups is no mapping, or an option's name no text.
+            TypeError: One of the groups is no mapping, or the name of an option is no string.
             ValueError: An endpoint is no URL.
         """
         given = dict(storage_options or {})
@@ -87,7 +87,7 @@ class Options:
 def _names_plain_http(config: Mapping[str, Any]) -> bool:
     """Whether the endpoint is plain HTTP, without TLS.
 
-    The client looks for that in the environment only where it is given no options of its own.
+    The client reads this from the environment only if it gets no client options.
     """
     if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on"):
         return True

@@ -25,5 +25,5 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
 
 @hookimpl
 def dcp_register_stores() -> list[StoreSpec]:
-    """Their folders, for what needs no PyTorch."""
+    """Return the stores of the same URI schemes, for tools that do not need PyTorch."""
     return [StoreSpec(scheme, "dcp_object.opening:open_store") for scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES)]

@@ -22,9 +22,9 @@ class ObjectStoreReader(ByteStorageReader):
         checkpoint_id: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
         storage_options: See `open_store`.
         verify: See `dcp_io.Verify`.
-        thread_count: Requests of this rank at a time.
-        max_inflight_bytes: Memory that requests under way and buffers may take together.
-        extensions: Where stream transforms are looked up first, before those of installed packages.
+        thread_count: Number of concurrent requests of this rank.
+        max_inflight_bytes: Limit of the memory for all running requests and buffers together.
+        extensions: Registry in which stream transforms are looked up before those of installed packages.
 
     Example:
         ```python

@@ -10,7 +10,7 @@ from dcp_object.client import Client
 __all__ = ["MAX_PARTS", "ObjectSink"]
 
 MAX_PARTS = 10_000
-"""Of one object, at most; what S3 allows."""
+"""Maximum number of parts of one object, as in S3."""
 # What an object holds between the first part's turn and the end of the upload: a beginning of what it will be.
 _RESERVED_BYTES = 16
 _STEP_BYTES = 1 << 20
@@ -19,15 +19,15 @@ _STEP_BYTES = 1 << 20
 class ObjectSink(UploadSink):
     """Upload that never replaces an existing object.
 
-    An object of more than `part_bytes` is uploaded in parts, which services do not do conditionally: its name is taken
-    first, by a conditional PUT of its first bytes, and replaced by the whole object when all parts have arrived.
+    An object of more than `part_bytes` is uploaded in parts, for which services offer no conditional request. So a
+    conditional PUT of its first bytes reserves the name; the whole object replaces them when all parts have arrived.
 
     Args:
-        client: Of the container.
-        name: Of the object in its store.
-        key: Of the object in the container.
+        client: Client of the container.
+        name: Name of the object in its store.
+        key: Key of the object in the container.
         part_bytes: Size of a part. At most `uploads` + 2 parts are in memory.
-        uploads: Parts that are uploaded at a time.
+        uploads: Number of parts that are uploaded at the same time.
     """
 
     keeps_stable = True
@@ -42,7 +42,7 @@ class ObjectSink(UploadSink):
         self._writer: Any = None
 
     def send(self, view: memoryview) -> None:
-        """Copy the bytes; full parts are uploaded in the background, at most so many at a time."""
+        """Copy the bytes; full parts are uploaded in the background, at most `uploads` at the same time."""
         self._take(view, stable=isinstance(view.obj, bytes))
 
     def send_stable(self, view: memoryview) -> None:
@@ -81,7 +81,7 @@ class ObjectSink(UploadSink):
         """Create the object, unless it exists."""
 
         def mine() -> bool | None:
-            """Whether an earlier attempt whose response was lost has created the object."""
+            """Return True if an earlier attempt, whose response was lost, created the object; otherwise None."""
             try:
                 found, _ = self._client.call("GET", self._key, lambda: self._client.get(self._key))
             except FileNotFoundError:
@@ -108,7 +108,7 @@ class ObjectSink(UploadSink):
             self._client.once("PUT (complete)", self._key, self._writer.close)
 
     def give_up(self) -> None:
-        """End a multipart upload by completing it: obstore has no other way; `remove` follows."""
+        """End a multipart upload by completing it, as obstore cannot abort; the caller then calls `remove`."""
         self._small = bytearray()
         if self._writer is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""`ObjectStore`: a folder of objects in a container as a `dcp_io.Store`. Knows nothing of plans and checkpoints."""
+"""`ObjectStore`: a folder of objects in a container as a `dcp_io.Store`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _REPLACE_TRIES = 100
 
 
 class ObjectStore(Store):
-    """A folder of objects: those whose keys begin with the folder's.
+    """A folder of objects: all objects whose keys begin with the folder's path.
 
-    Guarantees: as `Store`. What the service has acknowledged is durable, and seen by everybody at once (as S3, GCS and
-    Azure promise); an object appears when all of it has arrived. `publish` is one PUT, on condition that the object is
-    still the one that was there before. Where a service has no conditional PUT, that is not checked.
+    Guarantees: those of `Store`. Acknowledged writes are durable and visible to everybody at once (as S3, GCS and Azure
+    promise); an object appears when all of it has arrived. `publish` is one PUT on the condition that the object has
+    not changed since it was looked up; the condition is left out if the service has no conditional PUT.
 
     Args:
-        client: Of the container.
-        address: Of the folder.
+        client: Client of the container.
+        address: Address of the folder.
         part_bytes: Size of the parts of large uploads.
-        uploads: Parts of one object that are uploaded at a time.
-        spread: Over how many key prefixes new objects are distributed; 0 for none. Services that limit the rate of
-            requests do so by prefix.
+        uploads: Number of parts of one object that are uploaded at the same time.
+        spread: Number of key prefixes over which new objects are distributed; 0 for none. Services limit the rate of
+            requests by prefix.
 
     Example:
         ```python
@@ -82,7 +82,7 @@ class ObjectStore(Store):
         )
 
     def create(self, name: str) -> Sink:
-        """Begin an upload; with `spread` the sink's name includes the prefix."""
+        """Begin an upload; with `spread`, the name of the sink includes the key prefix."""
         check_name(name)
         if self._spread and "/" not in name:
             name = f"~{zlib.crc32(name.encode()) % min(self._spread, 256):02x}/{name}"
@@ -97,7 +97,7 @@ class ObjectStore(Store):
         key, content = self._key(name), bytes(data)
 
         def mine() -> bool | None:
-            """Whether an earlier attempt whose response was lost was carried out."""
+            """Return True if an earlier attempt, whose response was lost, replaced the object; otherwise None."""
             found = self._get(key)
             return True if found is not None and found[0] == content else None
 
@@ -121,7 +121,7 @@ class ObjectStore(Store):
         raise ChangedError(f"PUT {self.url}/{name}: others have replaced it {_REPLACE_TRIES} times meanwhile")
 
     def touch(self, name: str) -> None:
-        """Renew the object's time by writing the same bytes again, if it still holds them."""
+        """Renew the object's modification time by writing the same bytes again, unless the object changes meanwhile."""
         key = self._key(name)
         found = self._get(key)
         if found is None:
@@ -143,18 +143,18 @@ class ObjectStore(Store):
         return found[0]
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` by one GET of a range."""
+        """Fill `buffer` by one ranged GET."""
         self.read_vector(name, offset, [buffer])
 
     def read_vector(self, name: str, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers in order by one GET of a range; errors as in `read_into`."""
+        """Fill the buffers in order by one ranged GET; raises as `read_into`."""
         data, position = self.fetch(name, offset, sum(map(len, buffers))), 0
         for buffer in buffers:
             buffer[:] = data[position : position + len(buffer)]
             position += len(buffer)
 
     def fetch(self, name: str, offset: int, wanted: int) -> memoryview:
-        """Return the bytes of one GET of a range, without a copy; errors as in `read_into`."""
+        """Return the bytes of one ranged GET, without a copy; raises as `read_into`."""
         key = self._key(name)
         if not wanted:
             self.size(name)
@@ -210,7 +210,7 @@ class ObjectStore(Store):
         return entries
 
     def folders(self) -> tuple[str, ...]:
-        """List the folders directly in the folder, from the prefixes of keys."""
+        """List the direct subfolders, which are prefixes of keys."""
         return tuple(sorted(name for name in self._parts(self._listing("")) if not _SPREAD.fullmatch(name)))
 
     def delete(self, name: str) -> None:
@@ -222,7 +222,7 @@ class ObjectStore(Store):
             return
 
     def sync_folder(self) -> None:
-        """Do nothing: what the service has acknowledged is durable."""
+        """Do nothing: acknowledged writes are already durable."""
 
     def _key(self, name: str) -> str:
         return self._address.key(check_name(name))
@@ -271,7 +271,7 @@ class _ObjectSource(Source):
         self._objects.read_vector(self._name, offset, buffers)
 
     def fetch(self, offset: int, size: int) -> memoryview:
-        """Return the bytes of one request."""
+        """Return the bytes that one request reads."""
         return self._objects.fetch(self._name, offset, size)
 
 
@@ -281,6 +281,6 @@ def _entry(meta: Mapping[str, Any], folder: str) -> Entry:
 
 
 def _version(meta: Mapping[str, Any]) -> Any:
-    """Return the condition that an object is unchanged, where the service has versions or ETags."""
+    """Return the PUT condition that an object is unchanged, if the service has versions or ETags."""
     found = {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
     return found or "overwrite"

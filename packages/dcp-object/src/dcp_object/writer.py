@@ -26,15 +26,15 @@ class ObjectStoreWriter(ByteStorageWriter):
         storage_options: See `open_store`.
         overwrite: Whether a checkpoint that is already there may be replaced.
         layout: `torch` or `raw`, see `dcp_io.Layout`.
-        interop: Write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
-        thread_count: Objects that this rank writes at a time, each in parallel parts.
-        uploads: Parts of one object that are uploaded at a time.
-        spread: Over how many key prefixes (at most 256) data is distributed; 0 for none. For services that limit the
-            rate of requests by prefix, and many ranks.
-        max_inflight_bytes: Memory that parts under way may take, of all threads together. Parts are at least 5 MiB
-            each: with less than `thread_count` x (`uploads` + 2) of them, fewer are uploaded at a time.
-        stale_after_seconds: After this long without a sign of life a save of another host counts as dead.
-        compression: What items go through: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
+        interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
+        thread_count: Number of objects that this rank writes at the same time, each in parallel parts.
+        uploads: Number of parts of one object that are uploaded at the same time.
+        spread: Number of key prefixes (at most 256) over which data files are distributed; 0 for none. Useful with many
+            ranks, for services that limit the rate of requests by prefix.
+        max_inflight_bytes: Limit of the memory for the parts of all threads together. Parts have at least 5 MiB, so if
+            the limit is too small for `thread_count` x (`uploads` + 2) parts, fewer are uploaded at the same time.
+        stale_after_seconds: Time without a sign of life after which a save of another host counts as dead.
+        compression: How items are encoded: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
             from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`.
 
     Example:

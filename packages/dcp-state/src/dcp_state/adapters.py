@@ -1,7 +1,7 @@
 """Contracts of adapters for kinds of modules and optimizers, and the registry of installed adapters.
 
-Adapters come from the hook `dcp_register_state_adapters`, those of this package too. What each kind needs lives in
-`dcp_state.wrappers`, one file per kind; nothing here knows any of them.
+Plugins, including this package itself, register adapters by the hook `dcp_register_state_adapters`. This package's
+adapters are in `dcp_state.wrappers`, one file per kind of module or optimizer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Layer:
     """A child module that a wrapper inserts, and its prefix in state dict keys.
 
     Args:
-        child: Its attribute name in the wrapper.
+        child: Name of the wrapper's attribute that holds the child.
         in_keys: Whether the keys of `wrapper.state_dict()` contain that name.
     """
 
@@ -37,7 +37,7 @@ class Layer:
 class ModuleAdapter:
     """Adapter for one kind of module; every method has a default that changes nothing.
 
-    A plugin names a subclass. One instance serves the process; `handles` is asked once per class of modules.
+    A plugin registers a subclass. Each process makes one instance, and calls `handles` once per class of modules.
 
     Example:
         ```python
@@ -74,25 +74,25 @@ class ModuleAdapter:
         del module
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """Return flat parameters that join several, each with the paths of the joined ones below the wrapped child."""
+        """Return flat parameters, each with the paths (below the wrapped child) of the parameters that it contains."""
         del module
         return {}
 
     def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
-        """Return a context for `root.state_dict()` or `load_state_dict()`, entered once per kind in the root."""
+        """Return a context for `root.state_dict()` or `load_state_dict()`; entered once per kind of module in it."""
         del root, options
         return contextlib.nullcontext()
 
     gathers: ClassVar[bool] = False
-    """Whether `around` already makes whole tensors for `full_state_dict`."""
+    """Whether `around` already gathers whole tensors for `full_state_dict`."""
 
     owns_optimizer_state: ClassVar[bool] = False
-    """Whether the two methods below give the optimizer state of a model that contains such modules."""
+    """Whether the next two methods convert the optimizer state of models that contain such modules."""
 
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return `packed`, an `optimizer.state_dict()`, with keys of `root.state_dict()` for indices.
+        """Return `packed`, an `optimizer.state_dict()`, with its indices replaced by keys of `root.state_dict()`.
 
         May be collective.
         """
@@ -101,7 +101,7 @@ class ModuleAdapter:
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return the reverse: the argument of `optimizer.load_state_dict` on this rank. May be collective."""
+        """Return the argument of `optimizer.load_state_dict`: reverses `name_optimizer_state`. May be collective."""
         raise NotImplementedError
 
 
@@ -136,10 +136,10 @@ class OptimizerAdapter:
         del optimizer
 
     def inner(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
-        """Return the wrapped optimizers that hold all state; None if this one holds it, or to detect it by inspection.
+        """Return the wrapped optimizers that hold all state; None if there are none, or to find them by inspection.
 
-        A wrapper that shows the groups and the state of the one that it holds, and a container whose `optimizers` hold
-        all that it trains, need no adapter.
+        Two kinds need no adapter: a wrapper whose groups and state are those of the one optimizer inside, and a
+        container whose `optimizers` hold all trained parameters.
         """
         del optimizer
         return None
@@ -147,7 +147,7 @@ class OptimizerAdapter:
     def initial_state(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
     ) -> dict[str, Any] | None:
-        """Return the state before a parameter's first step, in new tensors; None to find it by a trial step."""
+        """Return a parameter's state before its first step, in new tensors; None to find it by a trial step."""
         del optimizer, group, parameter
         return None
 
@@ -174,7 +174,7 @@ class Adapters:
 
 
 def installed_adapters() -> Adapters:
-    """Return the adapters of installed plugins. Raises as `dcp_core.plugins.state_adapter`."""
+    """Return the adapters of installed plugins. Raises the errors of `dcp_core.plugins.state_adapter`."""
     return _load(plugins.names("state_adapters"))
 
 

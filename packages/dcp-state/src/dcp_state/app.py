@@ -1,8 +1,9 @@
 """`app_state`: the whole state of a training run as one `Stateful`, under names that no wrapper changes.
 
 Names below the key in the state dict: `model.<FQN>`, `optimizer.state.<FQN>.<name>`, `optimizer.hyperparameters.<FQN>`,
-`optimizer.groups`, `schedulers`, and each further value under its own name. Hyperparameters belong to parameters,
-so that neither the grouping nor the split over pipeline stages matters; those of groups, in order, are for empty ones.
+`optimizer.groups`, `schedulers`, and each further value under its own name. Hyperparameters are saved per
+parameter, so that neither the grouping nor the split over pipeline stages matters; `optimizer.groups` has those of
+empty groups, in order.
 """
 
 from __future__ import annotations
@@ -43,21 +44,22 @@ def app_state(
     """Combine the state of a training run in one value: `save({"app": …})` saves it, `load` of the same restores it.
 
     Args:
-        model: One module in any wrappers, or the parts of it that this rank holds (pipeline stages), which keep the
-            names that they have in the whole model.
-        optimizer: One or several, over any of the parts.
+        model: The model, in any wrappers, or this rank's parts of the model (pipeline stages), in which values keep
+            their names in the whole model.
+        optimizer: One or several optimizers, over any of the parts.
         scheduler: One or several learning rate schedulers, or anything else with `state_dict` and `load_state_dict`.
-        strict: Refuse missing and unexpected names of model and optimizer.
-        values: Whatever else there is, by name: numbers and tensors, read as `app["step"]` after a load; objects with
-            `state_dict` and `load_state_dict`, which are restored themselves; `PerRank` around what ranks have each.
+        strict: Whether to refuse missing and unexpected names of model and optimizer.
+        values: Further values by name: numbers and tensors, read as `app["step"]` after a load; objects with
+            `state_dict` and `load_state_dict`, which are restored in place; `PerRank` around values that differ
+            between ranks.
 
     Returns:
-        A `Stateful`. Making it reads and changes nothing.
+        A `Stateful`. This call neither reads nor changes the state.
 
     Raises:
         ValueError: A value has a reserved name.
 
-    Ranks: each rank that saves or loads makes its own; its methods are collective for FSDP1 models only.
+    Ranks: each rank that saves or loads calls this; the methods of the result are collective for FSDP1 models only.
 
     Example:
         ```python
@@ -144,7 +146,7 @@ class AppState:
         """Restore from `state_dict()` after a load has filled it, or from another run's `state_dict()`.
 
         Raises:
-            StateMismatchError: It does not fit; every reason is named.
+            StateMismatchError: The state dict does not fit; the message has every reason.
         """
         self.report = StateReport()
         with collector_paused():
@@ -214,7 +216,7 @@ class AppState:
 
 
 def _take_own(value: PerRank, other: Any) -> None:
-    """Restore this rank's value from another run; values that `load` has filled in place stay."""
+    """Restore this rank's value from another run's; a value that `load` has filled in place is left unchanged."""
     if other is value:
         return
     state = other.value if isinstance(other, PerRank) else other

@@ -1,7 +1,7 @@
 """Canonical names (FQNs) of a model's values, found in one pass, whatever wraps the model.
 
-A canonical name (FQN) is the path of attribute names without those of wrappers. A key of `state_dict()` may still hold
-some of them (`module.` of DDP, `_orig_mod.` of `torch.compile`). Which wrappers there are is known to adapters only.
+A canonical name (FQN) is the path of attribute names without those of wrappers. A key of `state_dict()` may contain
+attribute names of wrappers (`module.` of DDP, `_orig_mod.` of `torch.compile`). Adapters recognise the wrappers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class ModelNames:
     raw_keys: dict[str, str] = field(default_factory=dict)
     """FQN → key of `state_dict()`, in the order of the latter."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """FQN → parameter or buffer; a tied one under each of its names."""
+    """FQN → parameter or buffer; a tied tensor is there under each of its names."""
     fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
-    """Parameter → the name that its optimizer state has: the first that `named_parameters()` comes to."""
+    """Parameter → its FQN in optimizer state: the first one in the order of `named_parameters()`."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Other names of tied parameters and buffers → the first name."""
     joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
-    """Parameter that stands for several → their FQNs."""
+    """Flat parameter → FQNs of the parameters that it contains."""
     module_prefixes: dict[nn.Module, list[str]] = field(default_factory=dict)
     """Module → the FQN prefixes of its contents, `""` or ending with a dot."""
     adapters: dict[ModuleAdapter, list[nn.Module]] = field(default_factory=dict)
@@ -42,14 +42,14 @@ class ModelNames:
     fqn_prefixes: dict[str, str] = field(default_factory=dict)
     """Prefix of keys of `state_dict()` → FQN prefix, for each module."""
     raw_prefixes: dict[str, str] = field(default_factory=dict)
-    """The reverse; of several modules with one FQN prefix the innermost."""
+    """FQN prefix → prefix of keys of `state_dict()`; if modules share an FQN prefix, that of the innermost one."""
 
     def fqn(self, key: str) -> str:
-        """Return the FQN for a key of `state_dict()`, also for one that a hook added."""
+        """Return the FQN for a key of `state_dict()`, also for a key that a hook added."""
         return _translated(key, self.fqn_prefixes)
 
     def raw_key(self, fqn: str) -> str:
-        """Return the key of `state_dict()` for an FQN, also for an unknown one."""
+        """Return the key of `state_dict()` for an FQN, also for an unknown FQN."""
         known = self.raw_keys.get(fqn)
         return _translated(fqn, self.raw_prefixes) if known is None else known
 
@@ -58,14 +58,14 @@ def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters:
     """Find the canonical names of a model.
 
     Args:
-        model: Wrapped in anything that adapters know, at any depth.
+        model: The model, in any wrappers that adapters handle, at any depth.
         modifiers: See `StateDictOptions.dsd_fqn_modifiers`.
-        adapters: Who knows wrappers; the installed ones if None.
+        adapters: Adapters of wrappers; None takes the installed ones.
 
     Raises:
         DuplicateKeyError: Two tensors of the model have one canonical name.
 
-    Ranks: each by itself; no communication.
+    Ranks: one; no communication.
     """
     adapters = adapters or installed_adapters()
     for module in model.modules():
@@ -82,7 +82,7 @@ def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers
     """Find the canonical names of the parts of one model, such as the pipeline stages of a rank.
 
     Raises:
-        DuplicateKeyError: Two parts hold something of one name.
+        DuplicateKeyError: Two parts hold values with the same name.
     """
     adapters = installed_adapters()
     parts = [name_model(model, modifiers=modifiers, adapters=adapters) for model in models]
@@ -109,7 +109,7 @@ class _Walk:
         self._members: list[tuple[torch.Tensor, nn.Module, list[str]]] = []
 
     def name_members(self) -> None:
-        """Name the parameters that flat ones join, once every module has its prefix."""
+        """Name the parameters inside flat parameters; called once every module has its prefix."""
         for parameter, inner, paths in self._members:
             for path in paths:
                 above, _, local = path.rpartition(".")
@@ -172,7 +172,7 @@ class _Walk:
 
 
 def _translated(key: str, prefixes: Mapping[str, str]) -> str:
-    """Return a key with the longest of its prefixes that is known replaced."""
+    """Return a key with its longest known prefix replaced."""
     prefix, local = _split(key)
     while prefix not in prefixes:
         prefix, above = _split(prefix[:-1])

@@ -1,6 +1,7 @@
 """Fast path for loading a model without `Module.load_state_dict`, whose time grows with modules times names.
 
-It is the same where no module has hooks or a way of its own to load: then each tensor is copied to where its name says.
+It copies each tensor to the parameter or buffer of its name, which is equivalent if no module has hooks for loading or
+overrides it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["can_load_directly", "load_directly"]
 
 
 def can_load_directly(model: nn.Module, names: ModelNames) -> bool:
-    """Whether the fast path is equivalent: no hooks or overrides take part in loading, and all tensors have memory."""
+    """Whether the fast path is equivalent: loading involves no hooks or overrides, and all tensors have memory."""
     if len(names.tensors) != len(names.raw_keys) or any(tensor.is_meta for tensor in names.tensors.values()):
         return False
     if type(model).load_state_dict is not nn.Module.load_state_dict:

@@ -17,7 +17,7 @@ class StateMismatchError(DcpError, RuntimeError, ValueError):
 
     Args:
         what: The state that was to be restored, e.g. `optimizer state`.
-        problems: One sentence each, with the FQN and the remedy.
+        problems: Reasons, one sentence each, with the FQN and the remedy.
     """
 
     def __init__(self, what: str, problems: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ class StateMismatchError(DcpError, RuntimeError, ValueError):
 
 
 class UnknownParameterError(DcpError, LookupError, ValueError):
-    """An optimizer has a parameter that no module of the model has, so that it has no name."""
+    """An optimizer has a parameter that is in no module of the model, so that the parameter has no name."""
 
 
 class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):

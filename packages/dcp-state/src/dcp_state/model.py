@@ -39,8 +39,9 @@ def get_model_state_dict(
     """Return the state of a model by canonical names, the same for every wrapper and parallelism.
 
     Args:
-        model: Plain, or in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed wrappers.
-        submodules: Deprecated: only the state in these modules.
+        model: Plain model, or one in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed
+            wrappers.
+        submodules: Modules whose state alone is returned (deprecated).
         options: See `StateDictOptions`.
 
     Returns:
@@ -48,8 +49,8 @@ def get_model_state_dict(
         parameters are there under each of their names.
 
     Raises:
-        DuplicateKeyError: Two values would have one name.
-        CheckpointException: A rank failed while whole tensors were gathered; on all ranks.
+        DuplicateKeyError: Two values would have the same name.
+        CheckpointException: A rank failed while whole tensors were gathered; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
     Source: torch 2.13 `state_dict.get_model_state_dict`.
@@ -67,8 +68,8 @@ def set_model_state_dict(
 
     Args:
         model: See `get_model_state_dict`.
-        model_state_dict: The saved state. It is not changed: values are copied (a model on the meta device takes them
-            over). Deprecated, as in stock: submodule → its state dict.
+        model_state_dict: The saved state. It is not changed, since values are copied; only a model on the meta device
+            takes the tensors themselves. Deprecated, as in stock: submodule → its state dict.
         options: See `StateDictOptions`.
 
     Returns:
@@ -76,7 +77,7 @@ def set_model_state_dict(
 
     Raises:
         StateMismatchError: With `strict`, names are missing or unexpected; shapes differ; or the state dict is empty.
-        CheckpointException: With `broadcast_from_rank0`, a rank failed; on all ranks.
+        CheckpointException: With `broadcast_from_rank0`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
     Source: torch 2.13 `state_dict.set_model_state_dict`.
@@ -200,7 +201,7 @@ def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> 
 
 
 def take_submodules(state: dict[str, Any], prefixes: list[str] | None, *, keep: bool) -> dict[str, Any]:
-    """Select the values under some prefixes, with or without them."""
+    """Select the values under some prefixes; `keep` tells whether their names keep the prefix."""
     if prefixes is None:
         return state
     return {

@@ -37,17 +37,18 @@ class StateDictOptions:
     """Options for making and loading state dicts.
 
     Args:
-        full_state_dict: Whole tensors on every rank instead of shards; when setting, such tensors are taken.
-        cpu_offload: Tensors on the CPU. With `full_state_dict` only rank 0 gets any, the others an empty dict.
-        ignore_frozen_params: Leave parameters without `requires_grad` out of the model's state dict.
+        full_state_dict: Whether state dicts have whole tensors on every rank instead of shards.
+        cpu_offload: Whether tensors are on the CPU. With `full_state_dict`, only rank 0 gets them, and the other ranks
+            get an empty dict.
+        ignore_frozen_params: Whether parameters without `requires_grad` are left out of the model's state dict.
         keep_submodule_prefixes: With `submodules`, whether names begin with the submodule's own.
-        strict: When setting, refuse missing and unexpected names.
-        broadcast_from_rank0: When setting, rank 0 alone has the state dict, and sends it tensor by tensor. Needs
-            `full_state_dict`.
-        flatten_optimizer_state_dict: One flat dict, `state.<FQN>.<name>` and `param_groups.<FQN>.<hyperparameter>`,
-            which is independent of how parameters are grouped.
-        dsd_fqn_modifiers: The method by which a module says which of its children its state dict hooks leave out of
-            names: it returns name → child.
+        strict: Whether missing and unexpected names are refused when setting.
+        broadcast_from_rank0: Whether, when setting, only rank 0 has the state dict, and sends it tensor by tensor.
+            Needs `full_state_dict`.
+        flatten_optimizer_state_dict: Whether optimizer state is one flat dict, `state.<FQN>.<name>` and
+            `param_groups.<FQN>.<hyperparameter>`, which is independent of how parameters are grouped.
+        dsd_fqn_modifiers: Name of the method of a module that returns (as name → child) the children whose names the
+            module's state dict hooks leave out.
 
     Source: torch 2.13 `state_dict.StateDictOptions`.
 

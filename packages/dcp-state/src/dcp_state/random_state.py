@@ -15,7 +15,7 @@ __all__ = ["RandomState", "random_state_kept"]
 
 
 class RandomState:
-    """State of the generators of torch (CPU and the current CUDA device), Python and, where it is imported, numpy.
+    """State of the generators of torch (CPU and the current CUDA device), Python and, if it is imported, numpy.
 
     Source: torch `get_rng_state`, `torch.cuda.get_rng_state`; Python `random.getstate`; numpy `random.get_state`.
 

@@ -12,7 +12,7 @@ __all__ = ["IncompatibleKeys", "StateReport"]
 
 @dataclass(slots=True)
 class StateReport:
-    """Outcome per name on this rank; names are FQNs, those of optimizers `state.<FQN>`."""
+    """Outcome per name on this rank; names are FQNs, for optimizer state `state.<FQN>`."""
 
     restored: list[str] = field(default_factory=list)
     initialised: dict[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class StateReport:
 
 
 class IncompatibleKeys(_IncompatibleKeys):
-    """`missing_keys` and `unexpected_keys`, canonical names, with the whole `report`."""
+    """Canonical names as `missing_keys` and `unexpected_keys`, and the whole `report`."""
 
     report: StateReport
 

@@ -28,7 +28,7 @@ def get_state_dict(
     submodules: set[nn.Module] | None = None,
     options: StateDictOptions | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return `get_model_state_dict` and `get_optimizer_state_dict`; names the model once.
+    """Return the results of `get_model_state_dict` and `get_optimizer_state_dict`; finds the model's names only once.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
     Source: torch 2.13 `state_dict.get_state_dict`.
@@ -50,7 +50,7 @@ def set_state_dict(
     optim_state_dict: Mapping[str, Any],
     options: StateDictOptions | None = None,
 ) -> IncompatibleKeys:
-    """Run `set_optimizer_state_dict`, then `set_model_state_dict`; names the model once.
+    """Run `set_optimizer_state_dict`, then `set_model_state_dict`; finds the model's names only once.
 
     With optimizers, an empty `model_state_dict` leaves the model unchanged.
 

@@ -26,7 +26,7 @@ class JobStager:
     """Stages the states of one saver's saves.
 
     Args:
-        stager: Copies.
+        stager: Stager that copies the states.
         entry: Start lock of the saver, which the caller of `stage` holds.
         seconds: Limit of the time to wait for a copy.
     """
@@ -38,7 +38,7 @@ class JobStager:
         self._thread: ThreadPoolExecutor | None = None
 
     def stage_now(self, state_dict: dict[str, Any], link: GroupLink) -> Staged:
-        """Stage a state for no save (to warm up); the caller returns its arena by `give_back`."""
+        """Stage a state without a save, as a warm-up; the caller must then call `give_back`."""
         return self._stager.stage(_values(state_dict, link))
 
     def give_back(self, staged: Staged) -> None:
@@ -147,13 +147,13 @@ class JobStager:
 
 
 def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
-    """Replace `PerRank` and the like by this rank's values."""
+    """Replace wrappers such as `PerRank` by this rank's values."""
     ranked: dict[str, Any] = with_rank_values(with_states(state_dict), link.seat.rank)
     return ranked
 
 
 def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
-    """Return the storage writer if it is also a stager, as in stock; None if it only copies, which our stager does."""
+    """Return the storage writer if it is also a stager, as in stock; None if it only makes a plain copy."""
     return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None
 
 

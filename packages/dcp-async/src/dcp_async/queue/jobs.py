@@ -63,7 +63,7 @@ class SaveFuture(Future[Metadata]):
 class AsyncSaveResponse:
     """Two futures: one for staging (values may change again), one for the published checkpoint.
 
-    As in stock it can be changed, and subclassed with an `__init__` that sets both itself.
+    As in stock, its attributes can be changed, and subclasses may set both futures in their own `__init__`.
 
     Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.AsyncSaveResponse`.
     """
@@ -85,18 +85,18 @@ class SaveJob:
     future: SaveFuture = field(default_factory=SaveFuture)
     staged: Staged | None = None
     staged_state: dict[str, Any] | None = None
-    """Result of the caller's own stager, in place of `staged`."""
+    """Result of the caller's own stager, instead of `staged`."""
     planned: Any = None
-    """Plan of the caller's own planner, if the worker does not plan."""
+    """Plan of the caller's own planner, if that planner runs in the trainer."""
     staging: Future[None] = field(default_factory=Future)
-    """Done when values may change again."""
+    """Future that is done when the values may change again."""
     surroundings: Surroundings = field(default_factory=Surroundings.now)
     """Working directory and environment at the start of the save."""
     group_store: object = None
-    """The process group's store: while a save holds it, `destroy_process_group` does not end what serves it."""
+    """The process group's store. This reference keeps its server running after `destroy_process_group`."""
     may_be_superseded: bool = False
     done: list[Callable[[], object]] = field(default_factory=list)
-    """Called once the save has ended."""
+    """Callbacks that are run when the save has ended."""
 
     def __post_init__(self) -> None:
         # A save cannot be stopped by its caller, so neither future can be cancelled (`asyncio.wrap_future` tries).
@@ -104,7 +104,7 @@ class SaveJob:
         self.staging.set_running_or_notify_cancel()
 
     def adopt(self) -> None:
-        """Adapt storage and planner of another library through an installed bridge. Raises if there is no bridge."""
+        """Adapt another library's storage and planner by an installed bridge plugin. Raises if there is none."""
         self.storage_writer = adopt_writer(self.storage_writer)
         self.planner = adopt_save_planner(self.planner)
 

@@ -1,6 +1,6 @@
-"""A rank's seat in the group of savers, and the coordinators that it makes; in the trainer or a worker.
+"""A rank's place in a group of savers, and the coordinators of its saves; used in the trainer or in a worker.
 
-Not in this module: which saves there are.
+The queue of saves is not in this module.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class StoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A rank's seat in a group of savers. Sent to a worker once per group."""
+    """A rank's place in a group of savers: rank, sizes, store and timeouts. Sent to a worker once per group."""
 
     key: str
-    """Tells the group from others of this process."""
+    """Key of the group, unique among the groups of this process."""
     rank: int
     world_size: int
     job_size: int
     hosts_store: bool
     address: StoreAddress | None
-    """None for a rank that saves alone."""
+    """Address of the group's store; None for a rank that saves alone, or if other processes cannot reach the store."""
     timeout_seconds: float
     peers: PeerOptions
 
@@ -69,15 +69,16 @@ class Ticket:
     sequence: int
     epoch: int = 0
     overlap: str = ""
-    """The policy of the rank that drew this number first; empty if it is not known."""
+    """Overlap policy of the rank that drew this number first; empty if it is not known."""
 
 
 class Meeting:
     """Factory of the coordinators of successive saves.
 
     Args:
-        seat: This rank's place.
-        store: The store under the savers' prefix; this connection is used here only. None to connect to the address.
+        seat: This rank's place in the group.
+        store: The store under the savers' prefix, over a connection that only this object uses; None connects to the
+            address of `seat`.
     """
 
     def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
@@ -89,11 +90,11 @@ class Meeting:
         self._peers: Peers | None = None
 
     def coordinator(self, ticket: Ticket, *, watch: bool = True) -> Coordinator:
-        """Return the coordinator of one save; waits for no rank.
+        """Return the coordinator of one save; does not wait for other ranks.
 
         Args:
-            ticket: Ticket of the save.
-            watch: Watch the other ranks' savers, and let them watch this process.
+            ticket: Sequence number and epoch of the save.
+            watch: Whether this process watches the other ranks' savers, and lets them watch it.
         """
         seat = self.seat
         if self.store is None:

@@ -1,8 +1,8 @@
 """Agreement of all ranks on asynchronous saves: sequence numbers, and the outcome of each (run, skipped, superseded).
 
-Keys under `dcp-async/<group>/<saver>/`: those of `dcp_core`'s coordinators, `epoch` (raised whenever a worker has
-ended), and of each save `epoch/<sequence>` (with the policy for overlaps) and `fate/<sequence>`, claimed by the first
-rank that has to know.
+Keys in the store under `dcp-async/<group>/<saver>/`: the keys of the coordinators; `epoch`, a counter of ended workers;
+and for each save `epoch/<sequence>` (epoch and overlap policy) and `fate/<sequence>` (the outcome), set by the first
+rank that needs them.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class GroupLink:
     def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
         self.seat = seat
         self.meeting = Meeting(seat, store)
-        """For saves in this process: its connection is used here only."""
+        """Factory of the coordinators of saves in this process, with its own connection to the store."""
         self._drawn = 0
 
     def draw(self, overlap: str = "") -> Ticket:
-        """Draw the next save's sequence number, under an overlap policy. Waits for no rank."""
+        """Draw the next save's sequence number, with this rank's overlap policy. Does not wait for other ranks."""
         del overlap
         self._drawn += 1
         return Ticket(self._drawn)
@@ -84,7 +84,7 @@ class GroupLink:
         coordinator.__exit__(type(error), error, error.__traceback__)
 
     def for_worker(self) -> Seat:
-        """Return this rank's seat and ticket for a save in a worker process.
+        """Return this rank's place in the group, for a worker process.
 
         Raises:
             WorkerError: Another process cannot meet the other ranks.
@@ -92,17 +92,17 @@ class GroupLink:
         return self.seat
 
     def worker_ended(self) -> None:
-        """Report to all ranks that this one's worker will be replaced."""
+        """Report to all ranks that this rank's worker will be replaced."""
 
 
 class StoreLink(GroupLink):
     """Link over a store through which the ranks of a group meet.
 
     Args:
-        seat: This rank's place.
+        seat: This rank's place in the group.
         group: The process group.
-        store: For the caller's thread.
-        background: For saves in this process.
+        store: Connection to the store for the caller's thread.
+        background: Connection to the store for saves in this process.
     """
 
     def __init__(self, seat: Seat, group: dist.ProcessGroup, store: KeyValueStore, background: KeyValueStore) -> None:
@@ -133,7 +133,7 @@ class StoreLink(GroupLink):
         return None if group is None else store_of(group)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """See `GroupLink.withdraw`. Uses the caller's connection: the other one may be busy."""
+        """See `GroupLink.withdraw`. Uses the caller's connection, since `background` may be busy."""
         with self._lock:
             coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
             coordinator.__exit__(type(error), error, error.__traceback__)
@@ -154,10 +154,10 @@ class StoreLink(GroupLink):
 
 
 class CollectiveLink(GroupLink):
-    """Link for a group without a usable store: over a gloo group apart from the trainer's collectives.
+    """Link for a group without a usable store, over a gloo group of its own, separate from the trainer's collectives.
 
     Args:
-        seat: This rank's place.
+        seat: This rank's place in the group.
         group: The trainer's group.
     """
 
@@ -209,9 +209,9 @@ class LinkTable:
         self._lock = threading.Lock()
 
     def of(self, group: dist.ProcessGroup | None, *, no_dist: bool) -> GroupLink:
-        """Return the link of a group (None: the default group). Made at the first call, which is collective.
+        """Return the link of a group (None: the default group); the first call for a group is collective.
 
-        Any thread may call this.
+        Any thread may call this method.
 
         Raises:
             ValueError: This process is not in the group.

@@ -26,10 +26,10 @@ GO, SKIP, SUPERSEDED = "go", "skip", "superseded"
 
 
 class SaveQueue:
-    """Runs saves of one process in the order in which they came, one at a time.
+    """Runs saves of one process one at a time, in the order in which they were queued.
 
     Args:
-        run: Carries out a save.
+        run: Function that carries out a save.
         name: Name of the thread.
         save_seconds: Limit of the time to wait for an earlier save.
     """
@@ -76,12 +76,12 @@ class SaveQueue:
         _log_unasked(self._failed)
 
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
-        """Admit a save to staging, waiting if the policy says so; False if it is skipped.
+        """Admit a save to staging, after waiting if the policy is `wait`; False if the save is skipped.
 
         Raises:
-            SaverDeadlineError: The save that is to be waited for takes longer than `save_seconds`.
+            SaverDeadlineError: An earlier save takes longer than `save_seconds`.
 
-        Ranks: all ranks of the job's group get the same answer.
+        Ranks: every rank of the job's group gets the same result.
         """
         if overlap == "wait" or not job.link.agrees:
             self.wait_turn()
@@ -92,7 +92,7 @@ class SaveQueue:
         return True
 
     def wait_turn(self) -> None:
-        """Wait until no save runs or is queued, each within its own deadline. Raises SaverDeadlineError after that."""
+        """Wait until no save runs or is queued. Raises SaverDeadlineError if one of them exceeds `save_seconds`."""
         self._wait_turn(lambda: not self.busy)
 
     def put(self, job: SaveJob) -> None:
@@ -114,7 +114,7 @@ class SaveQueue:
         """Wait until no save runs or is queued.
 
         Raises:
-            SaverDeadlineError: That takes longer.
+            SaverDeadlineError: The saves take longer than `seconds`.
         """
         if not self._wait(lambda: not self.busy, seconds):
             running = self._running or self._waiting
@@ -131,7 +131,7 @@ class SaveQueue:
         self._thread.shutdown(wait=False)
 
     def drop(self) -> None:
-        """Cancel the queued save of a closed queue, on the other ranks, too."""
+        """Cancel the queued save of a closed queue, also on the other ranks."""
         with self._changed:
             job, self._waiting = self._waiting, None
             self._changed.notify_all()
@@ -182,7 +182,7 @@ class SaveQueue:
             return self._changed.wait_for(ready, seconds)
 
     def _wait_turn(self, ready: Callable[[], bool]) -> None:
-        """Wait for earlier saves, each within its own deadline."""
+        """Wait for earlier saves, for each at most `save_seconds`."""
         with self._changed:
             while not ready():
                 before = self._running or self._waiting
@@ -241,7 +241,7 @@ def _next_unasked(failed: list[SaveJob]) -> BaseException | None:
 
 
 def _log_at_end(failed: list[SaveJob], owner: int) -> None:
-    """Log unread errors of a queue that is dropped, or ends with the interpreter; only in its own process."""
+    """Log unread errors when the queue is dropped or the interpreter exits; only in the process that made the queue."""
     if os.getpid() == owner:
         _log_unasked(failed)
 

@@ -2,7 +2,7 @@
 
 Both locks are acquired together or not at all, so that no thread holds one of them and waits for the other.
 
-Not in this module: which save comes after which (`save_queue`).
+The order of saves is decided in `save_queue`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Entry:
         self._changed = threading.Condition()
         self._entered_by: int | None = None
         self._copies = 0
-        """Number of copies that go on after the call that began them."""
+        """Number of copies that continue after the call that began them has returned."""
         self._locked_by: int | None = None
         self._depth = 0
 
     @property
     def locked_here(self) -> bool:
-        """Whether this thread holds the lock by `lock`."""
+        """Whether this thread is inside `lock`."""
         return self._locked_by == threading.get_ident()
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock while values change; the same thread may lock again, and save."""
+        """Hold the lock while values change; inside, the same thread may lock again, and may start saves."""
         here = threading.get_ident()
         with self._changed:
             # A thread may change values while it begins its own save (in the caller's `state_dict()`).
@@ -53,10 +53,10 @@ class Entry:
     def enter(self, seconds: float) -> bool:
         """Acquire the lock for the start of a save; False on a timeout.
 
-        From then on no other thread can lock, so that values stay unchanged until `leave`.
+        Until `leave`, no other thread can enter `lock`, so that values stay unchanged.
 
         Raises:
-            NestedSaveError: This very thread is beginning a save.
+            NestedSaveError: This thread is already starting a save.
         """
         here = threading.get_ident()
         with self._changed:
@@ -77,7 +77,7 @@ class Entry:
             self._changed.notify_all()
 
     def copy_later(self) -> Callable[[], None]:
-        """Keep values locked after `leave` until the returned function is called."""
+        """Keep other threads out of `lock` after `leave`, until the returned function is called."""
         with self._changed:
             self._copies += 1
         return self._end_copy

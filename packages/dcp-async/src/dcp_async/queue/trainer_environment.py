@@ -18,12 +18,12 @@ class SurroundingsChange:
     """The difference between two recorded environments."""
 
     folder: str | None
-    """The new working folder; None if it is the same, or has been removed."""
+    """The new working directory; None if it is unchanged, or has been removed."""
     variables: dict[str, str | None]
-    """Environment variables with their new values; None for those that are gone."""
+    """Changed environment variables with their new values; None for removed ones."""
 
     def apply(self) -> None:
-        """Apply the change to this process. A working directory that has been removed since is not entered."""
+        """Apply the change to this process. A working directory that no longer exists is ignored."""
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 os.chdir(self.folder)
@@ -39,12 +39,12 @@ class Surroundings:
     """Working directory and environment variables at one moment."""
 
     folder: str | None = None
-    """None if it is not known."""
+    """Path of the working directory; None if it is not known."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def now(cls) -> Surroundings:
-        """Record those of this process."""
+        """Record the working directory and environment variables of this process."""
         try:
             folder = os.getcwd()
         except FileNotFoundError:  # it has been removed

@@ -1,7 +1,7 @@
-"""Custom planners with a process saver: the trainer plans, the worker saves that plan.
+"""Custom planners with a process saver: the trainer plans, and the worker saves by that plan.
 
-What touches values (`set_up_planner`, `create_local_plan`, `resolve_data`) runs in the trainer, on the staged copy;
-what touches plans alone (`create_global_plan`, `finish_plan`) runs in the worker, on a copy of the planner.
+Methods that access values (`set_up_planner`, `create_local_plan`, `resolve_data`) run in the trainer, on the staged
+copy; methods that only access plans (`create_global_plan`, `finish_plan`) run in the worker, on a copy of the planner.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlannedElsewhere:
 def plan_here(
     planner: SavePlanner, state_dict: dict[str, Any], *, is_coordinator: bool
 ) -> tuple[PlannedElsewhere, dict[str, Any]]:
-    """Run a planner's local planning here; returns its plan, and each item's value as a flat state dict to stage.
+    """Run a planner's local planning in this process; returns the plan, and the items' values as a flat state dict.
 
     Raises:
         Exception: Any error of the planner.
@@ -72,7 +72,7 @@ class StagedPlanner(SavePlanner):
         return self._planned.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Any]:
-        """Create the global plan by the original planner."""
+        """Return the global plan that the original planner makes."""
         return self.stands_for.create_global_plan(all_plans)
 
     def plan_key(self) -> Hashable | None:
@@ -81,13 +81,13 @@ class StagedPlanner(SavePlanner):
         return None if find is None else find()
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Any) -> None:
-        """Pass the global plan to the original planner, if it takes it."""
+        """Pass the global plan to the original planner, if that planner has such a method."""
         adopt = abilities(self.stands_for, SavePlannerAbilities).adopt_global_plan
         if adopt is not None:
             adopt(plans, metadata)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Finish the plan by the original planner."""
+        """Return the plan as the original planner finishes it."""
         return self.stands_for.finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
@@ -108,7 +108,7 @@ class StagedPlanner(SavePlanner):
         return self._part(write_item, planned.chunk.offsets, planned.chunk.sizes)
 
     def _part(self, item: WriteItem, offsets: torch.Size, sizes: torch.Size) -> torch.Tensor:
-        """Return the part of a box that several ranks share."""
+        """Return this rank's part of a box that several ranks share."""
         for one in self._planned.plan.items:
             data = one.tensor_data
             if one.index.fqn != item.index.fqn or data is None:

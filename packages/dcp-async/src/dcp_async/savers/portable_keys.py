@@ -1,6 +1,7 @@
 """Portable keys of state dicts: keys of classes that the worker cannot import, replaced by their names.
 
-A class of the trainer's script cannot be imported elsewhere, and a checkpoint knows a key by its text only.
+The worker cannot import classes of the trainer's script. A checkpoint stores only the text of a key, so that text
+is enough.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class NamedKey:
 
 @functools.cache
 def _class_named(name: str, base: type) -> type:
-    """Make a class with the name of the original's, which warnings show."""
+    """Make a class with the name of the original class, which warnings show."""
     return type(name, (base,), {})
 
 
@@ -60,7 +61,7 @@ def _stand_in(class_name: str, name: str, described: str, text: str | None) -> N
 
 
 def portable(skeleton: Skeleton) -> Skeleton:
-    """Return a skeleton that unpickles in any process; the same one if it does already."""
+    """Return a skeleton that unpickles in any process; the argument itself if it already does."""
     kind = skeleton[0]
     if kind == "l":
         below = _all_portable(skeleton[1])

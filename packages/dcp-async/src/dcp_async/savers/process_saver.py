@@ -1,6 +1,6 @@
 """The process saver: a worker process saves from memory that it shares with the trainer.
 
-The structure of a state goes to that process once; a save of it is an identifier and the scalars that have changed.
+The structure of a state is sent to the worker once; each save then sends its identifier and the changed scalars.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEPT_STRUCTURES = 16
 
 @dataclass(slots=True)
 class _Sent:
-    """The worker's cache of one structure."""
+    """Record of what the worker has cached for one structure."""
 
     objects: list[Any] = field(default_factory=list)
     means: bytes = b""
@@ -52,7 +52,7 @@ class _Known:
     arenas: dict[Arena, tuple[int, int]] = field(default_factory=dict)
     """Number and size of each arena that the worker has mapped."""
     drawn: int = 0
-    """Numbers of arenas that were given away."""
+    """Number of arena numbers that were assigned."""
     surroundings: Surroundings = field(default_factory=Surroundings)
     groups: dict[str, Seat] = field(default_factory=dict)
     structures: RecentlyUsed[str, _Sent] = field(default_factory=lambda: RecentlyUsed(_KEPT_STRUCTURES))
@@ -87,7 +87,7 @@ class ProcessBackend:
         """Start the worker and send it the group, and a state's structure if one is given.
 
         Raises:
-            WorkerError: It cannot be started, or cannot meet the other ranks.
+            WorkerError: The worker cannot be started, or cannot connect to the other ranks.
         """
         seat = link.for_worker()
         worker = self._running(link)
@@ -99,7 +99,7 @@ class ProcessBackend:
     def before_save(self) -> None:
         """Start the first worker, whose imports then run while the state is copied; waits for nothing.
 
-        If the worker has ended since the last save, the other ranks already know that this save has a new one.
+        If the worker has ended since the last save, the other ranks are informed that this save uses a new one.
         """
         worker = self._worker
         if worker is not None:
@@ -114,7 +114,7 @@ class ProcessBackend:
         Raises:
             WorkerError: The worker cannot be started, or cannot receive what it needs.
             WorkerLostError: The worker ended while it saved.
-            SaverDeadlineError: It took longer than `save_seconds`.
+            SaverDeadlineError: The save took longer than `save_seconds`.
             Exception: Any error in the worker.
         """
         self._phases.begin()
@@ -138,7 +138,7 @@ class ProcessBackend:
         return _metadata(job, answer, writer)
 
     def close(self) -> None:
-        """End the worker for good. May be called while `run` runs, which raises then."""
+        """End the worker for good. May be called during `run`, which then raises."""
         with self._start_lock:
             self._closed = True
             worker, self._worker = self._worker, None
@@ -225,7 +225,7 @@ class ProcessBackend:
         )
 
     def _give_up(self, job: SaveJob, error: BaseException) -> None:
-        """Notify observers, and clear the cache: what the worker received is uncertain, so the next save sends all."""
+        """Notify observers of a failed save, and clear the record of what the worker received, as it is uncertain."""
         self._phases.fail(job, error)
         if job.staged is not None:
             sent = self._known.structures.get(job.staged.structure.identifier)
@@ -276,7 +276,7 @@ def _means(job: SaveJob) -> bytes:
 
 
 def _changed(before: list[Any], now: list[Any]) -> dict[int, Any]:
-    """Return the objects that the worker does not have yet, by position."""
+    """Return the objects that differ from those that the worker has, by position."""
     if len(before) != len(now):
         return dict(enumerate(now))
     pairs = enumerate(zip(before, now, strict=True))
@@ -296,7 +296,7 @@ def _naming(job: SaveJob, error: Exception) -> Exception:
 
 
 def _pickled_writer(job: SaveJob) -> bytes | None:
-    """Pickle the storage writer now, to read the metadata later: its caller may reset it to another id by then."""
+    """Pickle the storage writer, to read the metadata later, even if the caller resets the writer to another id."""
     return None if job.storage_writer is None else pickled("the storage writer", job.storage_writer)
 
 

@@ -1,4 +1,4 @@
-"""Phases of a save in a worker, as observers in the trainer know them: what the worker does not end has failed."""
+"""Phases of a save in a worker, as reported to observers in the trainer; phases that the worker does not end fail."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["ReportedPhases"]
 
 
 class ReportedPhases:
-    """Phases of the save that runs, and the observers' events of them.
+    """Phases of the running save, and their events for observers.
 
-    Observers count on an end of every phase, and of every save that fails. A worker that is killed reports neither.
+    Observers rely on an end event for every phase, and for every failed save. A killed worker reports neither.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class ReportedPhases:
         self._over = False
 
     def begin(self) -> None:
-        """Begin another save, of which the worker has reported nothing yet."""
+        """Begin the next save, for which the worker has not reported any phase yet."""
         self._open, self._over = [], False
 
     def pass_on(self, event: CheckpointEvent) -> None:
-        """Notify observers of an event of the worker."""
+        """Record an event of the worker, and notify observers of it."""
         if event.state == "started":
             self._open.append(event)
         else:
@@ -37,7 +37,7 @@ class ReportedPhases:
         plugins.emit(event)
 
     def fail(self, job: SaveJob, error: BaseException) -> None:
-        """Notify observers that the save failed, and what ran of it, unless the worker has reported that."""
+        """Notify observers that the save and its open phases failed, unless the worker has reported the end."""
         if self._over:
             return
         seat, place = job.link.seat, job.checkpoint_id

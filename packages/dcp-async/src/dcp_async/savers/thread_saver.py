@@ -1,6 +1,6 @@
 """The thread saver: saves in a thread of the trainer's process.
 
-For small jobs: it shares the trainer's interpreter lock.
+For small jobs: the thread shares the trainer's interpreter lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ThreadBackend:
         """Do nothing: there is no process that could have ended."""
 
     def run(self, job: SaveJob) -> Metadata:
-        """Save the copy over the coordinator of its ticket, apart from all collectives of the trainer."""
+        """Save the copy, with the coordinator of this save, which uses none of the trainer's collectives."""
         state: dict[str, Any] = (job.staged.state_dict() if job.staged is not None else job.staged_state) or {}
         return save_with(
             job.link.coordinator(job.ticket),

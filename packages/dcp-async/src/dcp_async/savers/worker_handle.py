@@ -42,7 +42,7 @@ __all__ = ["WorkerProcess"]
 _TERM_SECONDS = 5.0
 _KILL_SECONDS = 5.0
 _SLICE_SECONDS = 1.0
-"""An answer is waited for in slices; one in which this process is stopped (SIGSTOP) counts as its length at most."""
+"""Length of one slice of waiting for an answer. If this process is stopped (SIGSTOP), at most one slice is counted."""
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -51,9 +51,9 @@ class WorkerProcess:
 
     Args:
         options: Options of the worker process.
-        on_end: Called, in a thread of its own, when the process has ended by itself.
-        environment: The environment variables that it starts with, in addition to its search path.
-        on_event: Called with each event of its saves, in the thread that waits for an answer.
+        on_end: Callback for when the process has ended by itself; called in a separate thread.
+        environment: Environment variables of the process, in addition to its search path.
+        on_event: Callback for each event of the worker's saves; called in the thread that waits for an answer.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class WorkerProcess:
         """Wait until the worker has imported what it needs.
 
         Raises:
-            WorkerError: It could not start.
+            WorkerError: The worker could not start.
         """
         if self._ready:
             return
@@ -126,7 +126,7 @@ class WorkerProcess:
         """Send a message.
 
         Raises:
-            WorkerLostError: The process has ended, or takes nothing for too long (it is ended then).
+            WorkerLostError: The process has ended, or accepted nothing for too long, and was therefore killed.
         """
         try:
             self._connection.settimeout(self._options.silence_seconds)
@@ -142,8 +142,8 @@ class WorkerProcess:
         """Return the worker's next answer; events, logs and warnings that come before it are passed on.
 
         Raises:
-            WorkerLostError: The process ended, or gave no sign of life for too long (it is ended then).
-            SaverDeadlineError: `time.monotonic()` reached the deadline; the process is ended.
+            WorkerLostError: The process ended, or gave no sign of life for too long, and was therefore killed.
+            SaverDeadlineError: `time.monotonic()` reached the deadline; the process was killed.
         """
         left = deadline - time.monotonic()
         silence = left if starts else self._options.silence_seconds
@@ -167,8 +167,8 @@ class WorkerProcess:
     def _listen(self, seconds: float) -> tuple[bool, float]:
         """Wait up to `seconds` for a message or the worker's end; returns whether either came, and the time waited.
 
-        Time in which this process is stopped does not count: a batch system stops and continues whole jobs, and the
-        worker needs a moment then to show that it lives.
+        Time in which this process is stopped (SIGSTOP) does not count: when a batch system stops and continues a whole
+        job, the worker needs a moment to send its next heartbeat.
         """
         spent = 0.0
         poller = select.poll()
@@ -185,7 +185,7 @@ class WorkerProcess:
         return False, spent
 
     def _receive(self) -> Any:
-        """Receive the message that has begun to arrive; None if the rest does not arrive."""
+        """Receive the message that has begun to arrive; returns None if the rest of it does not arrive."""
         try:
             self._connection.settimeout(self._options.silence_seconds)
             message = read_message(self._connection)
@@ -202,7 +202,7 @@ class WorkerProcess:
             self._report_end()
 
     def kill(self) -> None:
-        """Kill the worker. If the kernel does not end it soon (its disk hangs), it is abandoned and not used again."""
+        """Kill the worker. If the kernel does not end it soon (a hanging disk), the process is abandoned."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
@@ -229,7 +229,7 @@ class WorkerProcess:
             self.kill()
 
     def _report_end(self) -> None:
-        """Call `on_end` once, unless the end was requested. Concurrent callers wait until it has run."""
+        """Call `on_end` once, unless the end was requested. Concurrent callers wait until `on_end` has returned."""
         with self._end_lock:
             wanted, self._closing = self._closing, True
             if not wanted:

@@ -1,7 +1,7 @@
 """Main program of the worker process: `main` takes a socket's descriptor and the trainer's process id.
 
-It imports what it needs while the trainer goes on, saves on request from memory that it shares with the
-trainer, and ends as soon as the trainer ends, however that happens. It opens no port.
+The worker imports what it needs while the trainer continues, saves on request from memory that it shares with the
+trainer, and ends as soon as the trainer ends, even if the trainer is killed. It opens no port.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Trainer:
         self._connection = connection
         self._lock = threading.Lock()
         self.heeded = True
-        """Whether messages are still handled: after one has failed, they are not, as later ones may depend on it."""
+        """Whether messages are still handled; False after a message failed, since later messages may depend on it."""
         self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, message: object) -> None:
@@ -45,7 +45,8 @@ class Trainer:
     def listen(self, parent: int) -> None:
         """Queue the trainer's messages, and end the process when the trainer has ended.
 
-        A process that the trainer has forked may hold its end of the socket: its own end is watched, too.
+        The trainer's process is watched as well as the socket, because a process forked by the trainer may keep the
+        socket open.
         """
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
@@ -68,12 +69,12 @@ class Trainer:
                 self.messages.put(message)
 
     def refuse(self, error: BaseException) -> None:
-        """Report why a message failed that has no answer, and ignore all later messages."""
+        """Report the error of a message that has no answer, and ignore all later messages."""
         self.heeded = False
         _report(self, error)
 
     def beat(self) -> None:
-        """Send a heartbeat, for ever."""
+        """Send heartbeats until the process ends."""
         pause = threading.Event()
         while True:
             self.send(Beat())
@@ -120,7 +121,7 @@ def _report(trainer: Trainer, error: BaseException) -> None:
 
 
 def _watch(parent: int) -> int:
-    """Return a descriptor that becomes readable once the trainer has ended."""
+    """Return a descriptor that becomes readable when the trainer has ended."""
     try:
         watched = os.pidfd_open(parent)
     except ProcessLookupError:

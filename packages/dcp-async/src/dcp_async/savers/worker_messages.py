@@ -1,7 +1,7 @@
 """The message protocol between trainer and worker, and its framing on their socket. Imports no torch.
 
-Both are one program of one user, so that messages are pickled. A message that carries a descriptor is followed by one
-byte with it (SCM_RIGHTS).
+Messages are pickled, which is safe since both processes belong to the same program and user. A file descriptor is sent
+with one extra byte after its message (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class NotUnderstoodError(Exception):
-    """A message arrived whole, but does not unpickle here; the cause says why."""
+    """A message arrived completely, but cannot be unpickled in this process; the cause has the reason."""
 
 
 _LENGTH = struct.Struct("<Q")
@@ -52,7 +52,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class NewArena:
-    """Map that many bytes of the memory file whose descriptor follows, replacing the earlier arena with this number."""
+    """Request to map bytes of the memory file whose descriptor follows; replaces the earlier arena of this number."""
 
     number: int
     nbytes: int
@@ -60,35 +60,35 @@ class NewArena:
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A rank's place in a group, a `meeting.Seat`."""
+    """A rank's place in a group, as a `rank_place.Seat`."""
 
     seat: Any
 
 
 @dataclass(frozen=True, slots=True)
 class NewStructure:
-    """A `staging.Structure`."""
+    """The structure of a state, as a `staging.copy_state.Structure`."""
 
     structure: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop a structure that is not saved any more."""
+    """Request to drop a structure that is no longer saved."""
 
     identifier: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetArena:
-    """Unmap an arena that is not used any more: while it is mapped, it takes memory."""
+    """Request to unmap an arena that is no longer used, so that its memory is freed."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Run one save. Fields that are None are as in the last save of that structure."""
+    """Request to run one save. Fields that are None have the values of the last save of that structure."""
 
     number: int
     structure: str
@@ -98,16 +98,16 @@ class Save:
     checkpoint_id: Any
     use_collectives: bool
     objects: dict[int, Any] = field(default_factory=dict)
-    """The objects that have changed, by their position in the structure."""
+    """Changed objects, by their position in the structure."""
     means: bytes | None = None
     """Pickled `(storage writer, planner, plan)`."""
     surroundings: Any = None
-    """A `surroundings.SurroundingsChange`."""
+    """Change of the trainer's environment, as a `trainer_environment.SurroundingsChange`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker has imported what it needs."""
+    """Message that the worker has imported what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A save succeeded. The metadata is in storage under `save_id`, or comes as `metadata`."""
+    """Message that a save succeeded. Its metadata is in storage under `save_id`, or in `metadata`."""
 
     number: int
     save_id: str | None
@@ -150,14 +150,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A save, or the start (number 0), failed: a `dcp_ranks.phases.outcomes.Failure`."""
+    """Message that a save, or the worker's start (number 0), failed; has a `dcp_ranks.phases.outcomes.Failure`."""
 
     number: int
     failure: Any
 
 
 def send_message(connection: socket.socket, message: object, descriptor: int | None = None) -> int:
-    """Send one message whole, with the descriptor that it carries; returns the number of bytes.
+    """Send one complete message, with its file descriptor if any; returns the number of bytes.
 
     Raises:
         TimeoutError: The connection has a timeout, and the peer accepted nothing for that long.
@@ -172,11 +172,11 @@ def send_message(connection: socket.socket, message: object, descriptor: int | N
 
 
 def read_message(connection: socket.socket) -> Any:
-    """Receive one message whole; the descriptor of a `NewArena` comes as a pair with it.
+    """Receive one complete message; a `NewArena` is returned as a pair with its descriptor.
 
     Raises:
         EOFError: The peer has closed the connection.
-        TimeoutError: The connection has a timeout, and nothing came.
+        TimeoutError: The connection has a timeout, and nothing arrived.
         NotUnderstoodError: The message does not unpickle.
     """
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))

@@ -61,7 +61,7 @@ class WorkerSaves:
     """Carries out saves in the worker, and keeps its caches.
 
     Args:
-        send: Tells the trainer.
+        send: Function that sends a message to the trainer.
         hello: The trainer's first message.
     """
 
@@ -142,7 +142,7 @@ class WorkerSaves:
         return Saved(save.number, None, encode(dict(vars(metadata))))
 
     def _learn(self, save: Save) -> None:
-        """Update the cache before anything can fail: the next save sends only differences."""
+        """Update the cache from a message before anything can fail, since the next message has only the differences."""
         if save.surroundings is not None:
             save.surroundings.apply()
         known = self._structures.get(save.structure)
@@ -178,7 +178,7 @@ class WorkerSaves:
 
 
 def _mapped(descriptor: int, nbytes: int) -> torch.Tensor:
-    """Map a memory file; empty for a state without tensor bytes."""
+    """Map a memory file; returns an empty tensor for a state without tensor bytes."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     # All pages at once: they have been written to, and one fault for each would take longer.

@@ -1,8 +1,9 @@
 """The staging buffer: one allocation, reused by every save and grown rarely; can be shared with a process.
 
-The layout of the buffer, and the copying, are elsewhere.
+The layout of the buffer and the copying are in `placement` and `copying`.
 
-Source: Linux `memfd_create(2)`: memory with a descriptor but no name, so nothing is left when the last holder ends.
+Source: Linux `memfd_create(2)`: memory with a descriptor but no name, so nothing is left when the last process that
+uses it ends.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Arena:
     """A reusable memory buffer for the staged tensors of one save at a time.
 
     Args:
-        shared: Make it a memory file, which another process can map through `descriptor`.
-        pinned: Pin it for CUDA, where that is there.
+        shared: Whether the buffer is a memory file, which another process can map through `descriptor`.
+        pinned: Whether the buffer is pinned for CUDA, if CUDA is available.
     """
 
     def __init__(self, *, shared: bool, pinned: bool) -> None:
@@ -41,7 +42,7 @@ class Arena:
         self.grown = 0
         """Number of allocations so far."""
         self.closed = False
-        """Whether its memory was given back for good."""
+        """Whether the memory was released for good."""
         self._pinned = pinned and torch.cuda.is_available()
         self._memory: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._unpin: Callable[[], object] | None = None
@@ -77,7 +78,7 @@ class Arena:
             self._pin()
 
     def view(self) -> torch.Tensor:
-        """Return the whole buffer as bytes; it is in use until the last tensor made from them is released."""
+        """Return the whole buffer as bytes; the buffer is in use until the last tensor on these bytes is released."""
         own = self._memory[:]
         self._user = weakref.ref(own)
         return torch.from_numpy(own)
@@ -110,7 +111,7 @@ class ArenaPool:
         shared: See `Arena`.
         pinned: See `Arena`.
         max_bytes: Limit of the memory of all arenas together; None for no limit.
-        until_dropped: Whether an arena that was given back stays in use until the last tensor in it is deleted.
+        until_dropped: Whether a returned arena stays in use until the last tensor in it is deleted.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class ArenaPool:
         """Take an idle arena of at least `nbytes` bytes; return it with `give_back`.
 
         Raises:
-            StagingLimitError: The limit does not allow it; the message has the sizes.
+            StagingLimitError: The arena would exceed the limit; the message has the sizes.
         """
         with self._lock:
             idle = sorted(
@@ -192,7 +193,7 @@ _shared: weakref.WeakSet[Arena] = weakref.WeakSet()
 def _close_in_child() -> None:
     """Close memory files in a forked child: held open, their memory would outlive the trainer.
 
-    A mapping has a descriptor of its own, which it closes when it is dropped: each gets something else to close.
+    A mapping has its own descriptor, which it closes when it is dropped; this descriptor is replaced by a harmless one.
     """
     open_files = [os.fstat(arena.descriptor) for arena in _shared if arena._close is not None and arena._close.alive]  # noqa: SLF001
     if not open_files:

@@ -1,6 +1,6 @@
 """Staging of one save: splits a state dict into a skeleton and tensors, and copies the tensors into an arena.
 
-The structure is cached, so that the next save of the same one costs little more than the copy.
+The structure is cached, so that the next save of a state with the same structure costs little more than the copy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Structure:
     identifier: str
     skeleton: Skeleton
     offsets: tuple[int, ...]
-    """Of each tensor, in bytes within the arena."""
+    """Offset of each tensor in the arena, bytes."""
     compact: tuple[bool, ...]
     nbytes: int
 
@@ -77,8 +77,8 @@ class Stager:
 
     Args:
         pool: The pool of arenas.
-        copier: Copies.
-        guard: Takes samples of the copied tensors; None for no guard.
+        copier: Copier of the tensors.
+        guard: Guard that compares samples of the copied tensors; None for no guard.
     """
 
     pool: ArenaPool
@@ -89,7 +89,7 @@ class Stager:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stage(self, state_dict: Mapping[Any, Any], *, nested: bool = True) -> Staged:
-        """Copy a state dict into an arena; complete on return.
+        """Copy a state dict into an arena; the copy is complete on return.
 
         Args:
             state_dict: The state dict to copy.
@@ -98,14 +98,14 @@ class Stager:
         Raises:
             UnsupportedValueError: A value cannot be saved.
             StagingLimitError: The copy would take more memory than allowed.
-            MutatedWhileStagedError: A tensor changed meanwhile.
-            StagingMismatchError: A tensor got other memory meanwhile, or its copy does not match its description.
+            MutatedWhileStagedError: A tensor changed while it was copied.
+            StagingMismatchError: A tensor moved to other memory meanwhile, or its copy does not match its description.
         """
         with self._lock:
             return self._copy(look_through(state_dict, nested=nested, forms=self._forms))
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
-        """Copy a state dict with its containers, DTensors and objects, the tensors into the arena.
+        """Copy a state dict, keeping containers, DTensors and objects; the copied tensors are in the arena.
 
         Raises like `stage`.
         """

@@ -1,4 +1,4 @@
-"""Copies into an arena, in parallel threads; long calls of C that release the interpreter lock.
+"""Copies into an arena, in parallel threads, by long C calls that release the interpreter lock.
 
 The layout is decided in `placement`.
 """
@@ -33,7 +33,7 @@ def arena_view(
 
 
 def copied_strides(shape: Sequence[int], strides: tuple[int, ...], *, compact: bool) -> tuple[int, ...]:
-    """Return the strides of a tensor's copy: the same, or without gaps."""
+    """Return the strides of a tensor's copy: those of the tensor, or without gaps if `compact`."""
     return torch.empty(shape, device="meta").stride() if compact else strides
 
 
@@ -63,7 +63,7 @@ class Copier:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def copy(self, placement: Placement, tensors: Sequence[torch.Tensor], memory: torch.Tensor) -> None:
-        """Copy the tensors to their places in `memory`; complete on return."""
+        """Copy the tensors to their places in `memory`; the copies are complete on return."""
         begin = memory.data_ptr()
         sources, offsets, lengths = (each.tolist() for each in placement.pieces)
         waiting = [self._copy_one(tensors[row], placement, row, memory) for row in placement.by_tensor.tolist()]
@@ -97,7 +97,7 @@ class Copier:
     def _copy_one(
         self, source: torch.Tensor, placement: Placement, row: int, memory: torch.Tensor
     ) -> Callable[[], object]:
-        """Start copying a tensor element by element; returns what to wait for."""
+        """Start copying a tensor element by element; returns a function that waits for the end of the copy."""
         strides = copied_strides(source.shape, source.stride(), compact=bool(placement.compact[row]))
         source = source.detach()
         target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, strides)

@@ -1,7 +1,7 @@
 """Mutation guard of staging: compares sampled bytes of some tensors before and after they are copied.
 
-It takes microseconds per sample, so it can always be on. It detects only changes of sampled bytes: an optimizer's step
-is detected, a change of a few elements of one tensor may not be.
+A sample takes microseconds, so the guard can always be on. Only changes of sampled bytes are detected: a step of an
+optimizer is detected; a change of a few elements of one tensor may not be.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MutationGuard:
         self._random = random.Random(0)  # noqa: S311 - which places are looked at is no secret
 
     def sample(self, contents: Contents, placement: Placement) -> Samples:
-        """Return samples of the current contents of some placements."""
+        """Return samples of the current contents of some tensors."""
         tensors = contents.tensors
         rows = self._random.sample(range(len(tensors)), min(self._samples, len(tensors)))
         taken = []

@@ -27,16 +27,16 @@ class Sources:
     """A number for each device; 0 is host memory."""
     addresses: I64
     extents: I64
-    """In bytes; 0 for empty tensors."""
+    """Length of each extent, bytes; 0 for empty tensors."""
     element_bytes: I64
-    """Of all elements; less than the extent where there are gaps, more where elements share memory."""
+    """Size of all elements of each tensor, bytes: less than the extent with gaps, more if elements share memory."""
     item_bytes: I64
-    """Of one element."""
+    """Size of one element of each tensor, bytes."""
     room: I64
-    """Of the storage, from the first element to its end."""
+    """Size of each tensor's storage from the first element on, bytes."""
 
     def same_as(self, other: Sources) -> bool:
-        """Whether these are the same extents."""
+        """Whether both describe the same extents."""
         return all(map(np.array_equal, self.columns(), other.columns()))
 
     def columns(self) -> tuple[I64, ...]:
@@ -55,7 +55,7 @@ class Placement:
     """Offsets of the copies in bytes from the start of the arena."""
 
     offsets: I64
-    """Of each tensor's first element."""
+    """Offset of each tensor's first element."""
     compact: npt.NDArray[np.bool_]
     """Whether a tensor is copied without the gaps between its elements, so that its copy is contiguous."""
     nbytes: int
@@ -96,7 +96,7 @@ def _extent(tensor: torch.Tensor) -> int:
 
 
 def place(sources: Sources) -> Placement:
-    """Lay out copies: overlapping extents stay together, so that views stay views; each stretch is aligned."""
+    """Lay out copies: overlapping extents stay together, so that views stay views; each group of them is aligned."""
     # A tensor that is not aligned for its dtype is copied separately, as bytes: in the arena torch might crash on it.
     astray = sources.addresses % sources.item_bytes != 0
     lone = np.flatnonzero((sources.extents > 0) & astray)
@@ -131,7 +131,7 @@ def place(sources: Sources) -> Placement:
 
 
 def _begins(devices: I64, starts: I64, stops: I64) -> npt.NDArray[np.bool_]:
-    """Mark the extents that begin a stretch: those that no earlier extent on their device overlaps."""
+    """Mark the extents that begin a group: those that no earlier extent on their device overlaps."""
     begins = np.ones(len(starts), bool)
     for device in np.unique(devices):
         rows = np.flatnonzero(devices == device)

@@ -1,7 +1,8 @@
 """Self-check of staging: refuses to save a copy that does not match the description of its tensor.
 
-A copy is bytes in an arena; dtype, sizes and strides, noted apart from them, say what they mean. Where the two differ,
-wrong values would be stored under sound checksums. The checks look at descriptions and addresses, never at the bytes.
+A copy consists of bytes in an arena and of a separate description (dtype, sizes, strides). If the description did not
+match the bytes, wrong values would be stored with valid checksums. The checks compare descriptions and addresses, and
+never read the bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def check_described(contents: Contents, sources: Sources) -> None:
         sources: The memory that was copied, taken from `contents.tensors` before.
 
     Raises:
-        StagingMismatchError: A tensor has another dtype, shape or strides than the skeleton says, or other memory.
+        StagingMismatchError: A tensor has another dtype, shape or strides than in the skeleton, or other memory.
     """
     leaves = [*leaves_of(contents.skeleton)]
     if len(leaves) != len(contents.tensors):
@@ -82,7 +83,7 @@ def _in_pieces(addresses: I64, offsets: I64, ends: I64, placement: Placement) ->
 
 
 def _in_others(placement: Placement, ends: I64) -> Flags:
-    """Whether the copy of a tensor that is copied alone overlaps another copy or piece."""
+    """Whether each tensor that is copied by itself overlaps another such copy, or a piece."""
     compact = np.flatnonzero(placement.compact)
     begins = np.concatenate([placement.pieces[1], placement.offsets[compact]])
     until = np.concatenate([placement.pieces[1] + placement.pieces[2], ends[compact]])

@@ -1,10 +1,10 @@
 """The skeleton of a state dict (its structure without values): compared with the last save's, and filled with copies.
 
-A skeleton is made of tuples alone, so that two of them compare fast and one travels to another process:
+A skeleton consists of tuples only, so that skeletons can be compared fast and sent to another process:
 `("d", keys, nodes)` a mapping (one more element if not all keys are strings), `("l", nodes)` a list,
-`("t", dtype, shape, stride, requires_grad)` a tensor, `("s", …)` what a rank holds of a sharded one, `("q", …)` of a
-quantized one, `("o",)` an object. Tensors and objects are those of `Contents`, in the order of the skeleton; the parts
-of quantized tensors are among the objects.
+`("t", dtype, shape, stride, requires_grad)` a tensor, `("s", …)` this rank's part of a sharded tensor, `("q", …)` a
+quantized tensor, `("o",)` an object. Tensors and objects are those of `Contents`, in the order of the skeleton; the
+parts of quantized tensors are among the objects.
 
 The layout of the copies is decided in `placement`.
 """
@@ -58,11 +58,11 @@ class Contents:
 
     skeleton: Skeleton = ()
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """The local memories: on any device, of any strides; conjugated and negated views are resolved."""
+    """The local tensors, on any device and with any strides; conjugated and negated views are resolved."""
     names: list[str] = field(default_factory=list)
     """Names of the tensors."""
     objects: list[Any] = field(default_factory=list)
-    """Scalars unchanged; all other objects as their bytes in a checkpoint, so that they cannot change."""
+    """Objects: scalars unchanged, all others as their bytes in a checkpoint, so that they cannot change."""
 
 
 def look_through(
@@ -72,11 +72,11 @@ def look_through(
 
     Args:
         state_dict: Nested containers, tensors of every kind, objects.
-        nested: False takes each value at the top that is no tensor as one object.
+        nested: Whether containers are split; with False each top-level value that is no tensor is one object.
         forms: Cache of the descriptions of sharded tensors, which the caller keeps from save to save.
 
     Raises:
-        UnsupportedValueError: A value cannot be saved; names its FQN and why.
+        UnsupportedValueError: A value cannot be saved; the message has its FQN and the reason.
     """
     walk = _Walk(nested=nested, forms={} if forms is None else forms)
     walk.contents.skeleton = walk.mapping(state_dict, "", top=True)
@@ -116,7 +116,7 @@ class _Walk:
         return ("t", kept.dtype, kept.shape, kept.stride(), value.requires_grad)
 
     def _keep(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Note a tensor, its conjugation resolved; describe the result instead, since its strides may differ."""
+        """Add a tensor with its conjugation resolved, and return the resolved tensor, whose strides may differ."""
         if tensor.is_conj() or tensor.is_neg():
             check_memory(name, tensor)
             with torch.no_grad():

@@ -20,13 +20,13 @@ __all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_block
 
 @dataclass
 class StagingOptions:
-    """Options of `DefaultStager`. Those about CUDA have no effect without it.
+    """Options of `DefaultStager`. Options about CUDA have no effect without CUDA.
 
     Attributes:
-        use_pinned_memory: Copy into pinned memory.
-        use_shared_memory: Copy into memory that another process can map.
-        use_async_staging: Let `stage` return a future, and copy in a thread.
-        use_non_blocking_copy: Copy from CUDA devices on streams of their own. They always are; for stock's callers.
+        use_pinned_memory: Whether to copy into pinned memory.
+        use_shared_memory: Whether to copy into memory that another process can map.
+        use_async_staging: Whether `stage` copies in a thread and returns a future.
+        use_non_blocking_copy: Accepted as in stock, without effect: CUDA tensors are always copied on separate streams.
 
     Example:
         ```python
@@ -45,10 +45,10 @@ class StagingOptions:
 
 
 class DefaultStager:
-    """Stager that copies state dicts into host memory, and reuses it once the tensors of the earlier copy are released.
+    """Stager that copies state dicts into host memory, which is reused when an earlier copy's tensors are released.
 
-    Storages that tensors share are copied once, and views stay views. Given to a saver, the saver copies into its own
-    memory, and only `use_async_staging` counts.
+    Storages that tensors share are copied once, and views stay views. A saver that gets this
+    stager copies into its own memory, and uses only the option `use_async_staging`.
 
     Args:
         config: See `StagingOptions`.
@@ -78,11 +78,11 @@ class DefaultStager:
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """False: the result of `stage` says when the copy is complete."""
+        """Return False: the result of `stage` tells when the copy is complete."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any] | Future[dict[str, Any]]:
-        """Copy a state dict to host memory: complete on return, or as a future with `use_async_staging`.
+        """Copy a state dict to host memory; returns the complete copy, or with `use_async_staging` its future.
 
         Containers and objects are deep copies. Values may change again once the copy is complete.
         """
@@ -116,8 +116,8 @@ class StateDictStager:
     """Stager that copies synchronously; `DefaultStager` without a thread.
 
     Args:
-        pin_memory: Copy into pinned memory, where CUDA is there.
-        share_memory: Copy into memory that another process can map.
+        pin_memory: Whether to copy into pinned memory, if CUDA is available.
+        share_memory: Whether to copy into memory that another process can map.
         pin_memory_min_bytes: No effect: all copies are in one allocation.
 
     Example:
@@ -139,7 +139,7 @@ class StateDictStager:
         self._stager = DefaultStager(StagingOptions(pin_memory, share_memory, use_async_staging=False))
 
     def stage(self, state_dict: Any, non_blocking: bool = False) -> Any:
-        """Copy a state dict to host memory; complete on return, whatever `non_blocking` says."""
+        """Copy a state dict to host memory; the copy is complete on return, even with `non_blocking`."""
         del non_blocking
         return self._stager.stage(state_dict)
 

@@ -19,8 +19,9 @@ def copy_tree(
     """Return a deep copy that keeps the types of containers; references to one object stay references to one copy.
 
     Args:
-        state_dict: Anything that can be copied.
-        copy_tensors: Copies plain tensors, given their names, too; the local ones of DTensors are among them.
+        state_dict: State dict of values that can be deep-copied.
+        copy_tensors: Function that copies plain tensors, given their names and the tensors; local tensors of DTensors
+            are among them.
 
     Raises:
         UnsupportedValueError: The storage of a tensor has been freed.

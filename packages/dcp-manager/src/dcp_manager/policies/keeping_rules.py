@@ -1,6 +1,6 @@
 """Policies for keeping checkpoints, combined with `|`. They read records and remove nothing.
 
-Whatever they say, a manager keeps the good checkpoint that was made last, and what is being read.
+Whatever the policies select, a manager also keeps the undamaged checkpoint that was made last, and those being read.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class KeepPolicy(ABC):
         """Return the steps to keep.
 
         Args:
-            records: Of all good checkpoints, in the order in which they were made: not always that of their steps,
-                since training may go back to an earlier one.
-            now_seconds: Since the epoch.
+            records: Records of the checkpoints, in the order in which they were made. This can differ from the order
+                of steps, since training may go back to an earlier step.
+            now_seconds: Current time, in seconds since the epoch.
         """
 
     def __or__(self, other: KeepPolicy) -> KeepAny:
@@ -119,9 +119,9 @@ class KeepBest(KeepPolicy):
     A checkpoint without the metric, or with NaN as its metric, is not kept.
 
     Args:
-        count: How many.
-        metric: Its name in the `metrics` of a save.
-        mode: `min` if less is better, `max` if more is.
+        count: Number of checkpoints to keep.
+        metric: Name of the metric in the `metrics` of a save.
+        mode: `min` if lower values are better, `max` if higher ones are.
 
     Example:
         ```python

@@ -20,7 +20,7 @@ class StepGuard:
 
     Args:
         name: Returns the id of a step's checkpoint under the root.
-        policy: `warn` logs a warning and has retention spare the higher steps; `raise` refuses the save; `allow` does
+        policy: `warn` logs a warning and makes retention keep the higher steps; `raise` refuses the save; `allow` does
             nothing.
 
     Raises:
@@ -38,19 +38,19 @@ class StepGuard:
         self._restored: int | None = None
 
     def restored(self, step: int) -> None:
-        """Note the step that the caller resumed from: higher ones are abandoned on purpose."""
+        """Record the step that the caller resumed from: higher steps have been abandoned on purpose."""
         self._restored = step
 
     def check(self, step: int, highest: int | None, running: Collection[int] = ()) -> None:
         """Compare a step with the highest checkpoint, before it is saved.
 
         Args:
-            step: To be saved.
+            step: The step to be saved.
             highest: The highest step with a good checkpoint.
             running: Steps that this process is saving.
 
         Raises:
-            StepWentBackError: It is lower, and the policy is `raise`.
+            StepWentBackError: The step is lower, and the policy is `raise`.
         """
         top = max((*running, step if highest is None else highest))
         self._went_back &= step <= top
@@ -76,6 +76,6 @@ class StepGuard:
         )
 
     def spares_higher(self, step: int) -> bool:
-        """Whether retention must spare good checkpoints of higher steps after this one was published."""
+        """Whether retention must keep undamaged checkpoints of higher steps after this step was published."""
         on_purpose = self._restored is not None and self._restored <= step
         return self._policy != "allow" and not on_purpose

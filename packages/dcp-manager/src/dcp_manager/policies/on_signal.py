@@ -1,6 +1,6 @@
 """`OnSignal`: what SIGTERM and other signals do to a training, and the handlers that note them.
 
-A handler only notes a signal. What follows is decided between two steps of the training.
+A handler only records the signal. The manager reacts to it between two steps of the training.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class OnSignal(SavePolicy):
     """Due when any rank has received one of the signals.
 
     Args:
-        numbers: A set; SIGTERM and SIGUSR1 if none is given.
-        stop: Those after which `manager.preempted` is true, so that the training loop ends. A set, too.
+        numbers: Set of the signals; SIGTERM and SIGUSR1 if none is given.
+        stop: Set of the signals that end the training: `manager.preempted` becomes true.
 
     Raises:
-        TypeError: One signal is given where a set is meant.
+        TypeError: An argument is a single signal instead of a set.
 
     Example:
         ```python
@@ -58,15 +58,15 @@ class OnSignal(SavePolicy):
 
 
 class SignalWatch:
-    """Notes signals of this process from `start` to `stop`, in place of the previous handlers.
+    """Records signals to this process from `start` to `stop`, instead of the previous handlers.
 
-    A second signal of a kind that ends the training goes to the handler that was there before: a sender that repeats it
-    does not want to wait. Only those that this process has received count: a scheduler sends one to each rank, and the
-    other ranks' may be heard of first.
+    The second signal that ends the training goes to the previous handler, since a sender that repeats the signal does
+    not want to wait. Only signals to this process count for this: a scheduler sends one to each rank, and this process
+    may learn of another rank's signal before its own one arrives.
 
     Args:
-        numbers: Signals to note.
-        stop_numbers: Of them, those that end the training.
+        numbers: Signals to record.
+        stop_numbers: Those of `numbers` that end the training.
     """
 
     def __init__(self, numbers: Iterable[int], stop_numbers: Iterable[int]) -> None:
@@ -76,7 +76,7 @@ class SignalWatch:
         self._noted: set[int] = set()
         self._received_stop = False
         self.stopped_at: float | None = None
-        """When the first signal that ends the training came, here or (at the latest) elsewhere; monotonic clock."""
+        """Monotonic time at which this process received, or learned of, the first signal that ends the training."""
 
     def start(self) -> None:
         """Install the handlers. Raises ValueError outside of the main thread, where Python does not allow it."""
@@ -104,12 +104,12 @@ class SignalWatch:
         self._noted.difference_update(numbers)
 
     def heard_of_stop(self) -> None:
-        """Note that some rank has received a signal to end the training; the first time counts."""
+        """Record the time at which this rank learns of a signal to end the training; later calls change nothing."""
         if self.stopped_at is None:
             self.stopped_at = time.monotonic()
 
     def seconds_left(self, seconds: float | None) -> float | None:
-        """Return the rest of `seconds` since the signal to end, at least one; None without a signal or limit."""
+        """Return how much of `seconds` is left after the signal to end, at least 1; None without a signal or limit."""
         if self.stopped_at is None or seconds is None:
             return None
         return max(1.0, seconds - (time.monotonic() - self.stopped_at))

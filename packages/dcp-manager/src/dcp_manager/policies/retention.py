@@ -1,4 +1,4 @@
-"""Retention: removes checkpoints that the keeping policy does not select; after a publish, never before."""
+"""Retention: removes checkpoints that the keeping policy does not select, only after a new one was published."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Retention:
     """Applies a keeping policy to a catalogue.
 
     Args:
-        catalogue: Of the root.
-        policy: What shall stay, beside the good checkpoint that was made last and what is being read or saved.
+        catalogue: Catalogue of the root.
+        policy: Policy that selects the checkpoints to keep. The undamaged checkpoint that was made last, and those
+            being read or saved, are kept as well.
 
     Ranks: the coordinator's.
     """
@@ -33,11 +34,11 @@ class Retention:
         self._swept = False
 
     def sweep(self, running: Collection[int], *, always: bool = False) -> None:
-        """Remove leftovers of killed processes: once, or on each call with `always`.
+        """Remove leftovers of killed processes: on the first call only, or on each call with `always`.
 
         Args:
             running: Steps that this process is saving.
-            always: Whether to look again.
+            always: Whether to look for leftovers even if an earlier call did.
         """
         if always or not self._swept:
             self._catalogue.sweep(running=running)
@@ -48,9 +49,10 @@ class Retention:
 
         Args:
             running: Steps that this process is saving.
-            published: The step that was just published. It stays, whatever clocks and numbers of steps say: training
-                that went back to an earlier step makes checkpoints below those of the time before.
-            spares_higher: Whether good ones of higher steps stay as well: the caller has not abandoned them.
+            published: The step that was just published. It is kept even if its number or creation time is lower than
+                that of other checkpoints: training may have gone back to an earlier step.
+            spares_higher: Whether undamaged checkpoints of higher steps are kept as well, as the caller has not
+                abandoned them.
         """
         if keeps_all(self._policy):
             return []

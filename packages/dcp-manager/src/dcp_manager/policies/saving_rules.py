@@ -1,4 +1,4 @@
-"""Policies for saving, combined with `|`. They judge one moment of the training and save nothing."""
+"""Policies for saving, combined with `|`. They decide from the state of the training and save nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Moment:
 
     step: int
     seconds_since_save: float
-    """Since the last save, or since the manager began."""
+    """Seconds since the last save, or since the manager was made."""
     signals: frozenset[int] = frozenset()
-    """That this process has received since the last save."""
+    """Signals that this process has received and the manager has not handled yet."""
     requested: bool = False
     """Whether `request_save` was called since the last save."""
 
@@ -25,11 +25,11 @@ class SavePolicy(ABC):
     """Policy that decides whether a save is due."""
 
     same_everywhere = False
-    """Whether the answer follows from the step alone, so that ranks need not ask each other."""
+    """Whether the decision depends on the step only, so that ranks need not communicate."""
     signals: frozenset[int] = frozenset()
-    """That the manager shall listen to."""
+    """Signals that the manager must listen for."""
     stop_signals: frozenset[int] = frozenset()
-    """Of these, those after which training shall end."""
+    """Those of `signals` that end the training."""
 
     @abstractmethod
     def due(self, moment: Moment) -> bool:

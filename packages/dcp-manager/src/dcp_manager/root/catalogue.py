@@ -1,9 +1,9 @@
 """Catalogue of the checkpoints under one root, over any store: listing, checking, quarantine and removal.
 
-Each checkpoint is a folder `step-<n>`, or with another prefix. Beside what makes it a checkpoint there may be
-`.dcp-note.json` (metrics, and who is saving), `.dcp-note-next.json` (likewise of a save that is to replace the
-checkpoint, until it has), `.dcp-quarantined.json` (it turned out to be damaged),
-`.dcp-reading-<id>` (a process reads it) and `.dcp-removing` (it is about to go).
+Each checkpoint is a folder `step-<n>`, or with another prefix. Besides the checkpoint's own files it may contain
+`.dcp-note.json` (a note: metrics, and which process saves), `.dcp-note-next.json` (the note of a save that has not yet
+replaced the checkpoint), `.dcp-quarantined.json` (the checkpoint is damaged), `.dcp-reading-<id>` (a lease: a process
+reads the checkpoint) and `.dcp-removing` (the checkpoint will be removed).
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Catalogue:
 
     Args:
         root: The folder above all checkpoints.
-        stale_after_seconds: After so long a sign of another host's process says nothing any more.
-        folder_prefix: What the folders' names begin with, before the step.
+        stale_after_seconds: Time without a sign of life after which a process on another host counts as dead.
+        folder_prefix: Prefix of the folders' names, before the step.
 
     Raises:
-        ValueError: No step can be read from names that begin so.
+        ValueError: No step can be read from names with this prefix.
 
     Ranks: the coordinator's; nothing here is collective.
     """
@@ -100,7 +100,7 @@ class Catalogue:
         self._root = root
         self._stale_after_seconds = stale_after_seconds
         self._notes: dict[int, tuple[Entry, Note | None]] = {}
-        """By step: notes that were read, and how they were listed then."""
+        """Cache: step → entry of the note in the listing, and the note that was read."""
 
     def folder_name(self, step: int) -> str:
         """Return the name of a checkpoint's folder in the root."""
@@ -147,7 +147,7 @@ class Catalogue:
         return CheckpointRecord(folder.step, note.created_seconds, note.metrics, reason)
 
     def _note(self, folder: StepFolder) -> Note | None:
-        """Return the note in a folder; cached until its listing changes."""
+        """Return the note in a folder; cached until the note's entry in the listing changes."""
         entry = next((entry for entry in folder.entries if entry.name == NOTE), None)
         if entry is None:
             return None
@@ -160,7 +160,7 @@ class Catalogue:
         """Check that a checkpoint is loadable, as far as its index and file sizes show.
 
         Raises:
-            CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: It cannot.
+            CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: It is not.
             OSError: The storage failed.
         """
         folder = self._folder(step)
@@ -171,12 +171,13 @@ class Catalogue:
 
         A damaged checkpoint of that step is removed first.
 
-        A good one keeps its note until `published` says that it has been replaced.
+        An undamaged one keeps its note until `published` is called for the save that replaces it.
 
         Args:
-            step: To be saved.
-            metrics: Of the save.
-            after: A checkpoint that there is: the note's time is later, whatever this host's clock says.
+            step: The step to be saved.
+            metrics: Metrics of the save, by name.
+            after: An existing checkpoint: the note's creation time is made later than that of `after`, even if this
+                host's clock is behind.
         """
         folder = self._folder(step)
         if QUARANTINE in folder.names or REMOVING in folder.names:
@@ -213,10 +214,10 @@ class Catalogue:
 
     @contextlib.contextmanager
     def reading(self, step: int) -> Iterator[None]:
-        """Hold a reader's sign in the block, so that the checkpoint is not removed.
+        """Hold a reader's lease in the block, so that the checkpoint is not removed.
 
         Raises:
-            CheckpointNotFoundError: It is not there, or about to go.
+            CheckpointNotFoundError: The checkpoint is missing or being removed.
         """
         store = self._root.child(self.folder_name(step))
         with contextlib.ExitStack() as stack:
@@ -244,7 +245,7 @@ class Catalogue:
         """Remove leftovers of killed saves and interrupted removals; returns the steps of removed folders.
 
         Args:
-            folders: As they were listed; None lists them.
+            folders: The folders as they were listed; None lists them.
             running: Steps that this process is saving.
         """
         self._remove_temporaries(self._root, self._root.list(), (LATEST,))
@@ -284,7 +285,7 @@ class Catalogue:
             folder.store.delete(NEXT_NOTE)
 
     def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
-        """Remove a store's temporary files for our objects, if their writer must be dead."""
+        """Remove temporary files of the given objects that are so old that their writers must be dead."""
         for entry in entries:
             becomes = temporary_of(entry.name)
             is_ours = becomes is not None and becomes[0].startswith(names)
@@ -292,7 +293,7 @@ class Catalogue:
                 store.delete(entry.name)
 
     def _is_being_saved(self, folder: StepFolder) -> bool:
-        """Whether a save may be running or about to begin in a folder: one without a recorded end."""
+        """Whether a save may be running in a folder, or about to begin there."""
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return True
         note = _read_note(folder.store, NEXT_NOTE if NEXT_NOTE in folder.names else NOTE)
@@ -301,7 +302,7 @@ class Catalogue:
         return abs(time.time() - note.created_seconds) < self._stale_after_seconds
 
     def _has_readers(self, store: Store) -> bool:
-        """Whether a folder has a sign of a reader that is not known to be dead."""
+        """Whether a folder has the lease of a reader that is not known to be dead."""
         return bool(live_readers(store, stale_after_seconds=self._stale_after_seconds))
 
     def _remove(self, folder: StepFolder) -> bool:

@@ -15,9 +15,9 @@ class Places:
     """Makes writers and readers of checkpoint ids.
 
     Args:
-        writer: Makes the writer; None takes what the id's scheme names.
-        reader: Makes the reader, likewise.
-        storage_options: For those that the scheme names.
+        writer: Function that makes the writer for a checkpoint id; None uses the writer of the id's scheme.
+        reader: Function that makes the reader for a checkpoint id; None uses the reader of the id's scheme.
+        storage_options: Options for the writers and readers of the scheme.
     """
 
     def __init__(

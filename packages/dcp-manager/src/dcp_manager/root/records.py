@@ -1,4 +1,4 @@
-"""Record of one checkpoint, and its serialised note. No storage here."""
+"""Record of one checkpoint, and its serialised note. This module accesses no storage."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class CheckpointRecord:
 
     step: int
     created_seconds: float
-    """Since the epoch, on the clock of the saving process (of the storage, if that is not known)."""
+    """Creation time, seconds since the epoch: on the saving process's clock, or without a note on the storage's."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     quarantined: str | None = None
-    """Why it is not loaded any more; None for a good one."""
+    """Reason for which the checkpoint is no longer loaded; None for an undamaged one."""
 
 
 def by_creation(records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:

@@ -34,17 +34,17 @@ class FittedState:
     state: dict[Any, dict[str, Any]] = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
     parameters: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    """Group and parameter of each index."""
+    """Index → number of the parameter's group, and the parameter."""
     dtypes: dict[Any, dict[str, torch.dtype]] = field(default_factory=dict)
-    """Index → name → dtype that state is to have, where torch would give it its parameter's."""
+    """Index → name → dtype of a state value that must not be cast to its parameter's dtype, as torch would do."""
     problems: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     report: StateReport = field(default_factory=StateReport)
 
     def apply(self) -> None:
-        """Load the state. It keeps the dtype that the optimizer would use: torch casts to the parameter's.
+        """Load the state. Tensors keep the dtype that the optimizer uses, while torch would cast to the parameter's.
 
-        Values other than tensors stay unchanged: torch would garble strings.
+        Values other than tensors stay unchanged, while torch would garble strings.
         """
         if self.names.owner is not None:
             owner, root, model_names = self.names.owner
@@ -80,7 +80,7 @@ def _is_for_torch(value: Any) -> bool:
 
 
 def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Any) -> None:
-    """Put loaded state into the optimizer's existing objects, which wrappers and joined optimizers reference, too."""
+    """Put loaded state into the optimizer's existing objects, which wrappers and containers also reference."""
     if not holds_its_own_state(optimizer):
         return
     loaded, loaded_state = optimizer.param_groups, optimizer.state
@@ -112,10 +112,10 @@ def fit(
         optimizer: The optimizer. Its groups stay unchanged; state is matched to parameters by name.
         initial: Initial state, which has the shapes and dtypes of this optimizer's state.
         names: Names of the optimizer's parameters.
-        saved: Not changed.
+        saved: The saved state, which is not changed.
         empty_groups: Hyperparameters of saved groups without parameters: the next one goes to the next empty group.
-        options: `strict` counts.
-        adopt: Take tensors without copying them.
+        options: Options, of which only `strict` is used.
+        adopt: Whether to take tensors without copying them.
     """
     fitted = FittedState(optimizer, initial, names, options)
     for number, group in enumerate(optimizer.param_groups):
@@ -189,7 +189,7 @@ def _take(fitted: FittedState, fqn: str, name: str, value: Any, *, adopt: bool) 
 
 
 def _keeps_dtype(like: Mapping[str, Any] | None, name: str, dtype: torch.dtype) -> bool:
-    """Whether the optimizer keeps a value in a dtype of its own (True if unknown), not the parameter's."""
+    """Whether the optimizer's initial state has this dtype for a value; True if the initial state is unknown."""
     if like is None:
         return True
     own = like.get(name)
@@ -242,9 +242,9 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _like(name: str, value: Any, current: Any) -> Any:
-    """Convert a saved hyperparameter to its current type: a tensor stays one (schedulers and graphs hold it).
+    """Convert a saved hyperparameter to its current type: a tensor stays a tensor, as schedulers and graphs use it.
 
-    Only the learning rate becomes a number again: the optimizer itself may need the others as tensors.
+    A saved tensor becomes a number only for the learning rate: the optimizer may need other ones as tensors.
     """
     if isinstance(current, torch.Tensor) and isinstance(value, int | float):
         return torch.full_like(current, value)

@@ -1,11 +1,12 @@
 """Initial state of a parameter that was never stepped, found by a trial step on a stand-in optimizer.
 
-A template to load into needs it, and a checkpoint that holds it resumes like an optimizer without state. Stock takes a
-real step with lr=0 instead, which leaves step counters at 1 and fires hooks.
+A template for a load needs this state, and training from a checkpoint with initial state continues as if the optimizer
+had no state yet. Stock takes a real step with lr=0 instead, which leaves step counters at 1 and runs hooks.
 
-How: a stand-in of the optimizer takes a step with a parameter and a gradient of zeros of the same kind, and records
-what each name of state is first given. One with another gradient shows what only that creates; others with another
-parameter show whether its values matter, as for a copy of the weights: then each parameter is tried with its own.
+Method: a stand-in of the optimizer takes a step with a parameter and a gradient of zeros, and the first value of each
+name of state is recorded. A second trial with another gradient finds names that zeros do not create. Trials with
+another parameter find state that depends on the parameter's values, such as a copy of the weights; for such state, each
+parameter is tried with its own values.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Known:
     counted: frozenset[str] = frozenset()
     """Names whose values a step with a gradient changes."""
     by_value: frozenset[str] = frozenset()
-    """Names whose values depend on those of the parameter."""
+    """Names whose values depend on the values of the parameter."""
 
 
 class InitialStates:
@@ -55,7 +56,7 @@ class InitialStates:
         """Return a parameter's initial state by name, in new tensors; empty if the optimizer keeps none for it.
 
         Raises:
-            UnsupportedOptimizerError: It cannot be found out without the optimizer itself, which was not touched.
+            UnsupportedOptimizerError: The state cannot be found with a stand-in; the optimizer was not touched.
         """
         named = self._of_adapter(group_index, parameter)
         if named is not None:
@@ -68,7 +69,7 @@ class InitialStates:
         return {name: copy_value(value) for name, value in known.state.items()}
 
     def like(self, group_index: int, parameter: torch.Tensor) -> Mapping[str, Any] | None:
-        """Return read-only state of the same names, shapes and dtypes; None where a trial is impossible."""
+        """Return read-only state with the initial state's names, shapes and dtypes; None if no trial is possible."""
         named = self._of_adapter(group_index, parameter)
         if named is not None:
             return named
@@ -84,11 +85,10 @@ class InitialStates:
                 self.like(number, parameter)
 
     def is_untouched(self, group_index: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> bool:
-        """Whether state shows that no step was taken.
+        """Whether `values` are the initial state of a parameter for which no step was taken.
 
-        Such state can be omitted: the optimizer starts by itself, and exactly.
-
-        Some make state of their first gradient, or treat a parameter without state in another way.
+        Such state can be omitted, since the optimizer makes it by itself. This matters for optimizers that make state
+        from the first gradient, or treat a parameter without state differently.
         """
         if self._of_adapter(group_index, parameter) is not None or not self.like(group_index, parameter):
             return False
@@ -115,7 +115,7 @@ class InitialStates:
         return self._known[kind]
 
     def _packed(self, group: Mapping[str, Any], parameter: torch.Tensor, known: _Known) -> _Known:
-        """As the optimizer's `state_dict()` gives it: some classes rename state there, or put it into dicts."""
+        """Convert state to the form of the optimizer's `state_dict()`: some classes rename state there, or nest it."""
         kind: Any = type(self._optimizer)
         if kind.state_dict is torch.optim.Optimizer.state_dict or not known.state:
             return known
@@ -147,7 +147,7 @@ class InitialStates:
         return replace(of_zeros, state=state, by_value=frozenset(differing))
 
     def _probe(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill) -> _Known:
-        """Find the state of a trial parameter: values that a zero gradient creates, and those that another changes."""
+        """Find the state of a trial parameter, and the names whose values a step with a non-zero gradient changes."""
         tried: list[Recorded] = []
         errors: list[UnsupportedOptimizerError] = []
         for gradient, its_group in ((0.0, group), (_OTHER_VALUE, _without_decay(group))):
@@ -163,7 +163,7 @@ class InitialStates:
         return _Known({name: copy_value(value) for name, value in state.items()}, counted)
 
     def _try(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill, gradient: float) -> Recorded:
-        """Record a trial step with a constant gradient; tries without a closure, with one, with a sparse gradient."""
+        """Record a trial step with a constant gradient; tries without a closure, with one, then a sparse gradient."""
         first_error: Exception | None = None
         missing: list[str] = []
         for sparse, closure in ((False, None), (False, _closure), (True, None)):
@@ -194,7 +194,7 @@ class InitialStates:
 
 
 def _size(state: Mapping[str, Any], name: str) -> int:
-    """Return a value's number of elements, to compare step counts before tensors as large as the parameter."""
+    """Return a value's number of elements, so that small values (step counts) are compared before large tensors."""
     value = state[name]
     return value.numel() if isinstance(value, torch.Tensor) else 0
 
@@ -204,7 +204,7 @@ def _closure() -> torch.Tensor:
 
 
 def _trial(parameter: torch.Tensor, fill: Fill, value: float, *, sparse: bool) -> torch.Tensor:
-    """Return a parameter of the same kind with a constant gradient."""
+    """Return a new parameter of the same shape, dtype and device, with a constant gradient."""
     with torch.no_grad():
         trial = torch.zeros_like(parameter.detach())
         fill(trial)
@@ -215,7 +215,7 @@ def _trial(parameter: torch.Tensor, fill: Fill, value: float, *, sparse: bool) -
 
 
 def _no_entries(gradient: torch.Tensor) -> torch.Tensor:
-    """Return an empty sparse gradient, as that of an embedding."""
+    """Return an empty sparse gradient, like that of an embedding."""
     rows = torch.empty((1, 0), dtype=torch.int64, device=gradient.device)
     return torch.sparse_coo_tensor(rows, gradient[:0], gradient.shape, check_invariants=True)
 
@@ -226,6 +226,6 @@ def _without_decay(group: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _kind(parameter: torch.Tensor) -> Hashable:
-    """Return a key that is equal for parameters with equal initial state."""
+    """Return a key that is equal for parameters of the same shape, dtype, device, strides and sharding."""
     spec: Hashable = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
     return tuple(parameter.shape), parameter.dtype, parameter.device, parameter.stride(), spec

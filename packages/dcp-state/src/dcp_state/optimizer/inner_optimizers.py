@@ -1,8 +1,8 @@
 """Finds the optimizers that hold state inside wrappers and containers (accelerate, Lightning, torchtitan, …).
 
-A wrapper is known by what it shows, so that none of these libraries is imported: its groups and its state are the very
-objects of the optimizer that it holds. Everything else that holds optimizers is refused before anything is touched,
-unless an adapter names the inner ones.
+A wrapper is recognised by inspection, without importing these libraries: its groups and its state are the same objects
+as those of the optimizer that it holds. All other objects that hold optimizers are refused before anything is changed,
+unless an adapter returns the inner optimizers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
     """Return one or several optimizers as a tuple of the inner ones that hold the state, each once.
 
     Raises:
-        UnsupportedOptimizerError: One is no `torch.optim.Optimizer`, or holds others in a way that is not known.
+        UnsupportedOptimizerError: An object is no `torch.optim.Optimizer`, or holds others in an unknown way.
     """
     given: Any = optimizers
     if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable):
@@ -63,7 +63,7 @@ def _unwrap(optimizer: Any, outer: Sequence[Any]) -> Iterator[torch.optim.Optimi
 
 
 def _inner(optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
-    """Return the inner optimizers of a wrapper; None if it holds its state itself."""
+    """Return the inner optimizers of a wrapper; None if the optimizer holds its state itself."""
     adapter = installed_adapters().of_optimizer(optimizer)
     named = adapter.inner(optimizer) if adapter is not None else None
     if named is not None:
@@ -92,7 +92,7 @@ def _held_optimizers(optimizer: Any, attributes: Mapping[str, Any]) -> list[torc
 
 
 def _found(value: Any) -> list[torch.optim.Optimizer]:
-    """Yield the optimizers in nested containers, each once."""
+    """Return the optimizers in nested containers, each once."""
     found: dict[int, torch.optim.Optimizer] = {}
 
     def look(each: Any, depth: int) -> None:

@@ -40,10 +40,10 @@ class IsolatedCopies:
         self._kept = [original for original, _ in known]  # an id is one object's as long as that lives
 
     def copy(self, value: Any) -> Any:
-        """Copy a value; an immutable one is returned itself.
+        """Copy a value; an immutable value is returned itself.
 
         Raises:
-            NotPlainDataError: It holds something that is neither plain data nor a function over plain data.
+            NotPlainDataError: The value contains something that is neither plain data nor a function over plain data.
         """
         if id(value) in self._copies:
             return self._copies[id(value)]

@@ -23,17 +23,17 @@ class OptimizerNames:
     other_names: dict[str, list[str]] = field(default_factory=dict)
     """First name of a tied parameter → its other names."""
     joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
-    """Parameter that stands for several → their names."""
+    """Flat parameter → FQNs of the parameters that it contains."""
     known: set[str] = field(default_factory=set)
     """Every name of the model."""
     owner: tuple[ModuleAdapter, nn.Module, ModelNames] | None = None
-    """The adapter that names optimizer state itself, the module that it does so for, and that module's names."""
+    """If an adapter names the optimizer state itself: the adapter, the model, and the model's names."""
 
     def fqn(self, parameter: torch.Tensor, group: int, position: int) -> str:
         """Return the FQN of a parameter.
 
         Raises:
-            UnknownParameterError: The model does not hold it.
+            UnknownParameterError: The model does not hold the parameter.
         """
         found = self.fqn_of.get(parameter)
         if found is None:
@@ -45,7 +45,7 @@ class OptimizerNames:
         return found
 
     def fqns(self, parameter: torch.Tensor, group: int, position: int) -> list[str]:
-        """Return the FQNs of all parameters that a flat one joins. Raises like `fqn`."""
+        """Return the FQNs of all parameters that a flat parameter contains. Raises like `fqn`."""
         return self.joined.get(parameter) or [self.fqn(parameter, group, position)]
 
     def candidates(self, fqn: str) -> list[str]:

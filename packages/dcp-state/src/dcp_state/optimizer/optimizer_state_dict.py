@@ -1,4 +1,4 @@
-"""Optimizer state dicts under canonical names: get and set. How state is fitted to an optimizer lives in `fitting`.
+"""Optimizer state dicts under canonical names: get and set. `fitting` fits state to an optimizer.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures, meanings, both layouts).
 """
@@ -40,9 +40,9 @@ def get_optimizer_state_dict(
     """Return the state of optimizers by canonical names of parameters; changes nothing of the training.
 
     Args:
-        model: The model whose parameters they hold; see `get_model_state_dict`.
-        optimizers: One or several; their groups follow each other.
-        submodules: Deprecated: only the state of parameters in these modules.
+        model: The model whose parameters the optimizers hold; see `get_model_state_dict`.
+        optimizers: One or several optimizers; the result has their groups one after another.
+        submodules: Modules whose parameters' state alone is returned (deprecated).
         options: See `StateDictOptions`.
 
     Returns:
@@ -53,7 +53,7 @@ def get_optimizer_state_dict(
     Raises:
         UnknownParameterError: An optimizer holds a parameter that the model does not.
         UnsupportedOptimizerError: The state cannot be named (LBFGS).
-        CheckpointException: A rank failed while whole tensors were gathered; on all ranks.
+        CheckpointException: A rank failed while whole tensors were gathered; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
     Source: torch 2.13 `state_dict.get_optimizer_state_dict`, which takes a step with lr=0 to make missing state.
@@ -76,15 +76,16 @@ def set_optimizer_state_dict(
     Args:
         model: See `get_optimizer_state_dict`.
         optimizers: See `get_optimizer_state_dict`.
-        optim_state_dict: Either layout, or the result of a single `optimizer.state_dict()`. It is not changed.
+        optim_state_dict: The saved state in either layout, or the result of a single `optimizer.state_dict()`. It is
+            not changed.
         options: See `StateDictOptions`.
 
     Returns:
         A report of the state that was restored, initialised and dropped (None in stock).
 
     Raises:
-        StateMismatchError: The state dict does not fit; every reason is named, nothing was changed.
-        CheckpointException: With `broadcast_from_rank0`, a rank failed; on all ranks.
+        StateMismatchError: The state dict does not fit; the message has every reason, and nothing was changed.
+        CheckpointException: With `broadcast_from_rank0`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
     Source: torch 2.13 `state_dict.set_optimizer_state_dict`.
@@ -144,7 +145,7 @@ def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: Stat
 def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole: bool) -> dict[str, Any]:
     """Return `optimizer.state_dict()` with initial state for trainable parameters that have none.
 
-    Where parameters are not `whole`, one without elements here may have its state elsewhere.
+    If parameters are not `whole`, a parameter without elements on this rank may have its state on another rank.
     """
     packed = optimizer.state_dict()
     _check_nameable(optimizer, packed)
@@ -213,7 +214,7 @@ def restore_saved(
     adopt: bool,
     initial: Sequence[InitialStates] | None = None,
 ) -> StateReport:
-    """Fit saved state to each optimizer; changes none unless it fits all."""
+    """Fit saved state to each optimizer; changes none of them unless the state fits all."""
     if initial is None:
         initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
     empty_groups = iter(saved.empty_groups)
@@ -264,7 +265,7 @@ def _with_names(
 def _broadcast(
     optimizers: Sequence[torch.optim.Optimizer], names: OptimizerNames, state_dict: Mapping[str, Any]
 ) -> SavedOptimizer:
-    """Return rank 0's state, sharded as this rank's parameters are."""
+    """Return rank 0's state, sharded like this rank's parameters."""
     parameters = {
         names.fqn_of[parameter]: parameter
         for optimizer in optimizers

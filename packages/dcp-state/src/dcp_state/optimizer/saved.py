@@ -1,7 +1,7 @@
 """Layout-independent form of optimizer state: state and hyperparameters by FQN, those of empty groups in order.
 
 Nested: `{"state": {fqn: {name: value}}, "param_groups": [{…, "params": [fqn, …]}]}`.
-Flat: `state.<fqn>.<name>` and `param_groups.<fqn>.<hyperparameter>`, one entry for each; knows no empty groups.
+Flat: `state.<fqn>.<name>` and `param_groups.<fqn>.<hyperparameter>`, one entry for each; empty groups are left out.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def read_saved(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOp
     """Parse a state dict of either form; values are not copied.
 
     Args:
-        state_dict: Not changed.
+        state_dict: The state dict, which is not changed.
         known: FQNs of the model, to separate FQNs from names of state in flat keys.
 
     Raises:
-        StateMismatchError: It has neither form.
+        StateMismatchError: The state dict has neither form.
     """
     if is_flat(state_dict):
         return _read_flat(state_dict, known)

@@ -1,6 +1,6 @@
 """`load_sharded_optimizer_state_dict`: optimizer state for FSDP1 models, allocated from the checkpoint's metadata.
 
-Needs no optimizer: where state has a parameter's shape, it is sharded as the parameter is; everything else is whole.
+Needs no optimizer: state with the shape of its parameter is sharded like the parameter; all other state is whole.
 
 Source: torch 2.13 `torch.distributed.checkpoint.optimizer.load_sharded_optimizer_state_dict`.
 """
@@ -40,7 +40,7 @@ def load_sharded_optimizer_state_dict(
 
     Raises:
         MissingKeyError: The checkpoint has nothing under the key.
-        CheckpointException: Reading failed on some rank of several; on all of them.
+        CheckpointException: Reading failed on one of several ranks; raised on all of them.
 
     Ranks: every rank of the default group; collective.
     Source: torch 2.13 `optimizer.load_sharded_optimizer_state_dict`.

@@ -1,8 +1,8 @@
 """Stand-in of an optimizer that shares nothing with it, and recording of one trial step.
 
 The stand-in is an object of the same class with copies of the plain data that the optimizer holds, and with one trial
-parameter. It gets no hooks, nothing that was put over its methods (schedulers and profilers do), and nothing that
-cannot be copied; a step that needs such a thing fails, and the optimizer itself has not been touched.
+parameter. It gets no hooks, no replacements of its methods (as schedulers and profilers make), and nothing that cannot
+be copied. A trial step that needs such a thing fails, without changing the optimizer itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Recorded(dict[str, Any]):
 
 
 def _before(name: str, first: Any, last: Any) -> Any:
-    """Return the value as it was created; its current one if type, dtype or shape changed."""
+    """Return the first value; the last value instead if its type, dtype or shape differs."""
     if not _alike(first, last):
         return last
     if name == "step" and _is_number(first) and float(first) == float(last) != 0:
@@ -91,7 +91,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _StandInState(defaultdict[Any, Any]):
-    """State by parameter whose entries record."""
+    """State by parameter, whose entries are `Recorded`."""
 
     def __init__(self) -> None:
         super().__init__(Recorded)
@@ -112,12 +112,12 @@ def make_stand_in(
     """Make a stand-in that trains one parameter.
 
     Args:
-        optimizer: Not changed, and no code of its class is called.
-        group: The group whose hyperparameters count.
+        optimizer: The optimizer, which is not changed; no code of its class is called.
+        group: The group whose hyperparameters are used.
         parameter: The trial parameter of the stand-in.
 
     Returns:
-        The stand-in, and the names of attributes and hyperparameters that it could not get.
+        The stand-in, and the names of attributes and hyperparameters that could not be copied to it.
 
     Raises:
         UnsupportedOptimizerError: The groups and the state of the optimizer may belong to another object.
@@ -173,7 +173,7 @@ def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: Iso
 def step_stand_in(stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
     """Take one step without side effects: random numbers, hooks and modes are restored.
 
-    Where torch's own optimizers have made their state, the step ends before any update.
+    For torch's own optimizers, the step ends when they have made their state, before any update.
     """
     function = _step_of(type(stand_in))
     if _owner(type(stand_in), "step") is _owner(type(stand_in), "_init_group"):

@@ -1,7 +1,7 @@
 """`broadcast_from_rank0`: sends rank 0's state dict tensor by tensor; each rank keeps its shards.
 
-Before the first tensor travels, all ranks know names and shapes and have checked them, so that a state dict that does
-not fit is refused on every rank at once.
+Before the first tensor is sent, all ranks get and check the names and shapes, so that a state dict that does not fit is
+refused on every rank at once.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def broadcast_model(
 
     Args:
         known_tensors: Parameters and buffers to fill in place.
-        state_dict: Whole tensors and objects; looked at on rank 0 only.
+        state_dict: Whole tensors and objects; used on rank 0 only.
         may_be_empty: Whether rank 0 may have nothing to send.
 
     Returns:
-        What could not be filled in place (objects, tensors on the meta device or of no known name), for
+        The values that could not be filled in place (objects, tensors on the meta device or with unknown names), for
         `load_state_dict`; and the names that were filled.
 
     Raises:
-        CheckpointException: Shapes differ, or a rank failed; on all ranks.
+        CheckpointException: Shapes differ, or a rank failed; raised on all ranks.
 
     Ranks: every rank; collective.
     """
@@ -78,16 +78,17 @@ def broadcast_tensors(
     """Broadcast rank 0's flat state dict to every rank.
 
     Args:
-        source: Returns name → whole tensor or object; called on rank 0 only, and its error is raised on all ranks.
-        target: Gives the tensor or DTensor that takes the part of this rank; None if it wants none.
-        problem: Says why a tensor of some shape and dtype does not fit here; None if it does.
+        source: Function that returns name → whole tensor or object; called on rank 0 only; errors of it are raised on
+            all ranks.
+        target: Function that returns the tensor or DTensor for this rank's part; None if this rank needs none.
+        problem: Function that returns why a tensor of some shape and dtype does not fit; None if it fits.
         may_be_empty: Whether rank 0 may have nothing to send.
 
     Returns:
         Name → the filled target, None or the object, in rank 0's order.
 
     Raises:
-        CheckpointException: Something does not fit, or failed on some rank; on all ranks.
+        CheckpointException: A value does not fit, or a rank failed; raised on all ranks.
 
     Ranks: every rank of the default group; collective. Memory: one tensor besides the targets.
     """

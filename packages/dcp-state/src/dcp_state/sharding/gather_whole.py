@@ -1,6 +1,7 @@
 """Gathers sharded tensors to whole ones: on every rank, or streamed in pieces to rank 0 alone.
 
-Each rank needs memory for the tensors that it keeps and for one more (for one piece, if only rank 0 keeps any).
+Each rank needs memory for the tensors that it keeps, and for one more tensor (only one piece if rank 0 alone keeps
+tensors).
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> di
     """Return the state dict with tensors gathered or moved to the CPU, as the options say.
 
     Args:
-        state_dict: Nested dicts and lists; not changed.
-        options: `full_state_dict` and `cpu_offload` count.
+        state_dict: Nested dicts and lists, which are not changed.
+        options: Options, of which `full_state_dict` and `cpu_offload` are used.
 
     Returns:
-        A new state dict; with both options an empty one on all ranks but 0.
+        A new state dict; with both options, it is empty on all ranks but 0.
 
     Raises:
-        CheckpointException: A rank failed; raised on all of them, when no rank waits for another any more.
+        CheckpointException: A rank failed; raised on all ranks, once no rank waits for another.
 
     Ranks: with `full_state_dict`, every rank that holds shards; collective.
     """

@@ -37,9 +37,9 @@ def place(fqn: str, value: Any, like: Any) -> Any:
     """Shard `value` like `like`; shares memory with `value` where possible.
 
     Args:
-        fqn: FQN, for errors.
-        value: Anything; only tensors are changed.
-        like: The tensor that takes it.
+        fqn: FQN, for error messages.
+        value: Value of any type; values other than tensors are returned unchanged.
+        like: The tensor whose sharding `value` gets.
 
     Raises:
         StateMismatchError: The global shapes differ, or `value` is sharded and `like` is not.

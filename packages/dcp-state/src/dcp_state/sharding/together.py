@@ -1,6 +1,6 @@
 """Collective error handling around a stream of tensors: agreement before it, exchange of errors after it.
 
-Between the two no rank may stop: one that cannot go on keeps taking part with scratch memory, and says so at the end.
+In between no rank may stop: a rank that fails continues to communicate with scratch memory, and reports at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["PIECE_BYTES", "Errors", "all_ranks"]
 
 T = TypeVar("T")
 PIECE_BYTES = 16 << 20
-"""Tensors travel in pieces of at most this size."""
+"""Limit of the size of the pieces in which tensors are sent, bytes."""
 
 
 class Errors:
@@ -28,7 +28,7 @@ class Errors:
         self.first: Exception | None = None
 
     def attempt(self, function: Callable[[], T]) -> T | None:
-        """Return the function's value, or None after an earlier failure."""
+        """Return the function's result; None if the function fails, or an earlier one failed."""
         if self.first is not None:
             return None
         try:
@@ -48,8 +48,8 @@ def all_ranks(phase: str, *, alone: bool = False) -> Iterator[tuple[Coordinator,
     """Run a stream of tensors in the block; after it, an error of any rank is raised on all of them.
 
     Args:
-        phase: Description of the operation, for messages.
-        alone: The other ranks do not take part, so errors stay on this one.
+        phase: Description of the operation, for error messages.
+        alone: Whether the other ranks do not take part, so that errors are raised on this rank only.
 
     Ranks: every rank of the job, unless `alone`; collective.
     """

@@ -1,6 +1,6 @@
 """Adapter of `torch.compile(module)`: the child `_orig_mod`, which state dict keys contain.
 
-`module.compile()` wraps nothing and needs no teaching.
+`module.compile()` wraps nothing and needs no adapter.
 """
 
 from __future__ import annotations

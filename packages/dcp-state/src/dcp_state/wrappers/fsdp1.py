@@ -28,7 +28,7 @@ __all__ = ["Fsdp1Adapter"]
 
 
 class Fsdp1Adapter(ModuleAdapter):
-    """Removes `_fsdp_wrapped_module.` from names, and takes sharded (or whole) state from FSDP."""
+    """Removes `_fsdp_wrapped_module.` from names, and gets sharded (or whole) state by FSDP's functions."""
 
     gathers: ClassVar[bool] = True
     owns_optimizer_state: ClassVar[bool] = True

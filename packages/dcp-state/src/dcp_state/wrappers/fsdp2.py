@@ -1,6 +1,6 @@
 """Adapter of FSDP2 (`fully_shard`): no wrapper and no prefix; parameters are DTensors while they are sharded.
 
-Between forward and backward a module may show its unsharded parameters, which no optimizer knows.
+Between forward and backward a module may have its unsharded parameters, which are not those of the optimizer.
 """
 
 from __future__ import annotations
