@@ -29,7 +29,7 @@ class StoreBackend:
         threads: Number of writer or reader threads of this rank.
         single_file: Whether each writer thread writes one file for all its items; otherwise one file per item.
         sync: Whether a save returns only when its files survive a crash of the machine.
-        verify: The CRCs that reads are checked against; see `Verify`.
+        verify: Choice of CRCs that reads are checked against; see `Verify`.
         stale_after_seconds: See `SaveSession.begin`.
         max_inflight_bytes: Limit of the memory for buffers of a write or a read.
 
@@ -79,11 +79,11 @@ class StoreBackend:
 
     @property
     def generation(self) -> int:
-        """Generation of the save begun last: that of the checkpoint it replaces, plus one."""
+        """Generation of the last save that was begun: the generation of the checkpoint that it replaces, plus one."""
         return self._generation
 
     def read_current(self) -> CheckpointIndex | None:
-        """Return the index of the newest complete checkpoint; None if there is none or it cannot be read."""
+        """Return the index of the newest complete checkpoint; None if there is none, or it cannot be read."""
         return read_current(self.store).index
 
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
@@ -138,7 +138,7 @@ class StoreBackend:
             self._save = JoinedSave(self.store, save_id)
 
     def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
-        """Write items; see `write_items`. Raises DcpError if this save was neither begun nor joined."""
+        """Write items; see `write_items`. Raises DcpError if this rank neither began nor joined the save."""
         save = self._running()
         if save.save_id != save_id:
             raise DcpError(f"save {save_id} was not begun in {self.url}; the running one is {save.save_id}")
@@ -183,7 +183,7 @@ class StoreBackend:
         """Read and return the index of the newest complete checkpoint.
 
         Raises:
-            CheckpointNotFoundError: There is none; names the folder.
+            CheckpointNotFoundError: There is no checkpoint; the message names the folder.
             CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index cannot be read.
         """
         current = read_current(self.store)

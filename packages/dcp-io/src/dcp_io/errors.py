@@ -38,7 +38,7 @@ class CheckpointReplacedError(CheckpointNotFoundError):
 
 
 class StorageError(DcpError, OSError):
-    """The storage failed after all retries: it does not answer, or refuses. Messages never contain credentials."""
+    """The storage did not answer or refused the request, after all retries. Messages never contain credentials."""
 
 
 class StoreNotFoundError(DcpError, LookupError, RuntimeError):

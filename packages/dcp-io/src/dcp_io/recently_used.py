@@ -1,4 +1,4 @@
-"""`RecentlyUsed`: the bounded cache of this family's packages, which evicts what was not used for the longest time."""
+"""`RecentlyUsed`: the bounded cache of the dcp packages, which evicts the least recently used values."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class RecentlyUsed(Generic[K, T]):
     """Cache of the values that were used last (LRU); thread-safe.
 
     Args:
-        size: How many values it holds.
-        weigh: Returns the weight of a value, its bytes for example.
-        free_weight: More than `size` values stay while they weigh no more than this together.
+        size: Number of values that the cache holds.
+        weigh: Function that returns the weight of a value, for example its bytes.
+        free_weight: Total weight up to which the cache keeps more than `size` values.
 
     Example:
         ```python
@@ -48,7 +48,7 @@ class RecentlyUsed(Generic[K, T]):
             return self._values.get(key)
 
     def put(self, key: K, value: T) -> list[K]:
-        """Add a value; returns the keys of those that it evicts, the least recently used ones."""
+        """Add a value; returns the keys of the values that are evicted, which are the least recently used ones."""
         evicted = []
         with self._lock:
             self._values[key] = value
@@ -58,7 +58,7 @@ class RecentlyUsed(Generic[K, T]):
         return evicted
 
     def drop(self, key: K) -> None:
-        """Remove a value, if it is there."""
+        """Remove the value of `key`, if there is one."""
         with self._lock:
             self._values.pop(key, None)
 

@@ -35,7 +35,7 @@ class PiecewiseData(Protocol):
         ...
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the bytes in order. A piece is valid until the next one is requested.
+        """Yield the bytes in order. A piece is valid until the next piece is requested.
 
         Args:
             max_bytes: Limit of the memory that is used at a time; a single element may exceed it.
@@ -124,7 +124,7 @@ class Writable(Protocol):
 
     @property
     def key(self) -> str:
-        """FQN, for messages."""
+        """FQN of the item, for error messages."""
         ...
 
     @property
@@ -142,7 +142,7 @@ class WriteRequest:
     """Request to write one item, as a record."""
 
     key: str
-    """FQN, for messages."""
+    """FQN of the item, for error messages."""
     cost_bytes: int
     """Estimated size, bytes; used to balance the writer threads."""
     resolve: Callable[[], Payload]
@@ -156,17 +156,17 @@ class ReadRequest:
     `start` and `stop` are positions in the stored range; for an item in encoded blocks, in its decoded bytes. The same
     holds for all positions below. The bytes are delivered in one of three ways:
 
-    - `into`: they are written to this buffer.
-    - `piece`: it is called with disjoint pieces (position in the stored range, bytes), in any order, from any thread
-      and from several at once. Inner borders are multiples of the item's CRC block. If the item has CRCs at block
-      borders, a piece is verified before the call; if it has a single CRC, the check comes before `done`.
+    - `into`: the bytes are written to this buffer.
+    - `piece`: this callback is called with disjoint pieces (position in the stored range, bytes), in any order, from
+      any thread and from several at once. Inner borders are multiples of the item's CRC block. If the item has CRCs at
+      block borders, a piece is verified before the call; if it has a single CRC, the check comes before `done`.
     - neither: `done` receives all bytes at once, which takes memory for all of them.
 
     A view passed to `piece` or `done` is valid only during the call, unless it is `into`.
     """
 
     key: str
-    """FQN, for messages."""
+    """FQN of the item, for error messages."""
     item: StoredItem
     start: int
     stop: int

@@ -37,7 +37,7 @@ class StateDictOptions:
     """Options for making and loading state dicts.
 
     Args:
-        full_state_dict: Whether state dicts have whole tensors on every rank instead of shards.
+        full_state_dict: Whether state dicts, when returned and when set, have whole tensors instead of shards.
         cpu_offload: Whether tensors are on the CPU. With `full_state_dict`, only rank 0 gets them, and the other ranks
             get an empty dict.
         ignore_frozen_params: Whether parameters without `requires_grad` are left out of the model's state dict.

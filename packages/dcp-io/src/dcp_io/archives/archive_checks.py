@@ -50,14 +50,14 @@ class ZipRecord:
     start: int
     stored_bytes: int
     bytes: int
-    """Size once inflated."""
+    """Size of the record's data after inflating."""
 
 
 def verify_zip(data: memoryview | bytes) -> bool | None:
     """Whether every record of an archive matches its CRC.
 
     Args:
-        data: The whole archive, nothing around it.
+        data: The whole archive, without bytes before or after it.
 
     Returns:
         True if all CRCs match; False if one does not, or if the directory is damaged; None if the archive has no CRCs
@@ -94,8 +94,8 @@ def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
 def refuse_bomb(records: Sequence[ZipRecord], nbytes: int) -> None:
     """Refuse a zip bomb: an archive whose records claim more bytes in total than its own `nbytes`.
 
-    `torch.save` does not compress, so a sound archive never does that. Records that overlap, so that the same bytes
-    count several times, are refused by the same check.
+    `torch.save` does not compress, so the records of a sound archive never claim more. Records that overlap, so that
+    the same bytes count several times, are refused by the same check.
 
     Raises:
         CorruptCheckpointError: The records claim more bytes than the archive has.

@@ -62,8 +62,8 @@ class ZipFileWriter:
         """Append a record whose data begins at a multiple of 64 bytes.
 
         Args:
-            name: Within the archive's folder.
-            size: Bytes of all pieces together.
+            name: Name of the record, within the archive's folder.
+            size: Size of all pieces together, bytes.
             pieces: The data; each piece is consumed before the next one is requested.
 
         Returns:

@@ -100,7 +100,7 @@ def crc_at(item: StoredItem, position: int) -> int:
     """Return the recorded CRC32 of the first `position` bytes of a checked item's stored range.
 
     Args:
-        item: With `crc32` set.
+        item: The item; its `crc32` must be set.
         position: 0, an interior block border or `stored_bytes`.
 
     Raises:

@@ -68,8 +68,8 @@ def local_header(
 
     Args:
         name: Name of the record.
-        size: Of its data, bytes.
-        crc: CRC32 of the data; None if it follows them, in a `descriptor`.
+        size: Size of the record's data, bytes.
+        crc: CRC32 of the data; None if the CRC follows the data, in a `descriptor`.
         extra: Extra fields to append.
         says_size: Whether the header states a 32-bit size even if a `descriptor` follows.
     """
@@ -91,7 +91,7 @@ def central_header(name: bytes, size: int, crc: int, start: int, *, described: b
 
     Args:
         name: Name of the record.
-        size: Of its data, bytes.
+        size: Size of the record's data, bytes.
         crc: CRC32 of the data.
         start: Position of its local header.
         described: Whether a `descriptor` follows the data.

@@ -21,7 +21,7 @@ def find_checkpoints(root: Store | str | os.PathLike[str]) -> list[FoundCheckpoi
     """Return the checkpoints in a folder and in those below it, newest first; see `dcp_manifest.checkpoints_below`.
 
     Args:
-        root: A store, a folder, or a URI that an installed storage handles. May be missing.
+        root: A store, a path, or a URI that an installed storage handles. The folder may be missing.
 
     Raises:
         StorageError, OSError: The storage failed.

@@ -20,12 +20,13 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
 
     Args:
         store: The checkpoint's folder.
-        deep: Read all its data files as well, and check every CRC.
+        deep: Whether to read all data files as well, and check every CRC.
         entries: The folder's listing, if the caller already has it.
 
     Raises:
-        CheckpointNotFoundError: There is no complete index, or a data file is missing; names the folder or the file.
-        CorruptCheckpointError: The index is damaged, a file is too short, or `deep` found damage; says where.
+        CheckpointNotFoundError: There is no complete index, or a data file is missing; the message names it.
+        CorruptCheckpointError: The index is damaged, a file is too short, or `deep` found damage; the message says
+            where.
         UnsafeCheckpointError, UnsupportedFormatError: The index is refused: hostile, or of an unknown format.
         StorageError, OSError: The storage failed.
 
@@ -56,15 +57,15 @@ def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) ->
     changes them. Leftovers of a crash and quarantined checkpoints are skipped.
 
     Args:
-        root: A store, a folder, or a URI that an installed storage handles. May be missing.
-        deep: Read the data as well, and check every CRC: takes as long as loading. Without it the index must be
-            sound, and files must be there and long enough.
+        root: A store, a path, or a URI that an installed storage handles. The folder may be missing.
+        deep: Whether to read the data as well, and check every CRC, which takes as long as loading. Otherwise only the
+            index, and the existence and lengths of files, are checked.
 
     Returns:
-        None if there is none.
+        The checkpoint found; None if there is none.
 
     Raises:
-        StorageError, OSError: The storage failed while it was listed.
+        StorageError, OSError: The storage failed while the folders were listed.
 
     Ranks: one; not collective.
     """

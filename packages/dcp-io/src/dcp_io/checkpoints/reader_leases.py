@@ -93,8 +93,8 @@ def live_readers(store: Store, *, stale_after_seconds: float) -> list[str]:
 def is_dead_sign(store: Store, entry: Entry, *, stale_after_seconds: float) -> bool:
     """Whether a reader's lease is gone, or belongs to a dead process.
 
-    A process on this host is alive as long as it runs, however old its lease is. For processes on other hosts the time
-    of the lease decides; a time far in the future counts as expired, like one in the past.
+    A process on this host is alive as long as it runs, however old its lease is. A process on another host
+    counts as dead if its lease is too old, or has a time far in the future.
     """
     data = b""
     try:

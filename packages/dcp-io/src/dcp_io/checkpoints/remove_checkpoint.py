@@ -21,7 +21,7 @@ def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int
 
     Args:
         store: The checkpoint's folder.
-        named: Data files that the index names; they may be in subfolders.
+        named: Names of data files in the index; the files may be in subfolders.
 
     Raises:
         OSError: The storage failed.
@@ -38,7 +38,7 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
 
     Args:
         store: The checkpoint's folder; nothing happens if it is missing. No process may be saving to it.
-        also: Names of further files to remove, whatever their contents; they go last.
+        also: Names of further files to remove, whatever their contents; they are removed last.
 
     Raises:
         OSError: The storage failed.
@@ -62,11 +62,11 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
 def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
     """Remove the leftovers of dead saves from a checkpoint's folder.
 
-    The next save to the folder would do this anyway: needed only for folders that are not saved to again.
+    The next save to the folder also does this, so it is needed only for folders without a next save.
 
     Args:
         store: The checkpoint's folder.
-        stale_after_seconds: After so long without a sign of life a save of another host counts as dead.
+        stale_after_seconds: Time without a sign of life after which a save of another host counts as dead.
 
     Raises:
         OSError: The storage failed.

@@ -53,8 +53,8 @@ def verify_checkpoint(
 ) -> VerifyReport:
     """Verify the newest checkpoint in a folder: read all of its bytes and report every problem.
 
-    Checked: all parts of the index, whether chunks cover their tensors, every item's CRCs (the archive's own for what
-    stock wrote), archive frames byte by byte, zero gaps, exact ends of files, missing files, overlapping items.
+    Checked: all parts of the index, whether chunks cover their tensors, every item's CRCs (in stock's checkpoints the
+    archives' own CRCs), archive frames byte by byte, zero gaps, exact ends of files, missing files, overlapping items.
 
     Args:
         checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.

@@ -25,7 +25,7 @@ _WINDOW_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedItem:
-    """An item, and what the index records about its value."""
+    """An item, and the index's record of its key and value."""
 
     key: str
     item: StoredItem
@@ -52,7 +52,8 @@ def verify_file(
         store: The checkpoint's folder.
         name: Name of the file.
         items: The items in the file, in any order.
-        exact: Whether this project wrote the file: then gaps are short and zero, and nothing follows the last item.
+        exact: Whether this project wrote the file, so that gaps must be short and zero, and nothing may follow the last
+            item.
         on_read: Progress callback: called with the number of bytes just read.
 
     Raises:
@@ -202,7 +203,7 @@ class _FileCheck:
             self.unverified.add(one.key)
 
     def _check_frame(self, one: IndexedItem) -> None:
-        """Compare the framing of a tensor with the framing that it should have; a raw item has none."""
+        """Compare the framing of a tensor with the expected framing; a raw item has none."""
         item = one.item
         trail = item.length - item.lead - item.stored_bytes
         prefix, suffix = b"", b""

@@ -25,7 +25,7 @@ def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], 
         source: The file.
         position: Offset in the file, bytes.
         buffers: Destinations, filled one after another.
-        value: CRC32 of the bytes before.
+        value: CRC32 of the bytes before `position`.
     """
     if source.brings_memory:
         return _copy_with_crc(source.fetch(position, sum(map(len, buffers))), buffers, value)
@@ -55,15 +55,15 @@ def check_blocks(
     """Check bytes [start, stop) of a stored range against the CRCs recorded at its blocks.
 
     Args:
-        key: FQN, for messages.
+        key: FQN of the item, for error messages.
         item: The item that was read.
-        start: Position in the stored range, where a CRC is recorded.
-        stop: Likewise.
+        start: First position in the stored range; a CRC must be recorded there.
+        stop: End position in the stored range; a CRC must be recorded there.
         buffers: The bytes that were read.
         value: CRC32 of the stored range up to `stop`, if already computed.
 
     Raises:
-        CorruptCheckpointError: A CRC does not match; names the first bad block.
+        CorruptCheckpointError: A CRC does not match; the message names the first bad block.
     """
     if value is None:
         value = crc_at(item, start)

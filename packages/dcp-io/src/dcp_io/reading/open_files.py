@@ -23,8 +23,8 @@ class OpenFile:
         wanted: All requests for the file; at least one.
 
     Raises:
-        CheckpointNotFoundError: The file is missing; names it and a key.
-        CorruptCheckpointError: The file is too short; names it, the key and the item's offset.
+        CheckpointNotFoundError: The file is missing; the message has its name and a key.
+        CorruptCheckpointError: The file is too short; the message has its name, the key and the item's offset.
     """
 
     def __init__(self, store: Store, name: str, wanted: Sequence[Wanted]) -> None:
@@ -35,7 +35,7 @@ class OpenFile:
         except CheckpointNotFoundError as error:
             raise CheckpointNotFoundError(f"{error}; {wanted[0].request.key!r} is stored in it") from error
         self.users = 0
-        """Number of reads that are still to be done."""
+        """Number of remaining reads."""
         for one in wanted:
             if one.base + one.stop > size:
                 self.source.close()

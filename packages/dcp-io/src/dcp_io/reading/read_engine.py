@@ -1,6 +1,6 @@
 """Read engine for byte ranges of items: parallel, verified, in bounded memory, directly into their destinations.
 
-Reads are planned in `read_plan`; the threads here read, check and deliver. The way of the bytes: storage → buffer (or
+Reads are planned in `read_plan`; the threads here read, check and deliver. Path of the bytes: storage → buffer (or
 destination) → CRC check → the request's `piece` or `done`.
 """
 
@@ -59,7 +59,7 @@ def read_items(
 
     Args:
         store: The checkpoint's folder.
-        requests: Any number of them; see `ReadRequest` for the callbacks and their threads.
+        requests: Requests for byte ranges; see `ReadRequest` for the callbacks and their threads.
         threads: Limit of the number of reader threads, at least 1.
         verify: See `Verify`.
         changed_keys: A set that receives the key of every request whose destination may have changed or whose `piece`
@@ -71,8 +71,8 @@ def read_items(
         Number of bytes read, and the keys of items without CRCs.
 
     Raises:
-        CheckpointNotFoundError: A file is missing; names it and a key that needs it.
-        CorruptCheckpointError: Bytes differ from what was written, or a file is too short; names file, key and offset.
+        CheckpointNotFoundError: A file is missing; the message has its name and a key that needs the file.
+        CorruptCheckpointError: Bytes are damaged, or a file is too short; the message has file, key and offset.
         ValueError: A request contradicts its item, or a limit is not positive.
         BaseException: Any error that a `piece` or `done` raises.
 

@@ -167,7 +167,7 @@ def plan_reads(
     Args:
         wanted: Non-empty ranges of items in one file, which is known to be long enough.
         rehearse: Whether the bytes are only checked, and delivered to no request.
-        step_bytes: Limit of a step (but at least one CRC block), and of a shared read of small items.
+        step_bytes: Limit of the size of a step (but at least one CRC block), and of a shared read of small items.
         gap_bytes: Largest gap between two small items that is read rather than skipped; None for the default for disks.
     """
     # Two contradictory records of one location count as two items: each is checked against its own CRC.

@@ -50,12 +50,12 @@ def replaced_names(save_id: str, rank: int | None, current: Current, entries: It
 
 
 def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], world_size: int) -> bool:
-    """Remove the files that a published save replaced; returns whether none of them is left.
+    """Remove the files that a published save replaced; returns whether all of them are gone.
 
     Args:
         store: The checkpoint's folder.
         marker: Marker of the save, whose checkpoint is the current one.
-        keep: Data files in the current index: they stay, whatever the marker lists.
+        keep: Data files in the current index, which are kept even if the marker lists them.
         world_size: World size of the save, if it had no coordinator.
     """
     named = [name for name in marker.replaced if name not in keep and not _is_own(name, marker, world_size=world_size)]
@@ -77,7 +77,7 @@ def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
 
 
 def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:
-    """Remove every file of a save that was not published; returns whether none of them is left."""
+    """Remove every file of a save that was not published; returns whether all of them are gone."""
     sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
     order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
     return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")
@@ -86,9 +86,9 @@ def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, ke
 def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Current, entries: list[Entry]) -> None:
     """Remove the leftovers of dead saves, and then their markers.
 
-    If the current index is that of the dead save, it was killed after publishing: the files that it replaced are
-    removed. Otherwise its own files are removed. If the current checkpoint cannot be read, the two cases cannot be
-    distinguished, and nothing is removed.
+    If the current index is that of the dead save, the save was killed after publishing: the files that it replaced are
+    removed. Otherwise the dead save's own files are removed. If the current checkpoint cannot be read, the two cases
+    cannot be distinguished, and nothing is removed.
     """
     if current.damage is not None:
         return
@@ -138,7 +138,7 @@ def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _is_of(name: str, save_id: str) -> bool:
-    """Whether the name of a file is that of this save, other than its marker."""
+    """Whether a file's name is that of a file of this save, other than its marker."""
     own = own_name(name)
     return own is not None and own.save_id == save_id and (own.temporary or own.kind != "note")
 

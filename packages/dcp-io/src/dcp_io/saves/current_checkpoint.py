@@ -30,9 +30,9 @@ class Current:
     damage: DcpError | None = None
     """Error of reading the index, if it cannot be read."""
     generation: int = 0
-    """Generation of the checkpoint, or of the newest readable index; 0 if none has one."""
+    """Generation of the checkpoint, or else the highest one of the readable indexes; 0 if there is none."""
     lack: str | None = None
-    """What is missing from the existing indexes, if they do not make a complete checkpoint."""
+    """Description of what is missing, if the existing indexes do not make a complete checkpoint."""
 
     @property
     def exists(self) -> bool:
@@ -50,7 +50,7 @@ def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
 
     Args:
         store: The checkpoint's folder.
-        entries: Its listing, if the caller has a fresh one.
+        entries: The folder's listing, if the caller has a fresh one.
 
     Raises:
         OSError: The storage failed, so the state of the folder is unknown.

@@ -14,7 +14,7 @@ _MIN_SECONDS, _MAX_SECONDS = 0.1, 60.0
 
 
 class Renewal:
-    """Daemon thread that touches a marker often enough that it does not become stale, from `start` to `stop`.
+    """Daemon thread that touches a marker, from `start` to `stop`, often enough that the marker does not become stale.
 
     If the storage fails, the thread tries again after the interval; if the marker is gone, it sets `lost` and ends.
     """

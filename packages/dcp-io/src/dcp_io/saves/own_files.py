@@ -1,8 +1,8 @@
 """Recognition of files that saves made, by their names and first bytes: no other file is ever removed.
 
-A marker, an index or a name may be forged. So a file is removed only if it has a name as saves give them, and is empty
-or begins like such a file: data files begin with a mark that names their save, indexes as a pickle, markers and notes
-as JSON.
+A marker, an index or a name may be forged. So a file is removed only if its name has the form of a save's files, and
+the file is empty or begins like one of them: data files begin with a mark that names their save, indexes as a pickle,
+markers and notes as JSON.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class OwnName:
     """Parsed name of a file that a save or the checkpoint manager made."""
 
     kind: Literal["data", "index", "note"]
-    """`note`: save markers, reader leases and other small JSON files."""
+    """Kind of the file; `note` stands for save markers, reader leases and other small JSON files."""
     save_id: str | None = None
     """Id of the save; None if the name does not contain it."""
     temporary: bool = False
-    """Whether it is the temporary file of such a file that is being published."""
+    """Whether it is the temporary file that becomes such a file when it is published."""
 
 
 def data_mark(save_id: str) -> bytes:
@@ -73,7 +73,7 @@ def temporary_of(name: str) -> tuple[str, str] | None:
 def is_own_file(store: Store, name: str, size: int) -> bool:
     """Whether a file's name and contents show that a save or the checkpoint manager made it.
 
-    True also for such a file after a crash: empty, truncated, or with zeros in place of its first bytes.
+    True also for such a file after a crash: empty, truncated, or with zeros as its first bytes.
 
     Args:
         store: The checkpoint's folder.

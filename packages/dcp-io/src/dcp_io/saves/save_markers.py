@@ -30,8 +30,8 @@ __all__ = [
 ]
 
 Phase = Literal["starting", "saving", "ended"]
-"""`starting`: the save is still looking for other saves. `saving`: it owns the folder. `ended`: it is over, and only
-cleanup is left."""
+"""`starting`: the save is still looking for other saves. `saving`: the save owns the folder. `ended`: the save is over,
+and only cleanup is left."""
 
 _PREFIX = ".dcp-save-"
 _NAME = re.compile(r"\.dcp-save-([A-Za-z0-9_-]{1,64})(?:\.r([0-9]{1,9}))?")
@@ -52,7 +52,7 @@ class Marker:
 
     save_id: str
     rank: int | None
-    """The rank that wrote it, in a save without a coordinator; otherwise None."""
+    """The rank that wrote the marker, in a save without a coordinator; otherwise None."""
     process: ProcessIdentity | None
     """The process that runs the save; None if the marker cannot be read."""
     phase: Phase
@@ -127,7 +127,7 @@ class FoundMarker:
         return self.marker.process is not None and is_gone(self.marker.process)
 
     def describe(self, now: float) -> str:
-        """Describe the save, for messages: its process, its start and its last renewal."""
+        """Describe the save, for messages: its process, its start and the last renewal of its marker."""
         process = self.marker.process
         who = f"process {process.pid} on {process.host!r}" if process else "an unknown process"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.marker.started_ns / 1e9))

@@ -138,7 +138,7 @@ class SaveSession:
             sync: Whether markers and published objects are durable.
 
         Raises:
-            SaveInProgressError: Another save is alive in the folder; names its process, host and marker.
+            SaveInProgressError: Another save is alive in the folder; the message has its process, host and marker.
             CheckpointExistsError: The folder has a checkpoint and `overwrite` is False, or the save id was used before.
             OSError: The storage failed.
 
@@ -273,8 +273,8 @@ class SaveSession:
     def _settle(self) -> _Scene:
         """Wait until this save is the only live one in the folder; returns the folder's snapshot.
 
-        Two saves that start at the same time see each other's markers: the later one gives up, and the earlier one
-        waits for that. A save in a later phase never gives up.
+        Two saves that start at the same time see each other's markers: the later save raises SaveInProgressError, and
+        the earlier one waits until it has. A save in a later phase never ends for this reason.
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:

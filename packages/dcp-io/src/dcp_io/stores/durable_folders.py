@@ -1,4 +1,4 @@
-"""Folders of a local file system that survive a loss of power: made durably, and fsynced."""
+"""Folders of a local file system that survive a loss of power: durable creation, and fsync."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class LocalStore(Store):
     created exclusively and never through a symbolic link; with `sync`, file and folder are fsynced.
 
     Args:
-        path: The folder; need not exist before `make`. Symbolic links in its path are followed; links inside it must
-            not lead out of it.
-        linked: Another folder that links inside this one may lead to, for reading.
+        path: Path of the folder, which need not exist before `make`. Symbolic links in its path are followed; links
+            inside it must not lead out of it.
+        linked: Another folder to which symbolic links in this folder may lead, for reading.
 
     Example:
         ```python
@@ -149,7 +149,7 @@ class LocalStore(Store):
                         entries[item.name] = Entry(item.name, status.st_size, status.st_mtime_ns / 1e9)
 
     def delete(self, name: str) -> None:
-        """Unlink the file; of a symbolic link, the link itself."""
+        """Unlink the file; for a symbolic link, the link itself is removed."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._inside(name))
 

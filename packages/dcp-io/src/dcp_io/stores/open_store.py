@@ -32,7 +32,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         storage_options: Options of the storage, such as an endpoint; documented by the package of the store.
 
     Raises:
-        StoreNotFoundError: No installed package handles the scheme; names the one to install.
+        StoreNotFoundError: No installed package handles the scheme; the message names the package to install.
         ValueError: The options or the URI do not fit the storage.
         InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
 

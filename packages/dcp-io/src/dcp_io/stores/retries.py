@@ -24,7 +24,7 @@ class Attempts:
     """Attempts of one request, limited in number and time, with growing random pauses in between.
 
     Args:
-        what: The request and its object, for messages; must not contain secrets.
+        what: Description of the request and its object, for messages; must not contain secrets.
         limit: Limit of the number of attempts.
         deadline_seconds: Time after which no further attempt is begun.
 
@@ -52,10 +52,10 @@ class Attempts:
         """Number of the current attempt."""
 
     def wait(self, message: str) -> bool:
-        """Log that the attempt failed, and wait before the next one. Returns False, at once, if none is left.
+        """Log that the attempt failed, and wait before the next one; returns False at once if no attempt is left.
 
         Args:
-            message: The failure; must not contain secrets.
+            message: Description of the failure; must not contain secrets.
         """
         longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self.number)
         pause = longest * random.uniform(0.3, 1.0)  # noqa: S311 - spreads clients, no secret

@@ -42,7 +42,8 @@ class Sink(ABC):
             buffers: One-dimensional contiguous buffers of bytes, any number and size. They may change after the call.
 
         Raises:
-            OSError: The storage failed (full, disconnected, …); names the object. Then the sink can only be aborted.
+            OSError: The storage failed (full, disconnected, …); the message names the object. After that, the sink can
+                only be aborted.
         """
 
     def start_sync(self) -> None:  # noqa: B027 - a hint, which most storages have no use for
@@ -59,7 +60,7 @@ class Sink(ABC):
     def close(self, *, sync: bool) -> None:
         """Complete the object. With `sync`, its bytes survive a crash of the machine when this returns.
 
-        Its *name* survives one only after `Store.sync_folder`.
+        The object's *name* survives a crash only after `Store.sync_folder`.
         """
 
     @abstractmethod
@@ -167,7 +168,7 @@ class Store(ABC):
 
     @abstractmethod
     def touch(self, name: str) -> None:
-        """Set the object's `mtime` to now. Raises CheckpointNotFoundError if it is missing; never creates it."""
+        """Set the object's `mtime` to now. Raises CheckpointNotFoundError if there is no object; never creates one."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -179,8 +180,8 @@ class Store(ABC):
         A store must override this or `open`, or both: by default each is implemented by the other.
 
         Raises:
-            CheckpointNotFoundError: There is no such object; names it.
-            CorruptCheckpointError: The object is too short; names it and the offset.
+            CheckpointNotFoundError: There is no such object; the message has its name.
+            CorruptCheckpointError: The object is too short; the message has its name and the offset.
         """
         if type(self).open is Store.open:
             raise NotImplementedError(f"{type(self).__name__} overrides neither read_into nor open: it cannot be read")

@@ -1,4 +1,4 @@
-"""Damage to files of checkpoints, for tests of what finds it."""
+"""Damage to files of checkpoints, for tests of its detection."""
 
 from __future__ import annotations
 

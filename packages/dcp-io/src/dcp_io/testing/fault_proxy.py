@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 __all__ = ["Fault", "FaultProxy", "sometimes"]
 
 Fault = Literal["503", "503 after", "drop", "drop after", "truncate", "slow"]
-"""`503`: the client gets this status, and the server no request. `503 after`: the server carries the request out, and
-the client gets 503. `drop`, `drop after`: likewise, but the connection is closed without a response. `truncate`: only
-half of the response body arrives. `slow`: a pause before the response."""
+"""`503`: the client gets this status, and the server gets no request. `503 after`: the server carries the request out,
+and the client gets 503. `drop`, `drop after`: as with 503, but the connection is closed without a response. `truncate`:
+only half of the response body arrives. `slow`: a pause before the response."""
 
 _SLOW_SECONDS = 0.2
 _HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "proxy-connection"})

@@ -77,7 +77,7 @@ class DataFile:
         """Append one item. Its bytes are buffered, and written to the storage at the latest by `close`.
 
         Args:
-            key: FQN, for messages.
+            key: FQN of the item, for error messages.
             payload: The bytes of the item; their memory must not change until `close`.
 
         Raises:

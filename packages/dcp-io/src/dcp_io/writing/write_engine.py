@@ -67,8 +67,8 @@ def write_items(
 
     Raises:
         ValueError: A payload contradicts its dtype and sizes, or an argument is invalid.
-        OSError: A write to the storage failed; names the file.
-        BaseException: Any error of a `resolve`. Of errors in several threads the first is raised, unchanged.
+        OSError: A write to the storage failed; the message names the file.
+        BaseException: Any error of a `resolve`. If several threads fail, the first error is raised, unchanged.
 
     Ranks: one; not collective.
     """
