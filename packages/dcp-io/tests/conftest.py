@@ -111,7 +111,7 @@ def save_all(
 
 
 def merged(values: list[Mapping[str, bytes]]) -> dict[str, bytes]:
-    """What is in a checkpoint after `save_all` of these."""
+    """Contents of a checkpoint after `save_all` of these values."""
     return {key: data for mine in values for key, data in mine.items()}
 
 
@@ -133,7 +133,7 @@ def load_all(store: LocalStore, **options: object) -> dict[str, bytes]:
 
 
 class Target:
-    """A request for part of an item, and what it delivers."""
+    """A request for part of an item, and the bytes that were delivered."""
 
     def __init__(self, key, item, start, stop, *, direct):
         self.memory = bytearray(stop - start) if direct else None
@@ -185,7 +185,7 @@ def read_back(store: LocalStore, items: Mapping[str, StoredItem], **options: obj
 
 
 class PatchedOs:
-    """Stands in for the module `os` of the package under test: chosen functions are replaced, the rest is real."""
+    """Stands in for the module `os` in the package under test: chosen functions are replaced, all others are real."""
 
     def __init__(self, **replaced: Callable[..., object]) -> None:
         self.__dict__.update(replaced)
@@ -196,7 +196,7 @@ class PatchedOs:
 
 @pytest.fixture
 def patch_os(monkeypatch):
-    """Replace functions of `os` as the modules see it that use files."""
+    """Replace functions of `os` in the modules that access files."""
 
     def patch(**replaced: Callable[..., object]) -> None:
         patched = PatchedOs(**replaced)

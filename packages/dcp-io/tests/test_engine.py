@@ -129,7 +129,7 @@ def test_a_rank_that_writes_after_the_coordinator_gave_up_removes_its_own(store,
 
 
 def test_a_rank_removes_nothing_while_the_index_cannot_be_read(store, helpers):
-    """It may be the index of this very save."""
+    """The index may be that of this save."""
     backend = StoreBackend(store)
     backend.join_save("abc")
     backend.write([helpers.raw_request("y", b"1")], prefix="__1_", save_id="abc")
@@ -197,7 +197,7 @@ def test_changed_keys_are_those_of_the_last_read(store, helpers):
 
 
 def test_readers_see_old_or_new_while_saves_replace_each_other(store, helpers):
-    """Reading the index and then the data, again when the checkpoint was replaced meanwhile."""
+    """Reads the index and then the data, and starts over if the checkpoint was replaced meanwhile."""
     versions = [{"a": bytes([n]) * 5000, "b": bytes([n]) * 9} for n in range(30)]
     helpers.save_all(store, [versions[0]], sync=False)
     done = threading.Event()

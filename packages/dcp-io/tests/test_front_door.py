@@ -1,4 +1,4 @@
-"""What the package offers is imported when it is asked for, and is all there."""
+"""The package's public names are imported on first use, and all of them exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import dcp_io
 
 
 def _imported() -> dict[str, str]:
-    """Name → module, as type checkers are told."""
+    """Name → module, from the imports for type checkers."""
     tree = ast.parse(Path(dcp_io.__file__).read_text("utf-8"))
     return {
         alias.name: node.module or ""

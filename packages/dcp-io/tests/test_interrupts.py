@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt when a function in C returns, where Python raises it: no descriptor and no file stays."""
+"""A KeyboardInterrupt when a C function returns, where Python raises it: no descriptor and no file is left."""
 
 from __future__ import annotations
 

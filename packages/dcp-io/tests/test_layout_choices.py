@@ -1,4 +1,4 @@
-"""Choices by a word are checked, and the message names them."""
+"""Options with named choices are checked, and the error message lists the choices."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_mistakes_are_told() -> None:
 def test_hyperparameters_of_two_groups_that_look_alike_stay_apart(
     request: pytest.FixtureRequest, one: object, other: object
 ) -> None:
-    """Some print alike, some are equal: each group gets its own."""
+    """Some values print alike, some are equal: each group gets its own value."""
 
     def make(*values: object) -> tuple[nn.Module, torch.optim.Optimizer]:
         net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))

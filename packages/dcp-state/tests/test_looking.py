@@ -1,4 +1,4 @@
-"""Looking at state changes nothing, object by object, for every optimizer of torch; what was saved resumes exactly."""
+"""Reading state changes no object, for every optimizer of torch; a run from saved state continues exactly."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _variants(choices: Iterable[dict[str, Any]]) -> dict[str, Make]:
 
 
 class ByValue(torch.optim.Optimizer):
-    """State that is a copy of the weights, and state that is made of the first gradient, as other libraries have it."""
+    """Has state that copies the weights, and state from the first gradient, as in other libraries."""
 
     def __init__(self, groups: Any) -> None:
         super().__init__(groups, {"lr": 0.01, "k": 0})
@@ -134,7 +134,7 @@ ROWS = [
 
 
 class Net(nn.Module):
-    """One layer is not used, one has buffers."""
+    """A model with an unused layer, and a layer with buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def seen(value: Any, met: set[int]) -> Any:
 
 
 def world(net: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Everything that looking could change."""
+    """Everything that reading state could change."""
     met: set[int] = set()
     classes = [[(name, id(each)) for name, each in vars(kind).items()] for kind in type(optimizer).__mro__]
     random_states = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
@@ -202,7 +202,7 @@ def world(net: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def look(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """In every way that there is."""
+    """Read the state in every available way."""
     get_state_dict(net, optimizer)
     save({"app": app_state(net, optimizer, step=1)}, storage_writer=MemoryWriter("looking"))
 

@@ -80,7 +80,7 @@ def test_optimizer_state_without_an_optimizer(request: pytest.FixtureRequest) ->
 
 
 def test_names_that_only_rank_0_has_are_dropped_if_that_is_allowed() -> None:
-    """pytorch/pytorch#149516."""
+    """Regression test for pytorch/pytorch#149516."""
     net = torch.nn.Linear(2, 2)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True, strict=False)
     state = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "extra": torch.ones(1)}

@@ -33,7 +33,7 @@ class Inner(nn.Module):
 
 
 class Wrapper(nn.Module):
-    """Of a third party: shows its name in keys."""
+    """A third party's wrapper, whose attribute name is in the keys."""
 
     def __init__(self, wrapped: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Archives of several records, with Python's own reader as the judge."""
+"""Archives of several records, checked with Python's own reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints below a folder: found, looked over, and who saves to them."""
+"""Checkpoints below a folder, and the saves that run in them."""
 
 from __future__ import annotations
 

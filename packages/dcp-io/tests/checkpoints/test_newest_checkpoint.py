@@ -86,7 +86,7 @@ def test_only_folders_of_the_file_system_have_a_path(root):
 
 @pytest.fixture
 def copied(tmp_path, helpers):
-    """Two steps and one without, copied in such an order that the oldest has the youngest files."""
+    """Two checkpoints with a step and one without; the oldest was copied last, so its files are the newest."""
     names = ["step-100", "step-500", "odd"]
     for number, name in enumerate(names):
         helpers.save_all(LocalStore(tmp_path / name), VALUES)

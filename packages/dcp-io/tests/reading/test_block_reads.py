@@ -1,4 +1,4 @@
-"""Items in encoded blocks: any part of them, in any way to take it, and damage."""
+"""Items in encoded blocks: reads of any part in any way of delivery, and damage."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stretch:
 
 
 class Pieces:
-    """Data that are made piece by piece."""
+    """Payload that is produced piece by piece."""
 
     def __init__(self, data, step):
         self.data, self.step, self.nbytes = data, step, len(data)

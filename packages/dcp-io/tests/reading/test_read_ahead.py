@@ -1,4 +1,4 @@
-"""The storage is told what will be read, before it is; of nothing else."""
+"""The storage gets a prefetch hint for each range before it is read, and no other hints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = [5_000_000, 100, 3_000_000, 70_000, 9_000_000]
 
 
 class Telling(LocalStore):
-    """Keeps what its sources are asked for and told, in order: (`told` or `read`, first byte, last byte + 1)."""
+    """Records hints to its sources and reads, in order: (`told` or `read`, first byte, last byte + 1)."""
 
     def __init__(self, path):
         super().__init__(path)

@@ -1,4 +1,4 @@
-"""What is refused of what is read: damage, other files in their place, and requests that cannot be."""
+"""Reads that are refused: damaged bytes, replaced files, and impossible requests."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_few_files_are_open_at_a_time(store, helpers):
 
 
 def open_files(store):
-    """How many files of a store this process has open: what else it has may change at any time."""
+    """Number of files of a store that this process has open; its other open files may change at any time."""
     found = 0
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -167,7 +167,7 @@ def open_files(store):
 
 
 class Pieces:
-    """Collects the pieces of a range of an item, of which only some runs may be looked at."""
+    """Collects the pieces of a range of an item, of which only the wanted runs are compared."""
 
     def __init__(self, key, item, start, stop, runs=None):
         self.memory = bytearray(item.stored_bytes)

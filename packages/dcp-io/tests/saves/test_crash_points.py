@@ -21,9 +21,9 @@ NEW = [{"a": b"x" * 90, "d": b"y" * 80_000}, {"c": b"z" * 20, "e": b"w"}]
 
 
 def save_later(store, helpers):
-    """The next save, so much later that temporary files of markers are old: they carry no process, only their age.
+    """The next save, so much later that temporary files of markers are old: only their age shows that they are dead.
 
-    The markers themselves stay young, so that a dead save is still known by its process.
+    The markers themselves stay fresh, so that a dead save is recognised by its process.
     """
     yesterday = time.time() - 24 * 3600
     for name in filter(is_marker_temporary, helpers.names(store)):
@@ -32,7 +32,7 @@ def save_later(store, helpers):
 
 
 def run_and_kill(root, action, number, kind="kill"):
-    """Run `action` in a child that is killed at its call `number`; its calls, and whether it was struck."""
+    """Run `action` in a child that is killed at its call `number`; returns its calls, and whether it was killed."""
     run = run_traced(lambda rank: action(), root, fault=Fault(kind, number))
     (end,) = run.ranks
     assert end.error is None, end.error
@@ -42,14 +42,14 @@ def run_and_kill(root, action, number, kind="kill"):
 
 @pytest.fixture(params=[4, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 def every(request):
-    """Each how many-th call is struck."""
+    """Interval of the calls at which the child is killed: every n-th call."""
     return request.param
 
 
 def check_everywhere(tmp_path, every, prepare, action, after):
-    """Kill `action` at its calls, and in the middle of its writes; `after` sees the store each time.
+    """Kill `action` at its calls, and in the middle of its writes; `after` checks the store each time.
 
-    Returns how often the new checkpoint was found, and how often the action was killed.
+    Returns how many times the new checkpoint was found, and how many times the action was killed.
     """
 
     def strike(number, kind):
@@ -149,7 +149,7 @@ def test_changing_between_the_two_kinds_of_save(tmp_path, every, helpers, first,
 
 
 def test_cleanup_of_a_dead_save_may_be_killed_too(tmp_path, every, helpers):
-    """A save dies while writing; the next one dies while it cleans up and saves; the third finds order."""
+    """A save dies while writing; the next one dies while it cleans up and saves; the third one succeeds."""
 
     def prepare(store):
         helpers.save_all(store, OLD, sync=False)

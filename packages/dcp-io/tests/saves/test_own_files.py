@@ -1,4 +1,4 @@
-"""Whatever lies in a folder, only files go whose names and contents say that a save made them."""
+"""Only files whose names and contents show that a save made them are removed from a folder."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_of_many_that_start_at_once_one_wins(store):
 
 
 def test_a_later_starter_is_waited_for(store, plant):
-    """Its marker says that it is starting after us: it will see ours and give way."""
+    """The other save's marker shows that it started later: it will find this save's marker, and end."""
     name = plant("zzz", phase="starting", host="elsewhere", age=-30.0)
     gone = threading.Event()
 

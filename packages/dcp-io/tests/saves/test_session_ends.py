@@ -44,7 +44,7 @@ def test_abort_after_publishing_keeps_the_checkpoint(store, helpers):
 
 
 def test_abort_when_publishing_failed_halfway(store, helpers, patch_os):
-    """The error came after the replacement: nobody may remove what is published now."""
+    """The error came after the replacement, so the published files must not be removed."""
     session = SaveSession.begin(store)
     name = f"__0_0.{session.save_id}.distcp"
     store.publish(name, b"x")

@@ -29,7 +29,7 @@ def test_everything_moves_whatever_a_call_is_willing_to_do(fd, monkeypatch, piec
     asked = []
 
     class Short:
-        """Moves fewer bytes than asked, as a system may."""
+        """Moves fewer bytes than requested, as system calls may."""
 
         @staticmethod
         def limit(buffers):

@@ -229,7 +229,7 @@ def test_errors_name_the_file(store, patch_os):
 
 
 def test_syncing_is_ordered(store, patch_os):
-    """File bytes before the name, the name before anybody is told."""
+    """A file's bytes are synced before its name, and its name before the call returns."""
     log = []
     paths = {}
 
@@ -253,7 +253,7 @@ def test_syncing_is_ordered(store, patch_os):
 
 
 def test_a_file_that_is_replaced_while_the_folder_is_listed_is_there(store, monkeypatch):
-    """As btrfs does: a name that is given anew after the folder was opened is not shown, and the old one is gone."""
+    """As on btrfs: a name that is replaced after the folder was opened is missing from the listing."""
     for name in ("x", "y"):
         store.publish(name, b"old")
     scandir, hidden = os.scandir, [{"x"}, {"y"}]
@@ -269,7 +269,7 @@ def test_a_file_that_is_replaced_while_the_folder_is_listed_is_there(store, monk
 
 
 def test_folder_of_another_process_that_is_seen_late(tmp_path, monkeypatch):
-    """As network file systems do: it cannot be made, for it is there, and it cannot be seen yet."""
+    """As on network file systems: the folder cannot be made, since it exists, but is not visible yet."""
     monkeypatch.setattr("dcp_io.stores.durable_folders._SECONDS_TO_BE_SEEN", 60.0)
     folder = tmp_path / "new"
     looks = []

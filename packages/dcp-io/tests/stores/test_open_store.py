@@ -1,4 +1,4 @@
-"""Stores by URI: what is found, and what is said of what is not."""
+"""Stores by URI: those that are found, and the errors for those that are not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_folders_of_the_file_system(tmp_path: Path) -> None:
 
 
 class Plugin:
-    """Brings stores: functions of this module by scheme."""
+    """Plug-in that registers functions of this module as stores, by scheme."""
 
     def __init__(self, *specs: StoreSpec) -> None:
         self._specs = specs
@@ -55,7 +55,7 @@ def refuse(uri: str, storage_options: object) -> None:
 
 @pytest.fixture
 def add(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`add(name, scheme, function)` registers a plug-in; those that are installed are not there."""
+    """`add(name, scheme, function)` registers a plug-in; installed plug-ins are hidden."""
     monkeypatch.setattr(installed, "__dict__", vars(PluginRegistry("dcp-nothing-installed")))
     monkeypatch.setitem(sys.modules, "openers_of_test", sys.modules[__name__])
 

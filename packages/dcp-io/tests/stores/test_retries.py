@@ -1,4 +1,4 @@
-"""Attempts are bounded in number and time, and what came of them is told."""
+"""Attempts are limited in number and time, and their failures are reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dcp_io import Attempts, StorageError
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What would have been waited: time passes in the list alone."""
+    """Pauses in seconds, which are recorded instead of waited for."""
     taken: list[float] = []
     monkeypatch.setattr(time, "sleep", taken.append)
     monkeypatch.setattr(time, "monotonic", lambda: sum(taken))

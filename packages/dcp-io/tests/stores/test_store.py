@@ -33,7 +33,7 @@ class MemorySink(Sink):
 
 
 class MemoryStore(Store):
-    """Neither rename nor open files: only what the contract asks for."""
+    """A store with only the required methods: neither renames nor open files."""
 
     def __init__(self):
         self.objects = {}

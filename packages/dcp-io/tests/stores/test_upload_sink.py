@@ -1,4 +1,4 @@
-"""An upload ends once: completed, or given up and removed."""
+"""An upload ends once: it is completed, or cancelled and removed."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_alike_requests_give_the_same_files_as_single_ones(tmp_path, layout, sin
 
 
 def rank_of(requests):
-    """The order in which the engine takes requests of one thread."""
+    """The order in which the engine writes the requests of one thread."""
     order = {position: n for n, position in enumerate(write_engine.assign_to_threads(requests, 1)[0])}
     ranks = {one.key: order[position] for position, one in enumerate(requests)}
     return lambda one: ranks[one.key]

@@ -1,4 +1,4 @@
-"""Payloads through encoders: order, memory, and what is left when one fails."""
+"""Payloads through encoders: order, memory, and leftovers when an encoder fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dcp_io.writing.stream_writes import encode_payload
 
 
 class Marking:
-    """Puts its name around what is written in one go."""
+    """Encoder that puts its name before and after the bytes of a stream."""
 
     def __init__(self, name: bytes, fails: str = "") -> None:
         self.name = name

@@ -256,7 +256,7 @@ def test_any_mixture_comes_back(store, helpers, write, monkeypatch, sizes, layou
 
 
 class Pieces:
-    """Data that is made in a buffer which is used again for each piece."""
+    """Payload that is produced piece by piece in one reused buffer."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -325,7 +325,7 @@ def test_writeback_is_a_hint(tmp_path):
 
 @pytest.mark.slow
 def test_items_over_two_gigabytes_and_writes_that_end_short(store, patch_os):
-    """One call moves less than 2 GiB, and may move less than it was asked to: all bytes arrive all the same."""
+    """One call moves less than 2 GiB, and maybe fewer bytes than requested; all bytes must be written nevertheless."""
     data = np.zeros((2 << 30) + (5 << 20) + 3, np.uint8)
     data[:: 1 << 20] = np.arange(len(data[:: 1 << 20])) % 251
     calls = []

@@ -1,4 +1,4 @@
-"""Optimizers that wrap or hold others: the real ones are found, or the optimizer is refused before it is touched."""
+"""Optimizers that wrap or hold others: the inner ones are found, or the outer one is refused and left unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dcp_state import (
 
 
 class ByProperties(torch.optim.Optimizer):
-    """As accelerate's: everything is a property of the one inside."""
+    """Like accelerate's wrapper: groups and state are properties that return those of the inner optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
@@ -61,7 +61,7 @@ class ByProperties(torch.optim.Optimizer):
 
 
 class ByAttribute(torch.optim.Optimizer):
-    """As torch's PostLocalSGDOptimizer: the groups are an attribute, which a load of the one inside leaves behind."""
+    """Like PostLocalSGDOptimizer of torch: the groups are an attribute, which a load into the inner one makes stale."""
 
     def __init__(self, optim: Any) -> None:
         self.optim = optim
@@ -79,7 +79,7 @@ class ByAttribute(torch.optim.Optimizer):
 
 
 class ByClass:
-    """As Lightning's: takes the class of the one inside, and asks it for everything else."""
+    """Like Lightning's wrapper: derives from the inner optimizer's class, and takes all else from that optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -100,7 +100,7 @@ class ByClass:
 
 
 class Container(torch.optim.Optimizer):
-    """As torchtitan's: one for each part of a model, and groups of its own over all parameters."""
+    """Like torchtitan's container: one optimizer for each part of a model, and its own groups over all parameters."""
 
     def __init__(self, optimizers: list[Any], parameters: list[Any]) -> None:
         self.optimizers = optimizers
@@ -116,7 +116,7 @@ class Container(torch.optim.Optimizer):
 
 
 class Joined(torch.optim.Optimizer):
-    """Two kinds under one: the groups are those of both."""
+    """Two kinds of optimizers in one: its groups are those of both."""
 
     def __init__(self, *members: Any) -> None:
         super().__init__(list(members[0].param_groups[0]["params"]), {})
@@ -133,7 +133,7 @@ class Joined(torch.optim.Optimizer):
 
 
 class Lookahead(torch.optim.Optimizer):
-    """Has state of its own beside that of the one inside."""
+    """Has its own state besides that of the inner optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
@@ -146,7 +146,7 @@ class Lookahead(torch.optim.Optimizer):
 
 
 class Synced(torch.optim.Optimizer):
-    """As ZeroRedundancyOptimizer: hyperparameters of its own, which each step puts into the one inside."""
+    """Like ZeroRedundancyOptimizer: has its own hyperparameters, which each step copies to the inner optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer.param_groups[0]["params"], {"lr": 0.1})
@@ -244,7 +244,7 @@ def _held(net: Any, optimizer: Any) -> list[Any]:
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_wrappers_are_seen_through(name: str, steps: int) -> None:
-    """Nothing changes, all state is there by name, and a resumed run goes on as if there had been no interruption."""
+    """Nothing changes, all state is there by name, and a resumed run continues as if there had been no interruption."""
     runs = [(net, KNOWN[name](net)) for net in (_net(0), _net(0), _net(1), _net(1))]
     untouched, looked_at, by_dict, by_checkpoint = runs
     for run in (untouched, looked_at):
@@ -277,7 +277,7 @@ def test_unknown_holders_are_refused_untouched(name: str) -> None:
 
 
 def test_hyperparameters_reach_joined_groups_after_a_load() -> None:
-    """The groups stay the objects that they were, as others hold them too: a schedule over them goes on."""
+    """The groups stay the same objects, since schedulers hold them too and continue to change them."""
     first, second = _net(0), _net(1)
     saved, resumed = Joined(*_parts(first)), Joined(*_parts(second))
     for group in saved.param_groups:
@@ -307,7 +307,7 @@ def test_wrappers_that_hold_each_other_are_refused() -> None:
 
 
 def test_a_wrapper_that_hides_the_optimizer_is_read_but_never_tried() -> None:
-    """The one inside cannot be seen: what the wrapper shows is read, and what is not there is not made up."""
+    """The inner optimizer cannot be found: the wrapper's own state is read; missing state is not found by a trial."""
     net = _net(0)
     inner = _inner(net)
     hidden = ByProperties(

@@ -1,4 +1,4 @@
-"""Optimizer state by name, in one process: complete, exact, and nothing changes by looking."""
+"""Optimizer state by name, in one process: complete and exact; reading it changes nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("options", [None, FLAT], ids=["nested", "flat"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_goes_on_as_if_nothing_had_happened(name: str, options: StateDictOptions | None, steps: int) -> None:
-    """Saved before the first step or after some: looked at or not, and restored, all three runs stay equal."""
+    """Three runs stay equal: one is left alone, the state of one is read, and one is restored from that state."""
     runs = []
     for _ in range(2):
         net = model()
@@ -95,7 +95,7 @@ def test_goes_on_as_if_nothing_had_happened(name: str, options: StateDictOptions
 
 
 def test_a_state_dict_is_not_kept() -> None:
-    """Training goes on without changing what was given."""
+    """Training continues without changing the state dict that was loaded."""
     net = model()
     optimizer = torch.optim.AdamW(net.parameters())
     step(net, optimizer)
@@ -294,7 +294,7 @@ def test_lbfgs_and_foreign_parameters_are_refused() -> None:
 
 
 def test_gradients_of_another_dtype_and_tensors_as_lr_do_not_matter() -> None:
-    """pytorch/pytorch#191918 and #139575."""
+    """Regression test for pytorch/pytorch#191918 and #139575."""
     net = torch.nn.Linear(2, 2)
     for parameter in net.parameters():
         parameter.grad_dtype = torch.bfloat16

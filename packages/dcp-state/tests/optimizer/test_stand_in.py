@@ -1,4 +1,4 @@
-"""A stand-in shares nothing with its optimizer that either could change; what cannot be copied is named."""
+"""A stand-in shares nothing mutable with its optimizer; attributes that cannot be copied are named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Record(NamedTuple):
 
 
 class Helper:
-    """Plain data that leads back to the optimizer."""
+    """Plain data that references the optimizer."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -70,7 +70,7 @@ class Entangled(torch.optim.SGD):
 
 
 def _reachable(root: Any) -> dict[int, Any]:
-    """All objects that an object leads to, but for what classes, modules and the globals of functions lead to."""
+    """All objects reachable from an object, except through classes, modules and the globals of functions."""
     found: dict[int, Any] = {}
     open_ends = [root]
     while open_ends:
