@@ -24,7 +24,7 @@ class Options:
         config: Options of the service, under obstore's names: `endpoint`, `region`, `access_key_id`, …
         client_options: Options of the HTTP client: `allow_http`, `timeout`, `proxy_url`, …
         retry_config: Options of retries: `max_retries`, `retry_timeout` (the deadline of an operation), `backoff`.
-        credential_provider: Function that returns credentials; see obstore.
+        credential_provider: Provider of credentials, as obstore takes it.
     """
 
     config: dict[str, Any] = field(default_factory=dict)

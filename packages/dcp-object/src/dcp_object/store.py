@@ -28,7 +28,7 @@ class ObjectStore(Store):
 
     Guarantees: those of `Store`. Acknowledged writes are durable and visible to everybody at once (as S3, GCS and Azure
     promise); an object appears when all of it has arrived. `publish` is one PUT on the condition that the object has
-    not changed since it was looked up; the condition is left out if the service has no conditional PUT.
+    not changed since it was looked up; there is no such condition if the service reports neither ETags nor versions.
 
     Args:
         client: Client of the container.
