@@ -1,9 +1,9 @@
 """Adapters between storages and planners of `torch.distributed.checkpoint` and ours, in both directions.
 
-The only package that imports stock. What files look like, and what reads them, is elsewhere: these classes translate
-calls and records, and `replace_stock` lets stock's names mean ours in a process. Stock is imported with the first of
-these names that is used, not with the package: wherever it is installed, its plugin module is imported by every process
-that looks for plugins.
+The only package that imports stock. Its classes translate calls and records, not files;
+`replace_stock` replaces stock's names by ours in a process. Stock is imported on the first use of a name of this
+package, not with the package, since every process that looks for plug-ins imports the plug-in modules of all installed
+packages.
 """
 
 from __future__ import annotations

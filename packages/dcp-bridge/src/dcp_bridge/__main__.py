@@ -31,13 +31,13 @@ where dcp-bridge is installed.
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program that the arguments name.
+    """Run the program that the command line names.
 
     Args:
-        arguments: Those of the command line, without the name of this one.
+        arguments: Arguments of the command line, without the name of the command.
 
     Raises:
-        SystemExit: The arguments are wrong, the program is not there, or the program exits.
+        SystemExit: The arguments are wrong, the program does not exist, or it exits.
     """
     parser = argparse.ArgumentParser(
         prog="python -m dcp_bridge",

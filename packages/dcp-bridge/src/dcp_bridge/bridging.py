@@ -37,13 +37,13 @@ def from_stock(value: Any, **options: Any) -> Any:
     """Adapt a storage, planner or metadata of `torch.distributed.checkpoint` for our `save` and `load`.
 
     Args:
-        value: A storage writer or reader, a save or load planner, or a `Metadata` of stock. What `to_stock` made gives
-            back what it was made from, and what is ours stays as it is.
-        options: `check_results` of a writer (see `StockWriter`), `trust_objects` of a load planner (see
-            `StockLoadPlanner`).
+        value: A storage writer or reader, a save or load planner, or a `Metadata` of stock. An adapter that `to_stock`
+            made is unwrapped, and objects of ours are returned unchanged.
+        options: Options of the adapter: `check_results` for a writer (see `StockWriter`), `trust_objects` for a load
+            planner (see `StockLoadPlanner`).
 
     Raises:
-        TypeError: It is none of these, or has no such option.
+        TypeError: `value` is none of these, or its adapter has no such option.
     """
     if isinstance(value, Wrapper) and isinstance(value, _STOCKS):
         return value.wrapped
@@ -73,12 +73,13 @@ def to_stock(value: Any, **options: Any) -> Any:
     """Adapt a storage, planner or metadata of ours for `save` and `load` of `torch.distributed.checkpoint`.
 
     Args:
-        value: A storage writer or reader, a save or load planner, or a `Metadata` of ours. What `from_stock` made gives
-            back what it was made from, and what is stock's stays as it is.
-        options: `save_id` of a writer (see `WriterForStock`), `trust_objects` of a reader (see `ReaderForStock`).
+        value: A storage writer or reader, a save or load planner, or a `Metadata` of ours. An adapter that `from_stock`
+            made is unwrapped, and objects of stock are returned unchanged.
+        options: Options of the adapter: `save_id` for a writer (see `WriterForStock`), `trust_objects` for a reader
+            (see `ReaderForStock`).
 
     Raises:
-        TypeError: It is none of these, or has no such option.
+        TypeError: `value` is none of these, or its adapter has no such option.
     """
     if isinstance(value, Wrapper) and isinstance(value, _OURS):
         return value.wrapped

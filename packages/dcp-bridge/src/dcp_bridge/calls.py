@@ -1,4 +1,4 @@
-"""Calls of stock's objects: stock's BaseException converted to an error of ours."""
+"""Calls of stock's objects; converts stock's CheckpointException, a BaseException, to our error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["stock_errors"]
 
 @contextlib.contextmanager
 def stock_errors(what: str) -> Iterator[None]:
-    """Raise stock's CheckpointException, a BaseException, as ours.
+    """Raise stock's CheckpointException, a BaseException, as our CheckpointException.
 
     Args:
-        what: What the stock object was asked for, for the message.
+        what: Name of the call of stock's object, for the error message.
     """
     try:
         yield

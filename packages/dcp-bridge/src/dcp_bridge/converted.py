@@ -1,6 +1,6 @@
-"""Lazily converted lists of records of the other library.
+"""Lists of records of the other library that are converted lazily.
 
-A plan passes through hands that mostly add one field and never touch its items: those should not be made twice.
+Most functions that a plan passes through add one field and never read its items, which should not be converted twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ B = TypeVar("B")
 
 
 class _Converted(Generic[A, B]):
-    """Source of a `LazyList`: `convert` of each of `items`, which must not change."""
+    """Source of a `LazyList` of `convert(item)` for each item of `items`, which must not change."""
 
     def __init__(self, items: list[A], convert: Callable[[A], B]) -> None:
         self.items = items
@@ -35,7 +35,7 @@ class _Converted(Generic[A, B]):
 def converted(items: list[A], convert: Callable[[A], B]) -> list[B]:
     """Return a list of `convert(item)` for each item, converted on first access.
 
-    What was converted from the other library's records and never looked at goes back as the list that it was made from.
+    If `items` is itself such a list, and none of its items was read, the list that it was made from is returned.
     """
     source = items.source if isinstance(items, LazyList) else None
     if isinstance(source, _Converted):

@@ -25,11 +25,11 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
     """Load planner that delegates to a planner of `torch.distributed.checkpoint`, including overridden methods.
 
     Args:
-        wrapped: The planner.
-        trust_objects: Give it stored objects without looking into them. Stock's planner unpickles them without
-            restriction, which runs whatever code they hold.
+        wrapped: Planner of stock.
+        trust_objects: Whether stored objects are passed to the planner without a check. Stock's planner unpickles them
+            without restriction, which runs any code in them.
 
-    Its own rules apply: what stock does not check (dtypes, holes) is not checked.
+    The rules of the wrapped planner apply: what stock does not check (dtypes, holes) is not checked.
 
     Example:
         ```python
@@ -76,7 +76,8 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
         """Pass a stored object to the planner, unless unpickling it needs more than our allow-list.
 
         Raises:
-            UnsafeCheckpointError: It would, or these are not the bytes of `torch.save`; names what it needs.
+            UnsafeCheckpointError: Unpickling needs more, or the bytes are not those of `torch.save`; the message names what is
+                needed.
         """
         if not self._trust_objects:
             value = _harmless(read_item.storage_index.fqn, value.getvalue())
@@ -154,7 +155,7 @@ class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
 def _harmless(key: str, data: bytes) -> io.BytesIO:
     """Re-pickle an object that our allow-list has loaded: stock may unpickle these bytes without restriction.
 
-    What one reader finds harmless in the bytes of a stranger another one may read otherwise.
+    The original bytes are not passed on, since another reader may interpret untrusted bytes differently.
     """
     remedy = (
         "use dcp_core.DefaultLoadPlanner, or, if you trust the checkpoint, trust_objects=True with from_stock(planner) "

@@ -1,4 +1,5 @@
-"""Conversion of stock's records to ours. Single records that `dcp_core.records.foreign_records` knows are left to it.
+"""Conversion of stock's records to ours. Single records that `dcp_core.records.foreign_records` supports are converted
+there.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage}` (fields).
 """

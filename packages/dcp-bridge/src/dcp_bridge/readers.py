@@ -27,10 +27,10 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
     """Storage reader that delegates to one of `torch.distributed.checkpoint`.
 
     Args:
-        wrapped: The reader.
+        wrapped: Reader of stock.
 
-    It reads as it reads: stock's file reader unpickles `.metadata` without restriction, and checks no CRC. What was
-    read is listed as unverified in the `LoadReport`.
+    The wrapped reader determines the checks: stock's file reader unpickles `.metadata` without restriction, and checks no
+    CRC. All keys that were read are listed as unverified in the `LoadReport`.
 
     Example:
         ```python
@@ -50,7 +50,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         self._found: tuple[Metadata, stock_records.Metadata] | None = None
         self._rank_local = False
         self.unverified_keys: set[str] = set()
-        """Keys of the last `read_data`: all of them."""
+        """All keys that the last `read_data` read."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """See `StorageReader`."""
@@ -58,7 +58,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """See `StorageReader`. With `rank`, the metadata of what that rank saved without collectives.
+        """See `StorageReader`. With `rank`, returns the metadata of the values that this rank saved without collectives.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint.
@@ -84,7 +84,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         return own
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See `StorageReader`; passes the reader the metadata that it returned."""
+        """See `StorageReader`; the wrapped reader gets the metadata that it had returned."""
         del args
         own, found = self._found or (None, None)
         if found is None or own is not metadata:
@@ -118,8 +118,8 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
     """Storage reader of `torch.distributed.checkpoint` that delegates to one of ours, which checks every byte.
 
     Args:
-        wrapped: The reader.
-        trust_objects: Give stock's planner stored objects without looking into them; see `StockLoadPlanner`.
+        wrapped: Reader of ours.
+        trust_objects: Whether stored objects are passed to stock's planner without a check; see `StockLoadPlanner`.
 
     Example:
         ```python
@@ -154,7 +154,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
     def set_up_storage_reader(
         self, metadata: stock_records.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """See stock; passes the reader the metadata that it returned."""
+        """See stock; the wrapped reader gets the metadata that it had returned."""
         found, own = self._found or (None, None)
         if own is None or found is not metadata:
             own = as_metadata(metadata)

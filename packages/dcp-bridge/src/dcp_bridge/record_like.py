@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def record_like(kind: Callable[..., T], source: object, **changes: Any) -> T:
-    """Make a record with the fields of another, some of them changed.
+    """Make a record with the fields of another record, some of them changed.
 
     Args:
-        kind: A dataclass; older versions of stock have fewer fields, and get no others.
-        source: Record of the other library; fields that it lacks have their defaults in the new one.
-        changes: Values in place of those of `source`.
+        kind: Dataclass of the new record. Fields that it lacks, as in older versions of stock, are left out.
+        source: Record of the other library. Fields that it lacks have their defaults in the new record.
+        changes: Values that replace those of `source`.
     """
     known = _field_names(kind)
     kept = {name: getattr(source, name) for name in known if name not in changes and hasattr(source, name)}

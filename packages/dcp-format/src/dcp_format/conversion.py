@@ -22,16 +22,17 @@ __all__ = ["convert", "open_content"]
 
 
 def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> Content:  # noqa: A002 - what users call it
-    """Open `path`, a path or a URI, as content, whatever its format; the caller closes it.
+    """Open a path or URI of any format as content, which the caller closes.
 
-    A checkpoint is read where it is. A file of another format at a URI is copied into a temporary folder until `close`.
+    A checkpoint is read where it is. A file of another format at a URI is copied into a temporary folder, which `close`
+    removes.
 
     Raises:
-        CheckpointNotFoundError: There is nothing.
-        UnsupportedFormatError: No installed converter knows it.
-        CorruptCheckpointError: It is damaged.
-        StoreNotFoundError: No installed package opens the URI; names the one to install.
-        InvalidPlaceError: It names no place.
+        CheckpointNotFoundError: There is nothing at `path`.
+        UnsupportedFormatError: No installed converter recognises the format.
+        CorruptCheckpointError: The checkpoint or file is damaged.
+        StoreNotFoundError: No installed package opens the URI; the message names the one to install.
+        InvalidPlaceError: `path` is empty, or a URI that has lost a slash.
     """
     if scheme_of(path) == "file":
         place = file_path(path)
@@ -71,27 +72,27 @@ def convert(
     """Convert a checkpoint or file to another format, tensor by tensor; an error leaves the destination unchanged.
 
     Args:
-        source: File or folder, or a URI; its format is found from its content.
-        destination: File or folder; the format follows from its name, or from `format`. A checkpoint may be written to
+        source: File, folder or URI to read; its format is detected from its content.
+        destination: File or folder to write; its name or `format` selects the format. A checkpoint may be written to
             a URI that an installed storage opens.
-        source_format: Name of the source's format, if it should not be looked for.
-        format: Name of the format to write: `checkpoint`, `torch`, `safetensors`, or one of a plugin.
-        include: Shell patterns of names to take; all if empty.
-        exclude: Shell patterns of names to leave out.
+        source_format: Name of the source's format, if it should not be detected.
+        format: Name of the format to write: `checkpoint`, `torch`, `safetensors`, or a plug-in's format.
+        include: Shell patterns of the names to convert; all if empty.
+        exclude: Shell patterns of the names to leave out.
         rename: Name (or path) in the source → name in the result.
-        rename_regex: (regular expression, replacement) pairs for other names.
+        rename_regex: (regular expression, replacement) pairs for names that `rename` does not mention.
         dtype: Dtype of floating-point tensors in the result; None leaves it unchanged.
-        options: Options of the written format.
-        started: Is given the content that will be written, before it is.
+        options: Options for writing.
+        started: Function that is called with the content to write, before it is written.
 
     Returns:
         The name of the format that was written.
 
     Raises:
-        DcpError: A subclass for each kind of failure: not found, damaged, unsafe, unsupported by the format.
+        DcpError: The conversion failed; a subclass says why: not found, damaged, unsafe, unsupported by the format.
         UnsupportedFormatError: The format cannot be written to a URI; nothing has been read or written.
-        StoreNotFoundError: No installed package opens a URI; names the one to install.
-        InvalidPlaceError: A place is empty, or a URI that has lost a slash.
+        StoreNotFoundError: No installed package opens a URI; the message names the one to install.
+        InvalidPlaceError: The source or destination is empty, or a URI that has lost a slash.
 
     Ranks: one; not collective.
 

@@ -27,8 +27,8 @@ _logger = library_logger(__name__)
 class Converter(Protocol):
     """Converter of one format: detects, reads and writes it.
 
-    Paths are those of files and folders of this machine. A converter with a true attribute `takes_uris` gets URIs of
-    installed storages, too, to detect, read and write; for other converters, the files at a URI are downloaded first.
+    Its methods get paths of local files and folders. If a converter has a true attribute `takes_uris`, its methods also
+    get URIs of installed storages; for other converters, the files at a URI are downloaded first.
     """
 
     def detect(self, path: str | os.PathLike[str]) -> bool:
@@ -38,7 +38,7 @@ class Converter(Protocol):
     def suits(self, path: str | os.PathLike[str]) -> bool:
         """Whether the name of a new file or folder asks for this format.
 
-        A converter with a true attribute `fallback` stands back where another one says so, too.
+        If several converters return True, those with a true attribute `fallback` are not used.
         """
         ...
 
@@ -55,7 +55,7 @@ def converter_for(name: str) -> Converter:
     """Return the converter of a format by name.
 
     Raises:
-        PluginNotFoundError: No installed package offers it; names those that are there.
+        PluginNotFoundError: No installed package has a converter of that name; the message lists the available ones.
     """
     made = plugins.converter(name)
     found: Converter = made() if isinstance(made, type) else made
@@ -63,12 +63,12 @@ def converter_for(name: str) -> Converter:
 
 
 def detect(path: str | os.PathLike[str]) -> str:
-    """Return the name of the format of a path or URI; files at a URI may be downloaded for that.
+    """Return the name of the format at a path or URI; the files at a URI may be downloaded to detect it.
 
     Raises:
-        CheckpointNotFoundError: There is nothing.
-        UnsupportedFormatError: No installed converter knows it.
-        StoreNotFoundError, InvalidPlaceError: The URI cannot be opened, or names no place.
+        CheckpointNotFoundError: There is nothing at `path`.
+        UnsupportedFormatError: No installed converter recognises the format.
+        StoreNotFoundError, InvalidPlaceError: No installed package opens the URI, or it is invalid.
     """
     if scheme_of(path) == "file":
         return _detect_file(file_path(path))
@@ -80,10 +80,10 @@ def detect(path: str | os.PathLike[str]) -> str:
 
 
 def detect_at_uri(uri: str) -> str | None:
-    """Return the format's name of a URI, if a converter that reads URIs recognises it; None otherwise.
+    """Return the name of the format at a URI, if a converter that reads URIs recognises it; None otherwise.
 
     Raises:
-        StoreNotFoundError, InvalidPlaceError: As `open_store`.
+        StoreNotFoundError, InvalidPlaceError: See `open_store`.
         StorageError, OSError: The storage failed.
     """
     names = [name for name in plugins.names("converters") if takes_uris(converter_for(name))]

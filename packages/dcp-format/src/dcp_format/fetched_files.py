@@ -1,6 +1,6 @@
 """Downloads of files at a URI into a temporary folder, for formats whose readers need local files.
 
-Checkpoints are read where they are; see `checkpoint`. What is copied is what belongs together: one file, or all
+Checkpoints are read where they are; see `checkpoint`. A download is one file, or all
 safetensors files of a folder with their index.
 """
 
@@ -22,14 +22,14 @@ _INDEX_SUFFIX = ".index.json"
 
 
 class Fetched:
-    """A downloaded copy of a URI's files, until `close`.
+    """A downloaded copy of the files at a URI; `close` removes it.
 
     Args:
         uri: URI of a file, or of a folder that holds safetensors files.
 
     Raises:
-        CheckpointNotFoundError: There is neither.
-        StoreNotFoundError, InvalidPlaceError: As `open_store`.
+        CheckpointNotFoundError: There is neither a file nor a folder with safetensors files at the URI.
+        StoreNotFoundError, InvalidPlaceError: See `open_store`.
         StorageError, OSError: The storage failed, or the temporary folder is full.
     """
 
@@ -37,7 +37,7 @@ class Fetched:
         self._folder = tempfile.TemporaryDirectory(prefix="dcp-format-")
         try:
             self.path = self._fetch(uri)
-            """Of the copy, a file or folder."""
+            """Path of the copy: a file or a folder."""
         except BaseException:
             self.close()
             raise

@@ -25,9 +25,9 @@ class CheckpointConverter:
     """Converter of checkpoint folders, which have a `.metadata`."""
 
     fallback = True
-    """It is chosen for names that match no other format."""
+    """This converter is chosen for names that no other format matches."""
     takes_uris = True
-    """A store publishes its index in one step, wherever it is."""
+    """Checkpoints at URIs are read and written in place: every store publishes an index atomically."""
 
     detect, read, write = staticmethod(is_checkpoint), staticmethod(open_checkpoint), staticmethod(write_checkpoint)
 
@@ -50,7 +50,7 @@ class SafetensorsConverter:
     """Converter of safetensors files and Hugging Face folders."""
 
     def detect(self, path: Place) -> bool:
-        """Whether the path is a safetensors file, or a folder with one and without a checkpoint's index."""
+        """Whether the path is a safetensors file, or a folder that has such files and no checkpoint index."""
         place = Path(path)
         if place.is_dir():
             has_files = (place / INDEX_NAME).exists() or any(place.glob(f"*{SUFFIX}"))

@@ -2,7 +2,7 @@
 
 Strategies whose ranks save their shards are in `dcp_lightning.strategies` for the Trainer, and
 in `dcp_lightning.fabric`.
-When a checkpoint is made, and which ones are kept, is the affair of Lightning's `ModelCheckpoint`.
+Lightning's `ModelCheckpoint` decides when to save, and which checkpoints to keep.
 """
 
 from dcp_lightning.checkpoint_io import DcpCheckpointIO

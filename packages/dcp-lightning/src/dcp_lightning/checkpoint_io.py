@@ -1,6 +1,6 @@
-"""`DcpCheckpointIO`: Lightning's plug-in that saves, loads and removes checkpoints, here in folders or object stores.
+"""`DcpCheckpointIO`: plug-in for Lightning that saves, loads and removes checkpoints in folders or object stores.
 
-Which ranks call it with which part of the state is decided by the strategy.
+The strategy decides which ranks call the plug-in, and with which part of the state.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ __all__ = ["DcpCheckpointIO", "PathLike"]
 PathLike = str | os.PathLike[str]
 
 META_OF_LIGHTNING = "meta.pt"
-"""The file that Lightning's own sharded checkpoints have beside those of PyTorch."""
+"""Name of the file that Lightning's own sharded checkpoints have in addition to PyTorch's files."""
 
 
 class DcpCheckpointIO:
     """Plug-in for `Trainer(plugins=[…])` and `Fabric(plugins=[…])`: checkpoints as verified, atomic folders.
 
     Args:
-        background: Save in a `"thread"` or a `"process"`, from a copy; None returns when the checkpoint exists.
-        storage_options: Options of the storage, such as an endpoint, for all saves, loads and removals.
+        background: `"thread"` or `"process"`, which saves in the background from a copy of the state; None returns when
+            the checkpoint exists.
+        storage_options: Options of the storage for all saves, loads and removals, such as an endpoint.
         writer_options: Further arguments of the storage's writer, such as `compression="auto"`.
-        allow_globals: Classes and functions that stored objects may use; those that
-            `torch.serialization.add_safe_globals` was given are allowed as well.
+        allow_globals: Classes and functions that stored objects may use, in addition to those that
+            `torch.serialization.add_safe_globals` has allowed.
 
-    A checkpoint that is removed while a save is in the background stays until that save has succeeded: it may be the
-    last one that is complete. The error of a save in the background is raised by the next save, load, removal or
+    If a checkpoint is to be removed while a save is in the background, it stays until that save has succeeded: it may
+    be the last complete checkpoint. The error of a save in the background is raised by the next save, load, removal or
     `teardown`.
 
     Ranks: one, with a strategy that saves from rank 0 (one device, DDP); see `dcp_lightning.strategies` for others.
@@ -66,16 +67,16 @@ class DcpCheckpointIO:
         self.save(checkpoint, path, storage_options, leads=None)
 
     def save(self, checkpoint: dict[str, Any], path: PathLike, storage_options: Any, *, leads: bool | None) -> None:
-        """Save a checkpoint; the one at that path stays loadable until the new one has replaced it.
+        """Save a checkpoint; an old one at the same path can be loaded until the new one has replaced it.
 
         Args:
-            checkpoint: What this rank holds of it.
-            path: A folder, or a URI that an installed storage handles.
-            storage_options: Beyond those of the plug-in, for this save.
-            leads: Whether this rank is the first of those that save together; None if this process saves alone.
+            checkpoint: This rank's part of the state.
+            path: Path of a folder, or a URI that an installed storage handles.
+            storage_options: Options of the storage for this save, in addition to the plug-in's.
+            leads: Whether this rank is the first of the ranks that save together; None if this process saves alone.
 
         Raises:
-            Exception: The save failed, or an earlier one in the background.
+            Exception: This save, or an earlier one in the background, failed.
         """
         place = os.fspath(path)
         self._removals.pop(place, None)
@@ -102,9 +103,10 @@ class DcpCheckpointIO:
         """Load a whole checkpoint, or a file that `torch.save` wrote.
 
         Args:
-            path: As for a save.
-            map_location: Device of the tensors, as for `torch.load`; in a checkpoint of ours all are of the CPU.
-            weights_only: False unpickles whatever objects were saved, which can run code from the checkpoint.
+            path: Path or URI of the checkpoint, or path of the file.
+            map_location: Device of the tensors, as for `torch.load`; tensors of our checkpoints are on the CPU first.
+            weights_only: False unpickles all objects without restriction, which can run code from the checkpoint; any other
+                value refuses objects that need a class that is not allowed.
 
         Raises:
             FileNotFoundError: There is no checkpoint at that path.
@@ -119,7 +121,7 @@ class DcpCheckpointIO:
     def load_except(
         self, path: PathLike, left_out: Collection[str], *, weights_only: bool | None, no_dist: bool = False
     ) -> dict[str, Any]:
-        """Load a checkpoint but for some of its entries: whole tensors on the CPU. `no_dist` as for `dcp_core.load`."""
+        """Load all entries except `left_out`, as whole tensors on the CPU. For `no_dist`, see `dcp_core.load`."""
         self.settle()
         allowed = (*self._allow_globals, *(item for item in torch.serialization.get_safe_globals() if callable(item)))
         planner = _AllBut(left_out, allow_globals=allowed, trust_objects=weights_only is False)
@@ -128,22 +130,22 @@ class DcpCheckpointIO:
         return state
 
     def storage(self, path: PathLike, role: Literal["reader", "writer"], extra: Mapping[str, Any] | None = None) -> Any:
-        """Return a reader or writer with the plug-in's options and `extra` ones of the storage; None without any."""
+        """Return a reader or writer with the plug-in's options and the storage options `extra`; None if there are none."""
         options = self._writer_options.copy() if role == "writer" else {}
         if self._storage_options or extra:
             options["storage_options"] = {**self._storage_options, **(extra or {})}
         return getattr(plugins.storage_for(os.fspath(path)), f"load_{role}")()(path, **options) if options else None
 
     def remove_checkpoint(self, path: PathLike) -> None:
-        """Remove a checkpoint, once the saves that are in the background have succeeded. Files of others stay."""
+        """Remove a checkpoint after the saves in the background have succeeded. Files not of a checkpoint are kept."""
         self._removals[os.fspath(path)] = None
         if all(future.done() for future in self._pending):
             self.settle()
 
     def settle(self) -> None:
-        """Wait for the saves in the background, raise the error of one that failed, and carry out removals.
+        """Wait for the saves in the background, raise the error of a failed one, and then do the postponed removals.
 
-        After an error nothing is removed.
+        If a save failed, nothing is removed.
         """
         pending, self._pending = self._pending, []
         removals, self._removals = self._removals, {}
@@ -157,7 +159,7 @@ class DcpCheckpointIO:
                 dcp_io.remove_checkpoint(store, also=frozenset({META_OF_LIGHTNING}))
 
     def teardown(self) -> None:
-        """Settle, and end the thread or process of saves in the background. Lightning's Trainer calls it."""
+        """Wait for saves like `settle`, and end the background thread or process. Lightning's Trainer calls it."""
         saver, self._saver = self._saver, None
         try:
             self.settle()
@@ -172,7 +174,7 @@ for _fabric in ("lightning.fabric", "lightning_fabric"):  # twins: each takes on
 
 
 class _AllBut(EmptyStateDictLoadPlanner):
-    """Planner that loads a checkpoint but for some of its entries."""
+    """Planner that loads all entries of a checkpoint except some."""
 
     def __init__(self, left_out: Collection[str], **options: Any) -> None:
         super().__init__(None, **options)
@@ -181,14 +183,14 @@ class _AllBut(EmptyStateDictLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Take the names of all other entries."""
+        """Set the keys to load: the names of all entries except those left out."""
         if metadata is not None and self._left_out:
             self.keys = {str(path[0]) for path in (metadata.planner_data or {}).values()} - self._left_out
         super().set_up_planner(state_dict, metadata, is_coordinator)
 
 
 def _move_aside(path: str) -> str | None:
-    """Give a file or link that lies where a folder is to be saved another name, and return it."""
+    """Rename a file or link at the path where a folder is to be saved; returns its new path, or None without one."""
     if not _is_file(path):
         return None
     os.replace(path, path + ".replaced")
@@ -200,7 +202,7 @@ def _is_file(path: str) -> bool:
 
 
 def _device(map_location: Any) -> torch.device | None:
-    """Return the device that `torch.load` would give tensors of the CPU; None for the CPU's own."""
+    """Return the device on which `torch.load` would place tensors saved on the CPU; None for the CPU."""
     if callable(map_location):
         storage = map_location(torch.empty(0, device="cpu").untyped_storage(), "cpu")
         return None if storage is None else storage.device

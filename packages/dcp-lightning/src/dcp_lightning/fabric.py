@@ -21,12 +21,12 @@ __all__ = ["DcpDDPStrategy", "DcpFSDPStrategy", "DcpFabricStrategy", "DcpModelPa
 
 
 class DcpFabricStrategy(OwnCheckpointIO):
-    """Mix-in for a strategy of Fabric, before it among the bases, for `fabric.save` and `fabric.load`.
+    """Mix-in for a strategy of Fabric, which must follow it in the list of bases, for `fabric.save` and `fabric.load`.
 
-    A `DcpCheckpointIO` among Fabric's plugins has the settings; saves in the background end with its `teardown`.
+    The settings are those of the `DcpCheckpointIO` among Fabric's plugins; its `teardown` waits for background saves.
 
     Ranks: every rank of the job; saving and loading are collective.
-    Source: Lightning 2.6 `lightning.fabric.strategies.Strategy` (the methods that it overrides).
+    Source: Lightning 2.6 `lightning.fabric.strategies.Strategy` (the overridden methods).
     """
 
     def save_checkpoint(
@@ -54,7 +54,7 @@ class DcpFabricStrategy(OwnCheckpointIO):
     def load_checkpoint(
         self, path: PathLike, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load into the objects of `state` in place, on each rank its shards; returns all entries that it lacks."""
+        """Load each rank's shards into the objects of `state` in place; returns all entries that `state` lacks."""
         place = self.broadcast(str(path))
         if is_of_lightning(place) or isinstance(state, nn.Module | Optimizer):
             return super().load_checkpoint(place, state, strict, weights_only)  # type: ignore[no-any-return]
@@ -77,7 +77,7 @@ class DcpFabricStrategy(OwnCheckpointIO):
 
 
 class DcpDDPStrategy(DcpFabricStrategy, DDPStrategy):
-    """`DDPStrategy` of Fabric whose ranks share the writing of what all of them hold."""
+    """`DDPStrategy` of Fabric whose ranks share the work of writing the replicated state."""
 
 
 class DcpFSDPStrategy(DcpFabricStrategy, FSDPStrategy):

@@ -28,7 +28,7 @@ _Strategy: Any = object  # for the type checker: whatever strategy follows among
 
 
 class OwnCheckpointIO(_Strategy):
-    """Strategy with a `DcpCheckpointIO`: the one among the plugins, or one with the usual settings."""
+    """Strategy with a `DcpCheckpointIO`: the one among the plugins, or else one with default settings."""
 
     _checkpoint_io: DcpCheckpointIO | None
 
@@ -49,12 +49,12 @@ class OwnCheckpointIO(_Strategy):
 
 
 def is_of_lightning(path: str) -> bool:
-    """Return whether Lightning's own strategies saved this: a file, or a folder with a file of theirs."""
+    """Whether Lightning's own strategies saved the checkpoint at a path: it is a file, or a folder with `meta.pt`."""
     return os.path.isfile(path) or os.path.isfile(os.path.join(path, META_OF_LIGHTNING))
 
 
 def state_of(part: Any, modules: Iterable[nn.Module]) -> Any:
-    """Return the state of a module, an optimizer or a list of them by canonical names: on each rank its shards."""
+    """Return the state of a module, an optimizer or a list of these by canonical names; each rank gets its shards."""
     if isinstance(part, nn.Module):
         return get_model_state_dict(part)
     if isinstance(part, Optimizer):
@@ -66,13 +66,13 @@ def load_shards(plugin: DcpCheckpointIO, path: PathLike, parts: Mapping[str, Any
     """Load modules and optimizers in place.
 
     Args:
-        plugin: Whose settings to load with.
-        path: The checkpoint.
+        plugin: Plug-in whose settings are used.
+        path: Path or URI of the checkpoint.
         parts: Name in the checkpoint → module, optimizer, or list of optimizers.
-        strict: Whether names of a model that are only here, or only in the checkpoint, are an error.
+        strict: Whether a name that only the model or only the checkpoint has is an error.
 
     Raises:
-        LoadMismatchError: The checkpoint does not fit; nothing has changed.
+        LoadMismatchError: The checkpoint does not fit the modules and optimizers, which are unchanged.
 
     Ranks: every rank of the job; collective.
     """

@@ -1,6 +1,6 @@
 """Strategies of Lightning's Trainer whose ranks each save and load their own part of a checkpoint.
 
-Names of parameters are canonical: a checkpoint of one strategy and world size resumes under another.
+Names of parameters are canonical: a checkpoint can be resumed with another strategy and world size.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _SHARDED = ("state_dict", "optimizer_states")
 
 
 class DcpTrainerStrategy(OwnCheckpointIO):
-    """Mix-in for a strategy of the Trainer, before it among the bases; no state is gathered on one rank.
+    """Mix-in for a strategy of the Trainer, which must follow it in the list of bases; no rank gathers the whole state.
 
-    A `DcpCheckpointIO` among the Trainer's plugins has the settings. The checkpoint has the entries of Lightning's own,
-    without those that hold model and optimizers when `on_load_checkpoint` is given it.
+    The settings are those of the `DcpCheckpointIO` among the Trainer's plugins. A checkpoint has the same entries as
+    Lightning's own, but `on_load_checkpoint` gets it without the states of model and optimizers.
 
     Ranks: every rank of the job; saving and loading are collective.
-    Source: Lightning 2.6 `lightning.pytorch.strategies.ModelParallelStrategy` (the methods that it overrides).
+    Source: Lightning 2.6 `lightning.pytorch.strategies.ModelParallelStrategy` (the overridden methods).
     """
 
     restore_checkpoint_after_setup = True
     lightning_restore_optimizer = False
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the model's state by canonical names: on each rank its shards."""
+        """Return the model's state by canonical names; each rank gets its shards."""
         return get_model_state_dict(self.model)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return an optimizer's state by the names of parameters: on each rank its shards."""
+        """Return an optimizer's state by the names of parameters; each rank gets its shards."""
         return get_optimizer_state_dict(self.model, optimizer)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -56,7 +56,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
         self.checkpoint_io.save(mine, path, storage_options, leads=self.is_global_zero)
 
     def load_checkpoint(self, checkpoint_path: PathLike, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load model and optimizers in place, on each rank its shards; returns everything else."""
+        """Load each rank's shards of model and optimizers in place; returns everything else."""
         path = self.broadcast(str(checkpoint_path))
         module = self.lightning_module
         fitting = module.trainer.state.fn == "fit"
@@ -74,7 +74,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
         return rest
 
     def teardown(self) -> None:
-        """Wait for saves in the background, and raise the error of one that failed."""
+        """Wait for saves in the background, and raise the error of a failed one."""
         try:
             self.checkpoint_io.teardown()
         finally:
@@ -82,7 +82,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
 
 
 class DcpDDPStrategy(DcpTrainerStrategy, DDPStrategy):
-    """`DDPStrategy` whose ranks share the writing of what all of them hold."""
+    """`DDPStrategy` whose ranks share the work of writing the replicated state."""
 
 
 class DcpFSDPStrategy(DcpTrainerStrategy, FSDPStrategy):

@@ -1,7 +1,7 @@
 """Telemetry of saves and loads: `enable_opentelemetry` exports spans and metrics, `enable_prometheus` metrics.
 
-Nothing is exported, and neither library imported, before one of these calls. Where spans and metrics go is decided by
-the providers and registries of the two libraries, never here.
+Before one of these calls, nothing is exported, and neither library is imported. The providers and registries of the two
+libraries decide where spans and metrics go.
 """
 
 from __future__ import annotations

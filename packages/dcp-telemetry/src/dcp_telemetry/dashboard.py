@@ -1,4 +1,4 @@
-"""The dashboard for Grafana, a file of this package."""
+"""The dashboard for Grafana, which is a file in this package."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ __all__ = ["dashboard"]
 def dashboard() -> str:
     """Return a Grafana dashboard over the metrics of `enable_prometheus`, as JSON to import.
 
-    Its data source is chosen in Grafana, by a variable of the dashboard.
+    The data source is selected in Grafana, through a variable of the dashboard.
     """
     return (files("dcp_telemetry") / "dashboards" / "dcp.json").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Enabling of exporters: the calls by which an application begins to export, and ends it."""
+"""Enabling of exporters: the calls with which an application begins and ends the export."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def enable_opentelemetry(
 ) -> None:
     """Export every save and load of this process from now on as spans and metrics of OpenTelemetry.
 
-    A span for each call and, inside of it, one for each phase. A save in the foreground is inside of the span that is
-    current where it is called. Calling it again replaces the providers.
+    Each save or load has a span, which contains a span for each phase. The span of a save in the foreground is a child
+    of the span that is current at the call. A repeated call of this function replaces the providers.
 
     Args:
-        tracer_provider: Where spans go; None for the application's own, the global one.
-        meter_provider: Where metrics go; None for the application's own, the global one.
+        tracer_provider: Provider that gets the spans; None for the application's global one.
+        meter_provider: Provider that gets the metrics; None for the application's global one.
 
     Raises:
         ImportError: `opentelemetry-api` is not installed.
 
-    Ranks: this one alone; call it on each rank whose saves are to be seen.
+    Ranks: affects this rank only; call it on each rank whose saves and loads are to be exported.
 
     Example:
         ```python
@@ -52,17 +52,17 @@ def enable_opentelemetry(
 def enable_prometheus(registry: CollectorRegistry | None = None) -> None:
     """Count and time every save and load of this process from now on in metrics of Prometheus.
 
-    Serving them over HTTP is the application's: `prometheus_client.start_http_server`. Calling it again begins anew,
-    without the metrics of the earlier call.
+    The application serves the metrics over HTTP, with `prometheus_client.start_http_server`. A repeated call of this
+    function discards the metrics of the earlier call.
 
     Args:
-        registry: Where the metrics are registered; None for the process's own, `prometheus_client.REGISTRY`.
+        registry: Registry that gets the metrics; None for the global one, `prometheus_client.REGISTRY`.
 
     Raises:
         ImportError: `prometheus-client` is not installed.
-        ValueError: The registry has other metrics under these names.
+        ValueError: The registry has other metrics with the same names.
 
-    Ranks: this one alone; call it on each rank whose saves are to be seen.
+    Ranks: affects this rank only; call it on each rank whose saves and loads are to be exported.
 
     Example:
         ```python
@@ -80,7 +80,7 @@ def enable_prometheus(registry: CollectorRegistry | None = None) -> None:
 
 
 def disable() -> None:
-    """End all exports of this process, and remove the metrics of Prometheus from their registry."""
+    """End all exports of this process, and remove Prometheus's metrics from their registry."""
     exporters.disable(_OPENTELEMETRY, _PROMETHEUS)
 
 

@@ -1,4 +1,4 @@
-"""The enabled exporters of this process, and what they share: buckets of durations and types of errors."""
+"""The enabled exporters of this process; the histogram buckets and the types of errors that all exporters use."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.
 
 
 class Exporter(Protocol):
-    """Contract of an exporter; called by several threads at a time."""
+    """Contract of an exporter; several threads may call it at a time."""
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Take an event."""
+        """Export an event."""
 
     def close(self) -> None:
-        """Release what is registered elsewhere; no event comes afterwards but those under way."""
+        """Release what is registered elsewhere; afterwards only events that are being passed on may still come."""
 
 
 class Exporters:
-    """Exporters by name. Thread-safe: events are passed on without a lock, and may come while one is enabled."""
+    """Exporters by name. Thread-safe: events are passed on without a lock, even while an exporter is being enabled."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._enabled: dict[str, Exporter] = {}
 
     def enable(self, name: str, exporter: Exporter) -> None:
-        """Add an exporter. There is none of this name: see `disable`."""
+        """Add an exporter under a name that no enabled exporter has; see `disable`."""
         with self._lock:
             self._enabled = {**self._enabled, name: exporter}
 
@@ -48,7 +48,7 @@ class Exporters:
             before[name].close()
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Pass an event on to every exporter. An exporter's error is logged, and reaches no other and no save."""
+        """Pass an event on to every exporter. An exporter's error is logged, and affects no other exporter and no save."""
         for name, exporter in self._enabled.items():
             try:
                 exporter.observe(event)
@@ -57,10 +57,10 @@ class Exporters:
 
 
 def error_type(event: CheckpointEvent) -> str:
-    """Return the class of an event's error if its text begins with one; else `_OTHER`, as conventions have it."""
+    """Return the class of an event's error if its text begins with one; else `_OTHER`, as in OpenTelemetry's conventions."""
     found = re.match(r"[A-Za-z_][\w.]*(?=:)", event.error or "")
     return found[0] if found else "_OTHER"
 
 
 exporters = Exporters()
-"""Those of this process."""
+"""The exporters of this process."""

@@ -19,8 +19,8 @@ class OpenTelemetryExporter:
     """Spans of operations and their phases, and metrics of both. Thread-safe.
 
     Args:
-        tracer_provider: Where spans go; None for the global one.
-        meter_provider: Where metrics go; None for the global one.
+        tracer_provider: Provider that gets the spans; None for the global one.
+        meter_provider: Provider that gets the metrics; None for the global one.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class OpenTelemetryExporter:
         self._measure(event)
 
     def close(self) -> None:
-        """End what runs: its end will not be seen."""
+        """End the running spans, since this exporter will not get the events that would end them."""
         for operation in [*self._running]:
             for span in reversed([*self._running.pop(operation, {}).values()]):
                 span.end()

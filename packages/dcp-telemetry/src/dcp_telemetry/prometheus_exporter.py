@@ -20,11 +20,11 @@ _STEP = re.compile(r"step\D?(\d+)|(\d+)\D*$")
 class PrometheusExporter:
     """Metrics of saves and loads. Thread-safe, as the library's metrics are.
 
-    No label holds a checkpoint id or an error: there would be no end of series.
+    No label contains a checkpoint id or the text of an error, since the number of time series would grow without limit.
 
     Args:
-        registry: Where the metrics are registered; None for the library's own. Raises ValueError if it has others under
-            their names.
+        registry: Registry that gets the metrics; None for the library's global one. Raises ValueError if the registry
+            has other metrics with the same names.
     """
 
     def __init__(self, registry: CollectorRegistry | None) -> None:

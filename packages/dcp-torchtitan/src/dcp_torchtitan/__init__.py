@@ -1,6 +1,6 @@
 """torchtitan's checkpointer over this library: the same options, the same folders `step-N`, in both directions.
 
-How states are saved, kept and found is the other packages'; here is what torchtitan saves, and when.
+Other packages save, keep and find checkpoints. This one determines, as torchtitan does, what is saved and when.
 """
 
 from dcp_torchtitan.checkpoint_manager import DcpCheckpointManager

@@ -1,4 +1,4 @@
-"""Saver in the background for torchtitan's asynchronous modes, which waits for copies before the optimizer's step."""
+"""Background saver for torchtitan's asynchronous modes; it can wait for the copy before the optimizer's step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PINNED = "async_with_pinned_mem"
 
 
 class BackgroundSaver:
-    """Saver that `dcp_manager` uses: in a thread (`async`), or in a process of its own (`async_with_pinned_mem`).
+    """Saver for `dcp_manager` that saves in a thread (`async`) or in a process of its own (`async_with_pinned_mem`).
 
-    In the second mode a copy goes on while the next step computes: `wait_for_copy` comes before parameters change.
+    In the second mode, the state is copied while the next step computes: call `wait_for_copy` before parameters change.
     """
 
     def __init__(self, mode: str, resources: contextlib.ExitStack) -> None:
-        """Make the saver; `resources` closes it."""
+        """Make the saver for a mode; closing `resources` closes it."""
         self._stager: DefaultStager | None = None
         if mode == _PINNED:
             self._stager = DefaultStager(StagingOptions(use_async_staging=True))
@@ -28,7 +28,7 @@ class BackgroundSaver:
         self._saver = resources.enter_context(AsyncSaver("process" if mode == _PINNED else "thread"))
         self._copy: Future[Any] | None = None
         self.last: Future[Any] | None = None
-        """Of the last save: done when its checkpoint exists."""
+        """Future of the last save, done when its checkpoint exists."""
 
     def save(self, state_dict: dict[str, Any], **arguments: Any) -> Any:
         """Begin a save; see `AsyncSaver.save`."""
@@ -38,7 +38,7 @@ class BackgroundSaver:
         return answer
 
     def wait_for_copy(self) -> None:
-        """Wait until values may change. Raises the error of the copy."""
+        """Wait until the copy is complete, so that values may change. Raises the error of the copy."""
         copy, self._copy = self._copy, None
         if copy is not None:
             copy.result()

@@ -1,6 +1,6 @@
-"""`DcpCheckpointManager`: the contract of torchtitan's trainer, carried out by `dcp_manager`.
+"""`DcpCheckpointManager`: the checkpoint manager that torchtitan's trainer expects, implemented over `dcp_manager`.
 
-What is saved, and when, is as torchtitan documents it; which checkpoints are kept and found is the manager's.
+What is saved and when follows torchtitan's documentation; `dcp_manager` decides which checkpoints are kept and found.
 
 Source: torchtitan 0.3 `components/checkpointer` (`BaseCheckpointManager`, options, names of folders and states).
 """
@@ -42,29 +42,29 @@ __all__ = ["DcpCheckpointManager"]
 
 
 class DcpCheckpointManager(BaseCheckpointManager):
-    """Checkpoint manager for torchtitan's trainer; takes the place of its `CheckpointManager`, option by option.
+    """Checkpoint manager for torchtitan's trainer; replaces torchtitan's `CheckpointManager`, with the same options.
 
-    Checkpoints of both are the same: either loads what the other has saved.
+    Both managers have the same format of checkpoints: either can load what the other has saved.
 
     Args:
-        config: See `DcpCheckpointManager.Config`.
-        dataloader: Its state is saved for each rank; None if there is none.
-        model_parts: Whose states are saved as one, under the names of their parameters.
-        optimizers: As torchtitan's container, as are the schedulers.
-        lr_schedulers: Likewise.
-        states: What else to save, by name; gets the ones above, too.
-        sd_adapter: For safetensors of Hugging Face.
-        base_folder: Above the configured folder.
+        config: Options of the manager; see `DcpCheckpointManager.Config`.
+        dataloader: Data loader, whose state is saved for each rank; None if there is none.
+        model_parts: Modules of the model, whose states are saved together under the names of their parameters.
+        optimizers: Torchtitan's container of the optimizers.
+        lr_schedulers: Torchtitan's container of the learning-rate schedulers.
+        states: Further states to save, by name; the states above are added to this dict.
+        sd_adapter: Adapter of the model's state dict to Hugging Face's safetensors; None if the model has none.
+        base_folder: Folder that contains the configured folder.
 
     Ranks: every rank makes one, and calls the same methods in the same order.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
-        """torchtitan's options, and one more.
+        """Options of torchtitan, and `tolerated_failures`.
 
-        `async_mode`: "async" saves in a thread, "async_with_pinned_mem" in a process of its own, with a copy that goes
-        on while the next step computes.
+        `async_mode`: "async" saves in a thread, "async_with_pinned_mem" in a process of its own, from a copy that is
+        made while the next step computes.
         """
 
         tolerated_failures: int = 0
@@ -131,10 +131,10 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return loaded
 
     def _choose_step(self, asked: int) -> int | None:
-        """Return the step to load, the same on all ranks: the highest one, if -1 is asked for; None if there is none.
+        """Return the step to load, the same on all ranks; -1 selects the highest step, or None without checkpoints.
 
         Raises:
-            CheckpointNotFoundError: The step that is asked for has no checkpoint.
+            CheckpointNotFoundError: The requested step has no checkpoint.
         """
 
         def choose() -> int | None:
@@ -152,7 +152,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
             return ranks.broadcast("choose a checkpoint", choose)
 
     def _load_initial(self) -> bool:
-        """Load what a run begins with; returns whether there is anything."""
+        """Load the initial state of a run that has no checkpoint; returns whether an initial state is configured."""
         config, path = self.config, self.config.initial_load_path
         if config.initial_load_in_hf:
             path = path or getattr(self.sd_adapter, "hf_assets_path", None)
@@ -192,7 +192,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return is_first or last_step or step % self.config.interval == 0
 
     def _save_last(self, step: int) -> None:
-        """Save the last step, and wait until its checkpoint exists: whole, the model alone, or as safetensors."""
+        """Save the last step (whole state, model alone, or safetensors), and wait until its checkpoint exists."""
         if self.config.last_save_in_hf:
             self._manager.wait()
             export_model(self.sd_adapter, self._exported_model(), self._manager.checkpoint_id(step))
@@ -212,7 +212,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return state | {name: state[name].to(dtype) for name in floating}
 
     def _whole_state(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return states as they are stored: the model's values beside the names of the others."""
+        """Return the state dict to store: values of the model at the top level, beside the other states by name."""
         return {name: value for name, value in states.items() if name != MODEL} | self._model_state()
 
     def _state_to_load(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Hugging Face safetensors of torchtitan's models: loaded onto any sharding, and exported from it.
 
-What names and shapes are called there, the model's state dict adapter says; files are `dcp_format`'s.
+The model's state dict adapter converts names and shapes; `dcp_format` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def load_model(adapter: Any, model_state: dict[str, Any], path: str, *, quantize
     """Return a model's state dict, loaded from safetensors.
 
     Args:
-        adapter: The model's state dict adapter.
-        model_state: The template: the model's own state dict, whose tensors may be filled in place.
-        path: A folder of Hugging Face.
-        quantized: Whether to dequantize what is stored in blocks with scales.
+        adapter: State dict adapter of the model.
+        model_state: State dict of the model, used as the template; its tensors may be filled in place.
+        path: Folder of safetensors in Hugging Face's format.
+        quantized: Whether to dequantize tensors that are stored in blocks with scales.
 
     Raises:
         CheckpointException, LoadMismatchError, …: See `dcp_core.load`.
@@ -43,9 +43,9 @@ def load_model(adapter: Any, model_state: dict[str, Any], path: str, *, quantize
 
 
 def export_model(adapter: Any, model_state: dict[str, Any], folder: str) -> None:
-    """Export a model's state as safetensors, into the files that the model's own index names, or one if it has none.
+    """Export a model's state as safetensors: into the files that the model's index names, or into one without an index.
 
-    Ranks write their parts into `sharded`, and make whole files of them.
+    Ranks write their parts into the folder `sharded`, and then join the parts into whole files.
 
     Raises:
         CheckpointException, OSError, …: See `dcp_core.save`.
@@ -63,7 +63,7 @@ def export_model(adapter: Any, model_state: dict[str, Any], folder: str) -> None
 
 
 def _reader(adapter: Any, path: str, *, quantized: bool) -> HuggingFaceStorageReader:
-    """Return a reader with the options that the adapter gives its own, which it has for some models only."""
+    """Return a reader; for quantized models, with the options of the adapter's own reader, which some adapters lack."""
     theirs: Any = adapter.get_hf_storage_reader(path, True) if quantized else None
     if not hasattr(theirs, "block_size"):
         return HuggingFaceStorageReader(path, thread_count=_THREADS)

@@ -1,6 +1,6 @@
-"""torchtitan's override that replaces the checkpoint manager of any configuration, from the command line.
+"""Override for torchtitan's command line that replaces the checkpoint manager of any configuration.
 
-Not imported by the package's front door: torchtitan imports it when `--override.imports` names it.
+Not imported by the package's `__init__`: torchtitan imports it when `--override.imports` names it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["dcp_checkpoints"]
 
 @override(target=CheckpointManager.Config, description="checkpoints by dcp", exact=True)  # type: ignore[untyped-decorator]
 def dcp_checkpoints(config: Any, **options: Any) -> DcpCheckpointManager.Config:
-    """Replace the configuration of torchtitan's own manager, and keep what it says.
+    """Replace the configuration of torchtitan's own manager by one of ours with the same values.
 
     `--override.imports dcp_torchtitan.override.dcp_checkpoints` selects it; options of `DcpCheckpointManager.Config`
     may follow as JSON: `'dcp_torchtitan.override.dcp_checkpoints={"tolerated_failures": 2}'`.
 
     Raises:
-        ValueError: There is no such option.
+        ValueError: `options` has an unknown option.
     """
     derived: DcpCheckpointManager.Config = derive(config, DcpCheckpointManager.Config, **options)
     return derived

@@ -1,6 +1,7 @@
 """Checkpoints of Hugging Face's Trainer and accelerate, and exports of their models for the Hub.
 
-How states are saved, kept and loaded is the other packages'; here is what these two frameworks hold, and when they ask.
+Other packages save, keep and load states. This one collects the state of the two frameworks, and saves and loads when
+they request that.
 """
 
 from dcp_transformers.accelerator import load_state, save_state

@@ -22,22 +22,21 @@ def save_state(
 ) -> Future[Metadata] | None:
     """Save what `accelerator.save_state` saves: sharded where the model is, each tensor once, published in one step.
 
-    That is the models, optimizers and schedulers passed to `prepare`, the scaler, the position of stateful data
+    That state is the models, optimizers and schedulers passed to `prepare`, the scaler, the position of stateful data
     loaders and the epoch of seeded samplers, registered objects, and the random states of every rank.
 
     Args:
-        accelerator: An `accelerate.Accelerator`.
-        checkpoint_id: A folder, or a URI that an installed storage handles.
-        saver: Saves in the background (`dcp_async.AsyncSaver("process")`); None saves while the caller waits.
-        values: Whatever else there is, by name, such as a step: see `dcp_state.app_state`.
+        accelerator: The `accelerate.Accelerator` whose state is saved.
+        checkpoint_id: Path of a folder, or a URI that an installed storage handles.
+        saver: Background saver, such as `dcp_async.AsyncSaver("process")`; None saves while the caller waits.
+        values: Further values to save, by name, such as a step; see `dcp_state.app_state`.
 
     Returns:
-        A future, done when the checkpoint exists, if there is a saver.
+        A future, done when the checkpoint exists; None without a saver.
 
     Raises:
-        ValueError: No model was prepared, or a value has a name that is taken.
-        TypeError: Likewise.
-        CheckpointException, OSError, …: What `dcp_core.save` raises.
+        ValueError, TypeError: No model was prepared, or another value already has the name of one of `values`.
+        CheckpointException, OSError, …: See `dcp_core.save`.
 
     Ranks: every rank; collective.
     Source: accelerate 1.15 `Accelerator.save_state`, `checkpointing.save_accelerator_state`.
@@ -54,18 +53,18 @@ def save_state(
 
 
 def load_state(accelerator: Any, checkpoint_id: str | os.PathLike[str], **values: Any) -> dict[str, Any]:
-    """Load what `save_state` has saved into what the accelerator has prepared and registered by now.
+    """Load a checkpoint of `save_state` into the objects that the accelerator has prepared and registered by now.
 
     Args:
-        accelerator: As at the save; its number of processes may be another.
-        checkpoint_id: See `save_state`.
-        values: The names of `save_state`, with anything of the same kind.
+        accelerator: Accelerator that is set up as at the save; its number of processes may differ.
+        checkpoint_id: Path or URI of the checkpoint.
+        values: The same names as at `save_state`, each with a value of the same type.
 
     Returns:
         The loaded values, by name.
 
     Raises:
-        CheckpointException, LoadMismatchError, …: What `dcp_core.load` raises.
+        CheckpointException, LoadMismatchError, …: See `dcp_core.load`.
 
     Ranks: every rank; collective.
     Source: accelerate 1.15 `Accelerator.load_state`.
@@ -100,7 +99,7 @@ class _Loaders:
         self._loaders = loaders
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch of each loader, and the whole state of those that have one."""
+        """Return the epoch and seed of each loader, and the whole state of stateful loaders."""
         return {
             "epochs": [getattr(loader, "iteration", 0) for loader in self._loaders],
             "seeds": [getattr(_sampler(loader), "initial_seed", None) for loader in self._loaders],
@@ -108,7 +107,7 @@ class _Loaders:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set them; a loader that was not there stays as it is."""
+        """Set the positions of the loaders; a loader that the checkpoint lacks is unchanged."""
         saved = zip(*(state_dict[name] for name in ("epochs", "seeds", "states")), strict=True)
         for loader, (epoch, seed, state) in zip(self._loaders, saved, strict=False):
             loader.iteration = epoch

@@ -1,6 +1,6 @@
-"""`export_model`: the model in a checkpoint, as a folder that `from_pretrained` and the Hub take.
+"""`export_model`: the model in a checkpoint, as a folder that `from_pretrained` and the Hub accept.
 
-Class and configuration of a model are saved beside its weights, as one text.
+The class and the configuration of a model are saved beside its weights, as one string.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ def export_model(
 ) -> None:
     """Write the model of a checkpoint in the form of the Hub: safetensors with their index, configurations, tokenizer.
 
-    A few MiB of tensors are in memory at a time, and no model is built but on the meta device. Weights that the
+    A few MiB of tensors are in memory at a time, and a model is built on the meta device only. Weights that the
     configuration ties to others are left out, as `save_pretrained` does; `from_pretrained` ties them again.
 
     Args:
-        checkpoint_id: A checkpoint of a Trainer or of `save_state`, in a folder or at a URI.
-        folder: To be made, or with files of other names in it.
-        model: Any `PreTrainedModel` of that class and configuration; needed if its class is not one of transformers.
+        checkpoint_id: Path or URI of a checkpoint that a Trainer or `save_state` saved.
+        folder: Folder to write; it is made if missing, and other files in it are kept.
+        model: A `PreTrainedModel` of the saved model's class and configuration; needed only if that class is not in
+            transformers.
         processing_class: Tokenizer or processor, whose files are written as well.
-        dtype: Of floating-point weights; None leaves them as they are.
-        shard_bytes: Size that a file may have.
+        dtype: Dtype of floating-point weights in the result; None leaves them unchanged.
+        shard_bytes: Maximum size of a file of weights, in bytes.
         overwrite: Whether a model in the folder may be replaced.
 
     Raises:
         ValueError: The checkpoint does not say what its model is, or names a class that transformers does not have.
-        DcpError: Its subclasses say what: not found, damaged, exists already.
+        DcpError: The export failed; a subclass says why: not found, damaged, exists already.
 
     Ranks: one; not collective.
     """
@@ -72,7 +73,7 @@ def export_model(
 
 
 def describe_model(model: Any) -> dict[str, str]:
-    """Return what to save of a model without wrappers; nothing if it is not one of transformers."""
+    """Return the class and configuration to save of an unwrapped model; empty if it is no `PreTrainedModel`."""
     if not isinstance(model, transformers.PreTrainedModel):
         return {}
     generation = model.generation_config.to_dict() if model.can_generate() else None
@@ -82,7 +83,7 @@ def describe_model(model: Any) -> dict[str, str]:
 
 
 def _described(checkpoint_id: str | os.PathLike[str]) -> Any:
-    """Return a model without memory, on the meta device, of the saved class and configuration."""
+    """Return a model of the saved class and configuration on the meta device, which allocates no memory."""
     try:
         said = json.loads(load_keys(_DESCRIPTION, checkpoint_id=checkpoint_id, no_dist=True)[_DESCRIPTION])
     except KeyError:

@@ -1,7 +1,8 @@
 """`manage_checkpoints`: a Trainer saves, keeps and resumes through a `CheckpointManager`.
 
 While it trains, the methods of this one trainer that touch checkpoints are replaced, so that subclasses
-(`Seq2SeqTrainer`, those of TRL) keep theirs. When to save stays the Trainer's decision; the state is `trainer_state`'s.
+(`Seq2SeqTrainer`, the trainers of TRL) keep their own methods. The Trainer decides when to save; `trainer_state`
+collects the state.
 """
 
 from __future__ import annotations
@@ -38,26 +39,27 @@ def manage_checkpoints(
     """Let a Trainer save, keep and resume from this project's checkpoints; call it before `trainer.train(…)`.
 
     Each checkpoint is a folder `checkpoint-<step>` with model, optimizer, scheduler, scaler, `TrainerState` and the
-    random states of every rank; the Trainer's own files are not written beside. Saves come when `save_strategy` says.
-    `trainer.train(resume_from_checkpoint=True)` takes the newest one that loads, on any world size; a path or URI takes
-    that one. What the Trainer has saved itself before is loaded by the Trainer.
+    random states of every rank; the Trainer's own files are not written. `save_strategy` determines when to save.
+    `trainer.train(resume_from_checkpoint=True)` resumes from the newest checkpoint that can be loaded, on any world
+    size; a path or URI instead of True resumes from the checkpoint there. Checkpoints in the Trainer's own format are
+    loaded by the Trainer.
 
     Args:
-        trainer: A `transformers.Trainer`, or an object of a subclass.
-        root: Folder or URI above the checkpoints; None takes the trainer's `output_dir`.
-        keep: How many checkpoints stay, or a policy; the best one of `metric_for_best_model` stays as well. None takes
-            `save_total_limit`.
-        saver: Saves in the background: `"process"`, `"thread"`, or a saver that the caller closes; None saves while the
-            training waits.
-        options: More of `CheckpointManager`, such as `storage_options` or `tolerated_failures`.
+        trainer: The `transformers.Trainer`, or an object of a subclass.
+        root: Folder or URI that contains the checkpoints; None uses the trainer's `output_dir`.
+        keep: Number of checkpoints to keep, or a policy; the best one by `metric_for_best_model` is kept as well. None
+            uses `save_total_limit`.
+        saver: Saver that saves in the background: `"process"`, `"thread"`, or an object that the caller closes. None
+            saves while the training waits.
+        options: Further arguments of `CheckpointManager`, such as `storage_options` or `tolerated_failures`.
 
     Returns:
-        What is in charge now.
+        The object that now handles the checkpoints of the trainer.
 
     Raises:
-        ValueError: The trainer trains with DeepSpeed or XLA, which have formats of their own; or pushes checkpoints to
-            the Hub; or has been passed in before.
-        AttributeError: This version of transformers has other methods.
+        ValueError: The trainer uses DeepSpeed or XLA's FSDP, which have formats of their own; or it pushes checkpoints
+            to the Hub; or it was passed to this function before.
+        AttributeError: The trainer lacks methods to replace, because this version of transformers is not supported.
 
     Ranks: every rank; not collective.
     Source: transformers 5.23 `Trainer`, the methods replaced.
@@ -92,16 +94,16 @@ class TrainerCheckpoints:
         return self._manager(None, None).latest()
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **arguments: Any) -> Any:
-        """Train as the Trainer does; returns when saves in the background have ended, too.
+        """Train like `Trainer.train`; returns after saves in the background have ended, too.
 
         Args:
-            resume_from_checkpoint: True, a path or a URI.
-            trial: Of a hyperparameter search.
-            arguments: Of the Trainer's `train`.
+            resume_from_checkpoint: True for the newest checkpoint that can be loaded, or a path or URI of a checkpoint.
+            trial: Trial of a hyperparameter search.
+            arguments: Further arguments of `Trainer.train`.
 
         Raises:
-            CheckpointNotFoundError: The checkpoint to resume from is not there, or none loads.
-            CheckpointException, …: What loading and saving raise.
+            CheckpointNotFoundError: The checkpoint to resume from does not exist, or no checkpoint can be loaded.
+            CheckpointException, …: A load or a save failed; see `dcp_core.load` and `dcp_core.save`.
 
         Ranks: every rank; collective.
         """
@@ -128,7 +130,7 @@ class TrainerCheckpoints:
 
 
 class _Run:
-    """One training: what it resumes from, and the methods that stand in for the Trainer's."""
+    """One call of `train`: the checkpoint it resumes from, and the methods that replace the Trainer's."""
 
     def __init__(self, trainer: Any, manager: CheckpointManager, random: RandomStates) -> None:
         self._trainer = trainer
@@ -136,11 +138,11 @@ class _Run:
         self._random = random
         self._random.loaded = None
         self._source: int | str | None = None
-        """The newest step, or the given id; None to resume from nothing, or from what the Trainer has saved."""
+        """Step of the newest checkpoint, or the given id; None without one, or for the Trainer's own format."""
         self._saved: dict[str, Any] = {}
 
     def find(self, resume: Any, folder: Path) -> Any:
-        """Return what the Trainer is to resume from: nothing, one of its own, or a folder with a `TrainerState`."""
+        """Return the Trainer's argument: nothing, a checkpoint in its format, or a folder with a `TrainerState`."""
         said = {"trainer": ""}
         if resume is True:
             found = self._manager.restore(said)
@@ -159,7 +161,7 @@ class _Run:
         return os.fspath(folder)
 
     def methods(self) -> dict[str, Callable[..., None]]:
-        """Return the methods by the names of the Trainer's."""
+        """Return the replacing methods, by the names of the Trainer's methods."""
         found: dict[str, Callable[..., None]] = {"_save_checkpoint": self._save, "_load_best_model": self._load_best}
         if self._source is not None:
             found["_load_from_checkpoint"] = found["_load_scaler"] = lambda *_: None  # all at once, by the next one
@@ -214,7 +216,7 @@ class _KeepBestOf(KeepPolicy):
 
 @contextlib.contextmanager
 def _replaced(trainer: Any, methods: Mapping[str, Callable[..., None]]) -> Iterator[None]:
-    """Replace methods of one object within the block."""
+    """Replace methods of a trainer within the block."""
     vars(trainer).update(methods)
     try:
         yield
@@ -224,7 +226,7 @@ def _replaced(trainer: Any, methods: Mapping[str, Callable[..., None]]) -> Itera
 
 
 def _is_trainers_own(place: str | os.PathLike[str]) -> bool:
-    """Whether a local folder holds a checkpoint that the Trainer has written itself."""
+    """Whether a local folder holds a checkpoint in the Trainer's own format."""
     is_local = scheme_of(place) == "file"
     return is_local and Path(place, _STATE_FILE).is_file() and not Path(place, ".metadata").exists()
 

@@ -1,4 +1,4 @@
-"""The state of a Trainer as a state dict, and what of it is known before there is a model to load into."""
+"""The state of a Trainer as a state dict, and a check of the batch size before a load."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _log = library_logger(__name__)
 class RandomStates(TrainerCallback):
     """The random states of a rank, now and at the beginning of the epoch, as a `Stateful`.
 
-    Samplers draw the order of an epoch at its beginning: a resumed one draws it again, skips what was seen, and only
-    then goes on with the state of the save. What is loaded waits until the Trainer asks for it.
+    Samplers draw the order of an epoch at its beginning. A resumed epoch draws the same order again, skips the examples
+    that were seen, and only then continues with the random state of the save. So loaded states are kept until the
+    Trainer sets them.
     """
 
     def __init__(self) -> None:
         self.loaded: dict[str, Any] | None = None
-        """What a load gave, until the Trainer asks for it."""
+        """The loaded states, until the Trainer sets them."""
         self._epoch_start: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -35,17 +36,17 @@ class RandomStates(TrainerCallback):
         return {"now": RandomState().state_dict(), "epoch_start": self._epoch_start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take both states, and set no generator yet."""
+        """Keep both states for later; no generator is set yet."""
         self.loaded = state_dict
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        """Set or note the state from which the order of the epoch is drawn."""
+        """Set the loaded state from which the epoch's order is drawn, if there is one, and note the current state."""
         if self.loaded and self.loaded["epoch_start"]:
             RandomState().load_state_dict(self.loaded["epoch_start"])
         self._epoch_start = RandomState().state_dict()
 
     def set_loaded(self, trainer: Any) -> None:
-        """Set the generators as they were at the save; an epoch that begins here, begins with them."""
+        """Set the generators to their states at the save, which are also those of an epoch that begins now."""
         if self.loaded is None:  # the checkpoint holds the model only
             return
         RandomState().load_state_dict(self.loaded["now"])
@@ -55,12 +56,12 @@ class RandomStates(TrainerCallback):
 
 
 def collect_state(trainer: Any, random: RandomStates, saved: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the state dict of a trainer, to save it or to load into it.
+    """Return the state dict of a trainer, for a save or as the template of a load.
 
     Args:
-        trainer: Whose model is prepared for training.
-        random: Of this rank.
-        saved: To load: what the checkpoint says of its trainer. None to save.
+        trainer: Trainer, whose model is prepared for training.
+        random: Random states of this rank.
+        saved: For a load, the checkpoint's description of its trainer; None for a save.
     """
     only_model = trainer.args.save_only_model if saved is None else saved["only_model"]
     state: dict[str, Any] = {"app": app_state(trainer.model)}
@@ -80,7 +81,7 @@ def collect_state(trainer: Any, random: RandomStates, saved: dict[str, Any] | No
 
 
 def warn_of_batch(trainer: Any, saved: dict[str, Any]) -> None:
-    """Log a warning if steps are not what they were: the Trainer takes epoch and position from their number."""
+    """Log a warning if the batch size has changed: the Trainer derives epoch and position from the number of steps."""
     before, now = saved["batch"], trainer.get_total_train_batch_size(trainer.args)
     if before != now and trainer.is_world_process_zero():
         _log.warning(

@@ -1,4 +1,4 @@
-"""Replacement at the moment when stock is first imported: costs a process nothing that never imports it.
+"""Replacement of stock at its first import, so that a process that never imports stock pays nothing.
 
 Imported by `python -m dcp_bridge`, and at the start of Python by `dcp_replace_stock.pth` where `DCP_REPLACE_STOCK` is
 set. Imports the standard library alone.
@@ -41,7 +41,7 @@ class _Finder:
 
 
 class _Loader:
-    """Loader of stock that replaces it as soon as it is loaded; in all else the loader that it wraps."""
+    """Loader of stock that replaces stock as soon as it is loaded; delegates everything else to the wrapped loader."""
 
     def __init__(self, loader: Any, finder: _Finder) -> None:
         self._loader = loader
@@ -72,10 +72,11 @@ def replace_now(*, any_torch: bool) -> None:
 
 
 def replace_at_import(*, any_torch: bool) -> None:
-    """Replace stock when it is first imported, or now if it has been; for the rest of the process.
+    """Replace stock at its first import, or now if it was imported before; for the rest of the process.
 
     Args:
-        any_torch: Whatever the version of torch; else its first import raises `UntestedTorchError` for an unknown one.
+        any_torch: Whether untested versions of torch are accepted; otherwise, the import of stock raises
+            `UntestedTorchError` for them.
     """
     if _STOCK in sys.modules:
         replace_now(any_torch=any_torch)
@@ -84,7 +85,7 @@ def replace_at_import(*, any_torch: bool) -> None:
 
 
 def follow_environment() -> None:
-    """Replace stock as `DCP_REPLACE_STOCK` says: not if it is empty, 0, false, no or off."""
+    """Replace stock if the environment variable `DCP_REPLACE_STOCK` says so: not if it is empty, 0, false, no or off."""
     value = os.environ.get(VARIABLE, "").strip().lower()
     if value not in _OFF:
         replace_at_import(any_torch=value == ANY_TORCH)

@@ -1,4 +1,4 @@
-"""What `dcp_replace_stock.pth` imports at the start of Python where `DCP_REPLACE_STOCK` is set."""
+"""Module that `dcp_replace_stock.pth` imports at the start of Python if `DCP_REPLACE_STOCK` is set."""
 
 from dcp_bridge.replacement.at_import import follow_environment
 

@@ -1,7 +1,7 @@
-"""Names that loaded modules have bound to stock's modules, functions and classes: found by identity, swapped, restored.
+"""Names that loaded modules have bound to stock's modules, functions and classes: finds them by identity, swaps, restores.
 
-Only globals of modules are looked at. What holds stock's objects in another way (attributes of classes, closures,
-default arguments, containers, `functools.partial`) is not found.
+Only globals of modules are looked at. Other references to stock's objects (attributes of classes, closures, default
+arguments, containers, `functools.partial`) are not found.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class BoundName:
     """Global of a loaded module, what it was bound to, and what it is bound to instead.
 
     Attributes:
-        module: The module's name.
-        name: The global's name.
-        namespace: The module's `__dict__`.
-        old: The value before.
-        new: The value after.
+        module: Name of the module.
+        name: Name of the global.
+        namespace: `__dict__` of the module.
+        old: Value before the replacement.
+        new: Value during the replacement.
     """
 
     module: str
@@ -40,18 +40,18 @@ class BoundName:
         return f"{self.module}.{self.name}"
 
     def bind(self) -> None:
-        """Bind the name to the new value, unless somebody has bound it to something else in the meantime."""
+        """Bind the name to the new value, unless other code has meanwhile bound it to something else."""
         if self.namespace.get(self.name) is self.old:
             self.namespace[self.name] = self.new
 
     def restore(self) -> None:
-        """Bind the name to the old value, unless somebody has bound it to something else in the meantime."""
+        """Bind the name to the old value, unless other code has meanwhile bound it to something else."""
         if self.namespace.get(self.name) is self.new:
             self.namespace[self.name] = self.old
 
 
 def loaded_modules(*, with_torch: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the `__dict__` of each loaded module; lazy modules are not made to load anything."""
+    """Yield the name and the `__dict__` of each loaded module; lazy modules are not triggered to load."""
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), ModuleType) and (with_torch or not f"{name}.".startswith(_SPARED)):
             yield name, vars(module)
@@ -62,7 +62,7 @@ def bound_names(swaps: Mapping[int, tuple[Any, Any]], *, with_torch: bool = Fals
 
     Args:
         swaps: `id(old)` → (old, new).
-        with_torch: Look at torch's modules and the bridge's, too.
+        with_torch: Whether to include the modules of torch and of the bridge.
     """
     return [
         BoundName(module, name, namespace, *swaps[id(value)])
@@ -85,9 +85,10 @@ def is_derived_from(namespace: Mapping[str, Any], classes: frozenset[int]) -> bo
 def rebind(
     swaps: Mapping[int, tuple[Any, Any]], calls: frozenset[int], bases: frozenset[int]
 ) -> tuple[list[BoundName], list[BoundName]]:
-    """Swap the globals of loaded modules, and of modules with classes derived from stock's only modules and calls.
+    """Swap the globals of loaded modules.
 
-    Such a class goes on being stock's, so what it is built with has to stay stock's, too.
+    In a module that defines a class derived from a class of stock, only modules and calls are swapped: that class remains
+    derived from stock's, so the classes that it is used with must remain stock's, too.
 
     Args:
         swaps: `id(old)` → (old, new).

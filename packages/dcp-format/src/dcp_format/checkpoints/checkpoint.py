@@ -1,6 +1,6 @@
 """Conversion of a checkpoint folder (ours or stock's) to content, and of content to a checkpoint folder.
 
-Source: torch 2.13 `torch.distributed.checkpoint.filesystem` (what its folders hold; read by `dcp_manifest`).
+Source: torch 2.13 `torch.distributed.checkpoint.filesystem` (contents of its folders; `dcp_manifest` reads them).
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def write_checkpoint(content: Content, path: str | os.PathLike[str], options: Wr
 
     Args:
         content: The content to write.
-        path: The folder, or a URI that an installed storage opens.
-        options: `max_inflight_bytes` is shared by all threads; `tick` counts the bytes read from the source.
+        path: Path of the folder, or a URI that an installed storage opens.
+        options: Options for writing: all threads share `max_inflight_bytes`; `tick` counts the bytes read from the
+            source.
     """
     content = ticking(content, options.tick)
     store, memory = open_store(path), options.max_inflight_bytes

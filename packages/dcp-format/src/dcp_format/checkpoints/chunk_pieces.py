@@ -1,6 +1,7 @@
 """Streams a whole tensor's bytes in row-major order from its stored chunks, piece by piece.
 
-Chunks that hold whole rows come one after another; of others, boxes of rows are put together in memory.
+Chunks that hold whole rows are streamed one after another. From any other chunks, boxes of rows are assembled in
+memory.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class ChunkPieces:
     """The values of a tensor as a stream over its chunks; satisfies `dcp_io.PiecewiseData`.
 
     Args:
-        reader: Reads the chunks.
-        dtype: Dtype of the tensor, torch's name.
-        shape: Shape of the tensor, elements.
-        chunks: Boxes that cover it exactly.
+        reader: Reader of the chunks.
+        dtype: Torch's name of the tensor's dtype.
+        shape: Shape of the tensor, in elements.
+        chunks: Chunks of the tensor, which cover it exactly.
     """
 
     __slots__ = ("_item_bytes", "_reader", "_shape", "chunks", "nbytes")
@@ -50,7 +51,7 @@ class ChunkPieces:
         """Yield the bytes in order; a piece is valid until the next one is requested.
 
         Args:
-            max_bytes: Memory for the buffer; one row of a chunk or one CRC block is held at least.
+            max_bytes: Size of the buffer in bytes; it holds at least one row of a chunk or one CRC block.
         """
         if not self.nbytes:
             return iter(())
@@ -58,7 +59,7 @@ class ChunkPieces:
         return self._by_chunks(max_bytes) if rows else self._by_boxes(max_bytes)
 
     def rows(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of rows [start, stop) of the first dimension; reads no others but for their CRC blocks."""
+        """Return the bytes of rows [start, stop) of the first dimension; reads other rows only in shared CRC blocks."""
         offsets = (start, *(0,) * (len(self._shape) - 1))
         sizes = (stop - start, *self._shape[1:])
         slab = np.empty((*sizes, self._item_bytes), np.uint8)
@@ -68,7 +69,7 @@ class ChunkPieces:
         return slab.reshape(-1).data
 
     def _by_chunks(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield chunk after chunk; the next piece is read while the caller processes this one."""
+        """Yield the pieces of one chunk after another; the next piece is read while the caller processes this one."""
         steps = self._steps(max_bytes // 2)
         buffers = [memoryview(bytearray()), memoryview(bytearray())]
 
@@ -97,7 +98,7 @@ class ChunkPieces:
         yield piece
 
     def _steps(self, max_bytes: int) -> Iterator[Step]:
-        """Yield chunks in order, in pieces that end at borders of their CRC blocks."""
+        """Yield the steps through all chunks in order: pieces of chunks that end at borders of their CRC blocks."""
         for chunk in sorted(self.chunks, key=lambda chunk: chunk.offsets):
             encoded = chunk.item.blocks
             block = block_bytes(chunk.nbytes) if encoded is None else encoded.block_bytes
@@ -106,7 +107,7 @@ class ChunkPieces:
                 yield chunk, start, min(size, chunk.nbytes - start)
 
     def _by_boxes(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield boxes of the tensor, assembled from its chunks; those that must be checked whole are checked first."""
+        """Yield boxes of the tensor, assembled from its chunks; chunks that have only one CRC are checked first."""
         in_parts = self.nbytes > max_bytes // 2
         for chunk in self.chunks:
             if in_parts and _has_one_crc(self._reader, chunk):
@@ -167,7 +168,7 @@ def boxes_of(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
 
 
 class _WholeCheck:
-    """Checksum of chunks that have one CRC for many blocks, updated as their bytes stream by."""
+    """Check of chunks that have one CRC for many blocks: the checksum is updated with each piece of a chunk."""
 
     def __init__(self) -> None:
         self._value = 0
@@ -175,7 +176,7 @@ class _WholeCheck:
     def update(self, reader: ChunkReader, step: Step, piece: memoryview) -> None:
         """Update the checksum with the next bytes of a chunk.
 
-        Raises CorruptCheckpointError at the end of a damaged one.
+        Raises CorruptCheckpointError at the end of a damaged chunk.
         """
         chunk, start, size = step
         if not _has_one_crc(reader, chunk):
@@ -192,7 +193,7 @@ class _WholeCheck:
 
 
 def _has_one_crc(reader: ChunkReader, chunk: StoredChunk) -> bool:
-    """Whether a chunk has one CRC for many blocks, as PyTorch writes it: it can only be checked whole."""
+    """Whether a chunk has one CRC for many blocks, as PyTorch writes it: such a chunk can only be checked whole."""
     item = reader.item(chunk)
     if item is None or item.crc32 is None or item.running_crcs is not None or item.blocks is not None:
         return False

@@ -37,7 +37,7 @@ class ChunkReader:
     """Reads decoded values of chunks. Thread-safe.
 
     Args:
-        store: The folder of the chunks' files.
+        store: Store of the folder that contains the chunks' files.
     """
 
     def __init__(self, store: Store) -> None:
@@ -59,9 +59,10 @@ class ChunkReader:
         return self._pool.submit(function, *arguments)
 
     def prepare(self, chunks: Sequence[StoredChunk]) -> None:
-        """Prepare for reading chunks in that order: reads archive directories, and batches small chunks.
+        """Prepare for reading the chunks in the given order: reads archive directories, and batches small chunks.
 
-        A tensor may need a chunk of every file: groups that followed the files would be read for one chunk each.
+        Batches follow the given order, not the files: if a tensor has a chunk in every file, a batch per file would be
+        read for a single chunk.
         """
         self._decoder.look_into(((chunk.name, chunk.item) for chunk in chunks), partial(read_items, self._store))
         for chunk in chunks:
@@ -87,7 +88,7 @@ class ChunkReader:
         """Fill `into` with the chunk's bytes from `start` on.
 
         Raises:
-            CorruptCheckpointError: The bytes are damaged, or the file is too short; names file and key.
+            CorruptCheckpointError: The bytes are damaged, or the file is too short; the message names file and key.
             CheckpointNotFoundError: The file is missing.
         """
         if not len(into):

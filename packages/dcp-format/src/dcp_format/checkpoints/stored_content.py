@@ -1,7 +1,7 @@
 """Lazy content over a checkpoint's index: values are read from stored chunks on access, verified.
 
-The index comes from elsewhere: from `checkpoint` for checkpoints (ours and stock's), from `safetensors_index` for
-safetensors.
+The index of a checkpoint (ours or stock's) is read by `checkpoint`, that of safetensors files by
+`safetensors_index`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def stored_content(store: Store, index: CheckpointIndex) -> Content:
     """Return the content of a checkpoint whose index was read.
 
     Args:
-        store: The folder that the index's files lie in.
+        store: Store of the folder that contains the index's files.
         index: Index of a whole checkpoint.
 
     Raises:
-        CorruptCheckpointError: Chunks do not cover their tensors, or have no place.
-        UnsupportedValueError: The checkpoint has values of single ranks, which other formats cannot store.
+        CorruptCheckpointError: Chunks do not cover their tensors, or have no location in a file.
+        UnsupportedValueError: The checkpoint has values that belong to single ranks, which other formats cannot store.
     """
     _check_owners(index, store.url)
     problems = coverage_problems(index)

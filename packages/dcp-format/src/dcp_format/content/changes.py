@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 
 def select_values(content: Content, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Content:
-    """Select the values whose names match a pattern of `include` (default: all) and none of `exclude`.
+    """Select the values whose names match a pattern of `include` (default: all) and no pattern of `exclude`.
 
     Raises:
         MissingKeyError: A pattern of `include` matches nothing.
@@ -56,17 +56,17 @@ def select_values(content: Content, include: Sequence[str] = (), exclude: Sequen
 def rename_values(
     content: Content, rename: Mapping[str, str] | None = None, patterns: Sequence[tuple[str, str]] = ()
 ) -> Content:
-    """Rename values; renamed values leave their nested place and become flat.
+    """Rename values; a renamed value leaves its place in the nested state dict, and gets a flat name.
 
     Args:
         content: The content whose values are renamed.
-        rename: Name, or path of names, in the source → in the result.
+        rename: Name (or path of names) in the source → name in the result.
         patterns: (regular expression, replacement) pairs for names that `rename` does not mention.
 
     Raises:
         DuplicateKeyError: Two values would have one name.
-        MissingKeyError: `rename` mentions a name that is not there.
-        ValueError: A pattern is no regular expression.
+        MissingKeyError: `rename` mentions a name that the content does not have.
+        ValueError: A pattern is not a regular expression.
     """
     names = KeyMap(rename, patterns)
     if not names:
@@ -100,7 +100,7 @@ def rename_values(
 
 
 def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
-    """Cast floating-point tensors to another dtype; integers and booleans stay."""
+    """Cast floating-point tensors to another dtype; integers and booleans are unchanged."""
     name = str(dtype).removeprefix("torch.")
     tensors = {}
     for key, entry in content.tensors.items():
@@ -121,7 +121,7 @@ class _Cast:
         self.nbytes = data.nbytes // old.itemsize * new.itemsize
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the converted pieces; those of the source hold whole elements."""
+        """Yield the converted pieces; the source's pieces consist of whole elements."""
         share = max(1, self._new.itemsize // self._old.itemsize)
         for piece in self._data.pieces(max(1, max_bytes // (1 + share))):
             values = torch.frombuffer(piece, dtype=torch.uint8).view(self._old)

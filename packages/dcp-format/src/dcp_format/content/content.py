@@ -1,6 +1,7 @@
 """Content of a conversion: names, tensors as streams of bytes, objects, nesting.
 
-Nothing here reads or writes a format. A converter gives a `Content` and takes one; see `converters`.
+Nothing here reads or writes a format. A converter returns a `Content` when it reads, and gets one when it
+writes; see `converters`.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class Content:
     """All values of a checkpoint or file. Only names and shapes are in memory; `close` releases the files.
 
     Args:
-        url: Location of the source, for messages.
+        url: Location of the source, for error messages.
         tensors: Tensors by name, in the order of the source.
-        objects: Name → what gives the value as `torch.save` stores it.
-        aliases: Another name of a tensor → the name in `tensors`.
-        paths: Name → place in the nested state dict; None for a flat one.
-        close: Closes open files.
+        objects: Name → function that returns the value in the bytes of `torch.save`.
+        aliases: Additional name of a tensor → its name in `tensors`.
+        paths: Name → position in the nested state dict; None for a flat state dict.
+        close: Function that closes open files.
     """
 
     url: str
@@ -54,12 +55,12 @@ class Content:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors; tied ones count once."""
+        """Number of bytes of all tensors; tied tensors count once."""
         return sum(entry.data.nbytes for entry in self.tensors.values())
 
 
 def ticking(content: Content, tick: Callable[[int], None]) -> Content:
-    """Return the same content, whose tensors pass the bytes of each piece to a callback when it has been used."""
+    """Return the same content, whose tensors report progress: `tick` gets the number of bytes of each used piece."""
     tensors = {name: replace(entry, data=_Ticking(entry.data, tick)) for name, entry in content.tensors.items()}
     return replace(content, tensors=tensors)
 
@@ -80,7 +81,7 @@ def refuse_objects(names: Iterable[str], where: str) -> None:
     """Raise if there are objects, for a format that holds tensors only.
 
     Raises:
-        UnsupportedValueError: There are objects; names their keys and the remedy.
+        UnsupportedValueError: There are objects; the message names their keys and the remedy.
     """
     found = sorted(names)
     if found:

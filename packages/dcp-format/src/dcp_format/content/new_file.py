@@ -1,6 +1,6 @@
-"""Atomic creation of a file: it appears under its name only when complete and durable.
+"""Atomic creation of a file, which appears under its name only when it is complete and durable.
 
-Temporary files of killed processes are removed when the next file of that name is begun; see `temporary_files`.
+Temporary files of killed processes are removed when another file of the same name is begun; see `temporary_files`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WriteBack(Sink):
     """A sink that starts write-back to the disk early, so that the final sync is short.
 
     Args:
-        sink: That writes.
+        sink: Sink that writes the bytes.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -37,11 +37,11 @@ class WriteBack(Sink):
 
     @property
     def name(self) -> str:
-        """Name of the object."""
+        """Name of the object that is written."""
         return self._sink.name
 
     def tell(self) -> int:
-        """Return bytes written so far."""
+        """Return the number of bytes written so far."""
         return self._sink.tell()
 
     def write(self, buffers: Sequence[Buffer]) -> None:
@@ -65,8 +65,8 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]
     """Open a sink whose bytes appear at `path` atomically when the block ends; an error leaves the path unchanged.
 
     Raises:
-        CheckpointExistsError: `path` exists, at the beginning or by then, and `overwrite` is False.
-        InvalidPlaceError: It is a URI, or names no file.
+        CheckpointExistsError: `path` exists at the beginning or at the end of the block, and `overwrite` is False.
+        InvalidPlaceError: `path` is a URI, or names no file.
     """
     place = Path(file_path(path)).absolute()
     refuse_existing(place, overwrite=overwrite)
@@ -86,7 +86,7 @@ def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
     """Move a finished file to `place` atomically.
 
     Raises:
-        CheckpointExistsError: The path exists, made by another process meanwhile, and `overwrite` is False.
+        CheckpointExistsError: Another process has meanwhile made a file at `place`, and `overwrite` is False.
     """
     if not overwrite:
         # Unlike a rename, a new link never replaces an existing file.

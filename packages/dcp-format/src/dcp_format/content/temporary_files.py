@@ -1,4 +1,4 @@
-"""Names of temporary files, which identify their process, and removal of those that killed processes left.
+"""Names of temporary files, which identify their process, and removal of the files that killed processes left.
 
 Used for conversions and for saves to safetensors files; saves of checkpoints use markers instead (see `dcp_io`).
 """
@@ -26,7 +26,7 @@ _MAX_HEADER_BYTES = 100_000_000  # of safetensors, by the format
 
 
 def temporary_name(name: str) -> str:
-    """Return a new temporary name for the file that will be `name`, with the identity of this process."""
+    """Return a new temporary name, with the identity of this process, for a file whose final name will be `name`."""
     me = this_process()
     owner = f"w{_where(me)}-{me.pid:x}-{me.start_ticks:x}-{secrets.token_hex(4)}"
     return f".{name}.{owner}{TEMPORARY_SUFFIX}"
@@ -35,12 +35,13 @@ def temporary_name(name: str) -> str:
 def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
     """Remove the temporary files of killed processes.
 
-    A file is removed if its process is certainly gone; if that cannot be known, when it was not written to for a
-    day. Names that `temporary_name` does not give stay, and files that begin as nothing that is written so.
+    A file is removed if its process has certainly ended. If that is unknown, as for processes of other machines,
+    the file is removed once it was not written to for a day. Files whose names are not made by `temporary_name`, and
+    files that `begins_as_written` does not recognise, are kept.
 
     Args:
-        store: The folder.
-        ours: Whether files that will have a name are the caller's to replace.
+        store: Store of the folder.
+        ours: Function of a file's final name: whether the caller may replace the file of that name.
     """
     here = this_process()
     for entry in store.list():
@@ -57,12 +58,12 @@ def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
 
 
 def begins_as_written(store: LocalStore, name: str, size: int) -> bool:
-    """Whether a file begins like an archive or safetensors, or with zeros, as a crash can leave it.
+    """Whether a file begins like a zip archive or a safetensors file, or with zeros, which a crash can leave.
 
     Args:
-        store: The folder.
+        store: Store of the folder.
         name: Name of the file.
-        size: Size of the file from the listing, bytes.
+        size: Size of the file in bytes, from the listing of the folder.
     """
     head = memoryview(bytearray(min(size, _HEAD_BYTES)))
     try:

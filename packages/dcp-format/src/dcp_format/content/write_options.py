@@ -13,15 +13,17 @@ __all__ = ["WriteOptions"]
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options for writing; each format uses those that apply to it.
+    """Options for writing; each format uses the options that apply to it.
 
     Args:
-        max_inflight_bytes: Memory for pieces of tensors.
+        max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
         overwrite: Whether an existing destination may be replaced.
-        shard_bytes: Size that one file may have, where a format has several.
-        objects: `refuse`, `beside` or `skip`, where a format holds tensors only.
+        shard_bytes: Maximum size of one file, for formats with several files.
+        objects: Treatment of objects by formats that hold tensors only: `refuse` (raise an error), `beside` (write them
+            to a file next to the tensors) or `skip` (leave them out).
         layout: Layout of a checkpoint's data files.
-        compression: For a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of `FileSystemWriter`.
+        compression: Compression of a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of
+            `FileSystemWriter`.
         tick: Progress callback: called with the number of bytes just converted.
 
     Example:

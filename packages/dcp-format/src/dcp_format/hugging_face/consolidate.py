@@ -1,8 +1,9 @@
 """Consolidation of the ranks' safetensors shards into whole files that any library opens, in bounded memory.
 
-Bytes are copied unchanged, so every dtype is supported, and 0-dimensional tensors, too.
+Bytes are copied unchanged, so every dtype and 0-dimensional tensors are supported.
 
-Source: torch 2.13 `torch.distributed.checkpoint._consolidate_hf_safetensors` (names, parameters, who does which file).
+Source: torch 2.13 `torch.distributed.checkpoint._consolidate_hf_safetensors` (names, parameters,
+assignment of files to ranks).
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ def consolidate_safetensors_files(
     """Consolidate the shards of `input_dir` into whole tensors in `output_dir`, with a Hugging Face index.
 
     Args:
-        input_dir: A folder of `.safetensors` files, each with boxes of tensors.
-        output_dir: Another folder; made if missing.
-        fqn_to_index_mapping: Tensor → number of its file, from 1 on; those that are not in it go to the first.
-        num_threads: Files that are written at the same time.
+        input_dir: Folder of `.safetensors` files, each of which contains boxes of tensors.
+        output_dir: Folder for the whole files, other than `input_dir`; made if missing.
+        fqn_to_index_mapping: Name of a tensor → number of its file, from 1 on; tensors that it lacks go to file 1.
+        num_threads: Number of files that are written at the same time.
 
     Raises:
         CheckpointNotFoundError, CorruptCheckpointError: A file is missing or damaged, or parts of a tensor are missing.
-        MissingKeyError: The mapping names a tensor that is not there.
+        MissingKeyError: The mapping names a tensor that no input file contains.
 
     Ranks: one; not collective.
     """
@@ -64,10 +65,10 @@ def consolidate_safetensors_files_on_every_rank(
 ) -> None:
     """Consolidate as `consolidate_safetensors_files`, with file n written by rank n modulo the world size.
 
-    No file has its name before all are written, on every rank.
+    No file gets its final name before every rank has written all of its files.
 
     Raises:
-        CheckpointException: It failed on some rank; raised on every rank.
+        CheckpointException: The consolidation failed on some rank; raised on every rank.
 
     Ranks: every rank of the group; collective, over object collectives.
     """
@@ -88,7 +89,7 @@ def consolidate_safetensors_files_on_every_rank(
 
 
 def _together(step: Callable[[], T], group: Any) -> T:
-    """Run a step of this rank, and raise on every rank if it failed on any."""
+    """Run a step on this rank, and raise on every rank if the step failed on any rank."""
     error: Exception | None = None
     try:
         result = step()
@@ -110,10 +111,10 @@ class _Plan:
 
     folder: Path
     entries: Mapping[str, Sequence[TensorEntry]]
-    """By name of the file."""
+    """Name of a file → the tensors in it."""
     metadata: Mapping[str, str]
     earlier: frozenset[str]
-    """Files of an older set."""
+    """Files of an older set in the output folder."""
 
     @classmethod
     def of(cls, input_dir: str, output_dir: str, mapping: Mapping[str, int]) -> _Plan:
@@ -149,7 +150,8 @@ class _Plan:
         """Write some of the files under temporary names, several at a time.
 
         Returns:
-            Temporary name by name, for `give_names`. The first error of any file is raised, and none of them stays.
+            Final name → temporary name, for `give_names`. If writing a file fails, the temporary files are removed, and
+            the first error is raised.
         """
         if threads < 1:
             raise ValueError(f"num_threads={threads} must be at least 1")
@@ -177,7 +179,7 @@ class _Plan:
             sink.close(sync=True)
 
     def give_names(self, temporary: Mapping[str, str]) -> None:
-        """Rename the temporary files once all are written: a failure must leave an older set unchanged."""
+        """Rename the temporary files, after all were written: a failed write must leave an older set unchanged."""
         for name, place in temporary.items():
             give_name(self.folder / place, self.folder / name, overwrite=True)
         LocalStore(self.folder).sync_folder()
@@ -188,7 +190,7 @@ class _Plan:
             LocalStore(self.folder).delete(place)
 
     def write_index(self) -> None:
-        """Write the folder's index: tensors that it does not name are not part of the model."""
+        """Write the folder's index: tensors that the index does not name are not part of the model."""
         sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in self.entries.items()}
         store = LocalStore(self.folder)
         store.publish(INDEX_NAME, index_json(sizes))

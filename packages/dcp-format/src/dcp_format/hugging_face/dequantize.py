@@ -1,4 +1,4 @@
-"""Dequantisation: blocks and scales to floating-point values. Arithmetic only; `quantized_reader` reads them.
+"""Dequantisation: blocks and scales to floating-point values. Arithmetic only; `quantized_reader` reads the files.
 
 Source: OCP Microscaling Formats (MX) 1.0, sections 5.3.3 (E2M1 elements) and 5.4.1 (E8M0 scales); torch 2.13
 `torch.distributed.checkpoint.quantized_hf_storage` (order of the two numbers in a byte).
@@ -22,13 +22,13 @@ def dequantize_blocks(
     """Dequantise a box of a matrix whose square blocks share a scale.
 
     Args:
-        values: The box, any floating-point or integer dtype.
+        values: Stored values of the box, of any floating-point or integer dtype.
         scales: Scales of the blocks that the box touches, one per block.
-        block_size: Side of a block.
-        offsets: Where the box begins within its first block.
+        block_size: Number of rows and columns of a block.
+        offsets: Offsets of the box within its first block.
 
     Returns:
-        float32 values, of the box's sizes.
+        Tensor of float32 values, with the sizes of the box.
     """
     wide = scales.to(torch.float32)
     for dim, (offset, length) in enumerate(zip(offsets, values.shape, strict=True)):
@@ -40,11 +40,11 @@ def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
     """Dequantise MXFP4: 4-bit numbers, two per byte (low half first), with a power of two as the scale of each block.
 
     Args:
-        blocks: uint8, of sizes (…, groups, bytes of a block).
-        scales: uint8 exponents with a bias of 127, of sizes (…, groups).
+        blocks: Tensor of uint8, with sizes (…, groups, bytes of a block).
+        scales: Tensor of uint8 exponents with a bias of 127, with sizes (…, groups).
 
     Returns:
-        float32 values, of sizes (…, groups × bytes × 2).
+        Tensor of float32 values, with sizes (…, groups × bytes × 2).
     """
     table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32, device="cpu")
     pairs = torch.stack((blocks & 0x0F, blocks >> 4), dim=-1)

@@ -34,7 +34,7 @@ class Placement:
 
     files: Mapping[int, str]
     stamp: Mapping[str, str]
-    """Metadata of the save, which every one of its files contains."""
+    """Metadata that identifies the save; each of its files contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class OneFile:
 
 
 def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
-    """Return the names of whole files: those of the mapping, or consecutive ones where ranks share a number."""
+    """Return the names of whole files: numbered by the mapping, or consecutively where ranks share a number."""
     pairs = [(number, rank) for rank, numbers in enumerate(groups) for number in numbers]
     if len({number for number, _ in pairs}) == len(pairs):
         names = {(number, rank): f"model-{number:05d}-of-{highest:05d}{SUFFIX}" for number, rank in pairs}
@@ -77,8 +77,8 @@ def items_by_file(
 
     Args:
         items: Items of the rank.
-        files: Its files' names by their numbers.
-        number: Name of a tensor → number of its file.
+        files: Number of a file of the rank → its name.
+        number: Function that returns the number of a tensor's file, by the tensor's name.
     """
     found: dict[str, list[WriteItem]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
@@ -98,7 +98,7 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
 
     Raises:
         UnsupportedValueError: The format cannot hold a tensor's dtype.
-        OSError: The storage refused; nothing of the file is left.
+        OSError: The write failed; nothing of the file is left.
     """
     items = sorted(job.items, key=lambda item: -_data(item).properties.dtype.itemsize)
     header = build_header([(item.index.fqn, *_form(item)) for item in items], _metadata(job))

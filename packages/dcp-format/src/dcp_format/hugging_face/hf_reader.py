@@ -1,6 +1,6 @@
 """`HuggingFaceStorageReader`: loads from safetensors files onto any sharding, reading only the needed bytes.
 
-Source: torch 2.13 `torch.distributed.checkpoint.hf_storage` (name, parameters, what it accepts).
+Source: torch 2.13 `torch.distributed.checkpoint.hf_storage` (name, parameters, accepted files).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _INFLIGHT_BYTES = 64 << 20
 class HuggingFaceStorageReader(ByteStorageReader):
     """Loads tensors from a safetensors file, a Hugging Face folder, or a folder that ranks wrote together.
 
-    Each rank reads the ranges that its part of the template needs, straight into its memory where that is one run.
+    Each rank reads the ranges that its part of the template needs, directly into the template where contiguous.
     The format has no checksums: `LoadReport.unverified` lists what was read. A missing file is an error.
 
     Args:
-        path: A `.safetensors` file, an `….index.json`, or a folder, whose index is `model.safetensors.index.json`.
-        thread_count: Reader threads.
+        path: Path of a `.safetensors` file, of an `….index.json`, or of a folder, whose
+            index is `model.safetensors.index.json`.
+        thread_count: Number of threads that read.
 
-    Ranks: each reads on its own; headers are read by every rank.
+    Ranks: every rank reads the headers, and its own part of the data; not collective.
 
     Example:
         ```python
@@ -63,7 +64,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
     def fs(self) -> None:
         """None: safetensors files are read from local folders only.
 
-        Has no setter, so that a file system is never ignored.
+        The property has no setter, so that an assigned file system is not ignored silently.
         """
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> SafetensorsBackend:

@@ -1,6 +1,6 @@
 """`HuggingFaceStorageWriter`: saves into safetensors files that Hugging Face libraries open.
 
-How a rank's part becomes files is in `hf_files`; making whole files of ranks' parts in `consolidate`.
+The files of one rank are written by `hf_files`; the ranks' parts are joined into whole files by `consolidate`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.hf_storage.HuggingFaceStorageWriter` (parameters, names of files).
 """
@@ -59,18 +59,18 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     Files get their final names, and the index is written, after every rank has written.
 
-    Values that are no tensors are refused before anything is written. A tensor with several names is written under
+    Values other than tensors are refused before anything is written. A tensor with several names is written under
     each of them.
 
     Args:
-        path: The folder.
-        fqn_to_index_mapping: Tensor → number of its file, from 1 on; without it there is one file.
-        thread_count: Files that a rank writes at the same time.
-        save_distributed: Each rank writes its own part of every tensor into files of its own. Without it every tensor
-            must be whole on the rank that writes it.
-        enable_consolidation: Make whole files of the parts when all are written (by the coordinator; the parts stay in
-            the folder `sharded`). `consolidate_safetensors_files_on_every_rank` shares that work among ranks.
-        thread_count_consolidation: Files that are made whole at the same time.
+        path: Path of the folder.
+        fqn_to_index_mapping: Name of a tensor → number of its file, from 1 on; None writes one file.
+        thread_count: Number of files that a rank writes at the same time.
+        save_distributed: Whether each rank writes its own part of every tensor into files of its own. Otherwise every
+            tensor must be whole on the rank that writes it.
+        enable_consolidation: Whether the coordinator joins the ranks' parts into whole files when all are written; the
+            parts stay in the folder `sharded`. `consolidate_safetensors_files_on_every_rank` does that on all ranks.
+        thread_count_consolidation: Number of whole files that are written at the same time.
 
     Ranks: every rank; the coordinator gives files their names.
 
@@ -111,18 +111,18 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         self.reset(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new save, to another folder if one is given."""
+        """Begin a new save, into the folder `checkpoint_id` if that is given."""
         if checkpoint_id is not None:
             self.checkpoint_id = checkpoint_id
         self.save_id = secrets.token_hex(8)
-        """Id of this save, part of the names of its files; the coordinator's counts, and is a new one for each save."""
+        """Id of this save, part of its files' names. All ranks use the coordinator's id, which is new for each save."""
         self._rank = 0
         self._aliases: dict[str, str] = {}
         self._temporary: list[str] = []
 
     @property
     def path(self) -> Path:
-        """The folder; assigning it takes effect at the next save. Raises InvalidPlaceError for a URI."""
+        """Path of the folder; an assigned path takes effect at the next save. Raises InvalidPlaceError for a URI."""
         return Path(file_path(self.checkpoint_id))
 
     @path.setter
@@ -133,12 +133,12 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     def fs(self) -> None:
         """None: safetensors files are written to local folders only.
 
-        Has no setter, so that a file system is never ignored.
+        The property has no setter, so that an assigned file system is not ignored silently.
         """
 
     @property
     def metadata_path(self) -> str:
-        """The folder's index."""
+        """Path of the folder's index."""
         return str(self.path / INDEX_NAME)
 
     def _store(self) -> LocalStore:
@@ -160,7 +160,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         """Return the plan with whole tensors; tied values are written under each of their names.
 
         Raises:
-            UnsupportedValueError: It has values that are no tensors, or parts of tensors without `save_distributed`.
+            UnsupportedValueError: It has values other than tensors, or parts of tensors without `save_distributed`.
         """
         refuse_objects({item.index.fqn for item in plan.items if item.type is WriteItemType.BYTE_IO}, "safetensors")
         for item in plan.items:
@@ -230,7 +230,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rename the files, write the index or the whole files, and remove those of an older save.
+        """Rename the files, write the index or the whole files, and remove the files of an older save.
 
         At any moment the folder holds the old set or the new one; see `complete_set`.
         """

@@ -1,6 +1,6 @@
 """`QuantizedHuggingFaceStorageReader`: loads block-quantised safetensors as plain floating-point tensors.
 
-Only the blocks that a rank's part needs are read, each with its scales. How numbers are decoded is in `dequantize`.
+Only the blocks that a rank's part needs are read, each with its scales. `dequantize` decodes the numbers.
 
 Source: torch 2.13 `torch.distributed.checkpoint.quantized_hf_storage` (names, the two schemes, how parts are paired).
 """
@@ -32,7 +32,7 @@ class _Pair:
     values: str
     scales: str
     packed: bool
-    """Two 4-bit numbers in a byte, in blocks along the last dimension (MXFP4)."""
+    """Whether a byte holds two 4-bit numbers, in blocks along the last dimension (MXFP4)."""
 
 
 class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
@@ -41,12 +41,12 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
     The template names them `X.weight` and `X_blocks` (or plain `X`); everything else loads as it is stored.
 
     Args:
-        path: As for `HuggingFaceStorageReader`.
-        thread_count: Reader threads.
-        target_dtype: Dtype of the loaded values, as the metadata says it.
-        block_size: Side of the blocks of a matrix that share a scale.
+        path: Path of the file or folder; see `HuggingFaceStorageReader`.
+        thread_count: Number of threads that read.
+        target_dtype: Dtype of the loaded values, and of their tensors in the metadata.
+        block_size: Number of rows and columns of a block of a matrix; each block has one scale.
 
-    Ranks: each reads on its own.
+    Ranks: every rank reads its own part; not collective.
 
     Example:
         ```python
@@ -79,7 +79,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         super().__init__(path, thread_count)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata for loading: quantised tensors with their logical sizes, and `target_dtype`."""
+        """Return the metadata for loading: quantised tensors have their logical sizes and `target_dtype`."""
         stored = super().read_metadata(*args, **kwargs)
         self._raw = stored
         self._pairs = _pairs(stored)
@@ -114,7 +114,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return TensorStorageMetadata(replace(values.properties, dtype=self.target_dtype), size, [chunk])
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read every item; quantised ones with their scales, one at a time."""
+        """Read every item; quantised tensors are read with their scales, one at a time."""
         if self._raw is None:
             self._pairs, self._raw = {}, self._metadata
         logical = self._metadata
@@ -176,17 +176,17 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
 
 
 class _Buffers:
-    """Minimal planner for a reader of tensors: the destinations are those of a mapping."""
+    """Minimal planner for reading tensors: a mapping holds the destination of each name."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the destination tensor of that name."""
+        """Return the destination tensor of the item's name."""
         return self._tensors[read_item.dest_index.fqn]
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing."""
+        """Do nothing: the tensor is already in its destination."""
 
 
 def _pairs(metadata: Metadata) -> dict[str, _Pair]:

@@ -1,8 +1,9 @@
 """Sets of safetensors files in a folder: how a save stamps its files, and which set is the current one.
 
-A folder has no index until one is published, and some have none at all. Every file of ours says whose it is, how many
-files that save made, and its generation: of the sets that are complete, the newest counts. So a folder holds the old
-set or the new one at any moment, as long as no file replaces another.
+A folder has no index until one is published, and some have none at all. The stamp in
+every file of ours has the id of its save, the number of files of that save, and its generation. Among complete sets,
+the one with the highest generation is used. So a folder holds the old set or the new one at any moment, as long as
+no file replaces another.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ __all__ = [
 
 SUFFIX = ".safetensors"
 SAVE_ID = "DCP_SAVE_ID"
-"""Ours: the same in all files of one save, to distinguish files of two saves."""
+"""Our metadata key of the save's id: equal in all files of one save, to distinguish the files of two saves."""
 FILES = "DCP_FILE_COUNT"
-"""Ours: the number of files of the save, to recognise an incomplete set."""
+"""Our metadata key of the number of files of the save, to recognise an incomplete set."""
 GENERATION = "DCP_GENERATION"
-"""Ours: higher than that of the set that the save replaces."""
+"""Our metadata key of the generation: a number higher than that of the set that the save replaces."""
 # What writers of whole models, ours among them, call their files.
 _WRITTEN = re.compile(r"(shard-\d{5}-)?model(-\d{5}-of-\d{5})?(-[0-9a-f]{8})?(-part-\d+)?\.safetensors")
 _TAG_LETTERS = 8
 
 
 def is_writers_name(name: str) -> bool:
-    """Whether a file's name is one that libraries give to files of whole models."""
+    """Whether a file has a name that libraries give to the files of whole models."""
     return _WRITTEN.fullmatch(name) is not None
 
 
 def fresh_name(name: str, present: Collection[str], save_id: str) -> str:
-    """Return the name, or a variant if a file of that name exists: the old one stays until the new set is complete."""
+    """Return the name, or a variant if a file of that name exists: the old file stays until the new set is complete."""
     return name if name not in present else f"{name.removesuffix(SUFFIX)}-{save_id[:_TAG_LETTERS]}{SUFFIX}"
 
 
@@ -52,7 +53,7 @@ class Stamp:
     Args:
         save_id: Id of the save.
         files: Number of files of the save.
-        generation: See `GENERATION`.
+        generation: Generation of the save; see `GENERATION`.
     """
 
     def __init__(self, save_id: str, files: int, generation: int) -> None:
@@ -82,12 +83,12 @@ def save_id_of(folder: Path, name: str) -> str | None:
 
 
 def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
-    """Whether a library saved a whole model in a file, by its name and first bytes, or we did, by our stamp.
+    """Whether a file belongs to a whole model: one of a library, by its name and first bytes, or ours, by our stamp.
 
     Args:
-        store: The folder.
+        store: Store of the folder.
         name: Name of the file.
-        size: Size of the file from the listing, bytes.
+        size: Size of the file in bytes, from the listing of the folder.
     """
     if is_writers_name(name):
         return begins_as_written(store, name, size)
@@ -107,8 +108,8 @@ def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
     """Return the current files of a folder without an index: the newest complete set, and files without a set.
 
     Raises:
-        CheckpointNotFoundError: There are files of saves, and none is complete.
-        CorruptCheckpointError: Two complete sets do not say which of them is newer.
+        CheckpointNotFoundError: There are files of saves, but no save's set is complete.
+        CorruptCheckpointError: Two complete sets have the same generation, so that neither is newer.
     """
     sets = _sets(headers)
     if len(sets) == 1 and not any(_number(headers[name], FILES) for names in sets.values() for name in names):
@@ -129,7 +130,7 @@ def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
 
 
 def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
-    """Return the id of the save that made the files. Raises CorruptCheckpointError if there are several."""
+    """Return the id of the save that made the files. Raises CorruptCheckpointError if several saves did."""
     sets = _sets(headers)
     if len(sets) > 1:
         raise _two_saves([*sets.values()], folder)
@@ -137,7 +138,7 @@ def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
 
 
 def _sets(headers: Mapping[str, Header]) -> dict[str | None, list[str]]:
-    """Group files by save id; files that belong to no whole model are left out."""
+    """Group files by save id; files without an id whose names are not those of whole models are left out."""
     found: dict[str | None, list[str]] = defaultdict(list)
     for file, header in headers.items():
         save_id = header.metadata.get(SAVE_ID)
@@ -147,7 +148,7 @@ def _sets(headers: Mapping[str, Header]) -> dict[str | None, list[str]]:
 
 
 def _is_complete(headers: Mapping[str, Header], names: list[str]) -> bool:
-    """Whether all files of a set are present, as far as their stamps give the number."""
+    """Whether all files of a set are present, if their stamps give the number of files."""
     return len(names) >= _number(headers[names[0]], FILES)
 
 

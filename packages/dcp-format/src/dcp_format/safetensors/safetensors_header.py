@@ -23,7 +23,7 @@ _ALIGNMENT_BYTES = 8
 _MAX_NUMBER = (1 << 63) - 1
 _METADATA = "__metadata__"
 MAX_DIMENSIONS = 64
-"""As many as a tensor may have."""
+"""Maximum number of dimensions of a tensor."""
 
 CODES: Mapping[str, str] = MappingProxyType(
     {
@@ -49,7 +49,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "float4_e2m1fn_x2": "F4",
     }
 )
-"""torch's dtype → the format's name."""
+"""Torch's name of a dtype → the format's name."""
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 _PACKED = "float4_e2m1fn_x2"
 
@@ -73,14 +73,14 @@ class Header:
     """The tensors, in the order of their data."""
     metadata: Mapping[str, str]
     bytes: int
-    """Where the data begins."""
+    """Length of the header with its length field, which is the offset of the data."""
 
 
 def code_of(dtype: str, key: str) -> str:
     """Return the format's name of a dtype.
 
     Raises:
-        UnsupportedValueError: The dtype has no equivalent; names the key and the remedy.
+        UnsupportedValueError: The dtype has no equivalent in the format; the message names the key and the remedy.
     """
     if dtype not in CODES:
         raise UnsupportedValueError(
@@ -95,8 +95,8 @@ def build_header(
     """Build the header for tensors whose data follows without gaps in the same order.
 
     Args:
-        tensors: Name, torch's dtype and sizes of each; larger elements first keeps all of them aligned.
-        metadata: Strings for `__metadata__`.
+        tensors: Name, torch's dtype and sizes of each tensor; all are aligned if the larger element sizes come first.
+        metadata: Pairs of strings to write as `__metadata__`.
 
     Raises:
         UnsupportedValueError: A dtype has no name in the format, a tensor has the metadata's name, or the header is too
@@ -123,12 +123,12 @@ def read_header(source: Source, *, file: str) -> Header:
     """Read the header of a file, and check that it describes every byte exactly once.
 
     Args:
-        source: The file.
-        file: Name of the file, for messages.
+        source: Open file.
+        file: Name of the file, for error messages.
 
     Raises:
-        CorruptCheckpointError: It is not a safetensors file, is truncated, or contradicts itself.
-        UnsupportedFormatError: It has a dtype that is not known.
+        CorruptCheckpointError: The file is not a safetensors file, is truncated, or contradicts itself.
+        UnsupportedFormatError: The file has an unknown dtype.
     """
     size = source.size()
     if size < 8:

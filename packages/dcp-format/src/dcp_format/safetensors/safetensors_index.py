@@ -1,6 +1,6 @@
 """A safetensors file, or a Hugging Face folder of them, as an index: tensors are chunks at offsets of the files.
 
-Also folders that ranks wrote together, each file with its boxes of tensors. Only headers are read here.
+Also reads folders that ranks wrote together, whose files contain boxes of tensors. Only headers are read here.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = [
 
 INDEX_NAME = "model.safetensors.index.json"
 SHARDING = "DCP_SHARDING_INFO"
-"""Key of a file's metadata: JSON, name → {"saved_offsets": […]}, as torch's writer leaves it."""
+"""Key of a file's metadata: JSON, name → {"saved_offsets": […]}, as torch's writer stores it."""
 SHAPES = "DCP_GLOBAL_SHAPES"
-"""Ours: JSON, name → sizes of the whole tensor, so that a lost file is noticed."""
+"""Our key of a file's metadata: JSON, name → sizes of the whole tensor, so that a lost file is noticed."""
 ALIASES = "DCP_ALIASES"
-"""Ours: JSON, name → the name of the tensor that it is another name of; counts as long as both have the same bytes."""
+"""Our key of a file's metadata: JSON, alias → name of its tensor; ignored if their bytes differ."""
 _COMPARED_BYTES = 4 << 20
 _SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})")
 Box = tuple[HeaderEntry, str, tuple[int, ...]]
@@ -56,13 +56,13 @@ class Folder:
     index: CheckpointIndex
     files: tuple[str, ...]
     save_id: str | None
-    """Of the save that wrote the files; None if they do not say."""
+    """Id of the save that wrote the files; None if the files have none."""
 
 
 def earlier_files(folder: Path) -> set[str]:
-    """Return the files of an earlier save in a folder: those in its index, and those with names that libraries give.
+    """Return the files of an earlier save in a folder: files in its index, and files with names that libraries give.
 
-    Others, such as an adapter's, are not a save's to remove.
+    A save must not remove other files, such as an adapter's.
     """
     try:
         named = {*(read_weight_map(folder) or {}).values()}
@@ -76,12 +76,13 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
     """Open a file, or all files of a folder, as an index.
 
     Args:
-        path: A `.safetensors` file, an `….index.json`, or a folder, whose index is `model.safetensors.index.json`.
-        ties: Whether to find out which names are of one tensor, which reads the bytes of tied tensors. Without it every
-            name is a tensor of its own, with its own bytes.
+        path: Path of a `.safetensors` file, of an `….index.json`, or of a folder, whose index is
+            `model.safetensors.index.json`.
+        ties: Whether to find out which names are ties, that is, names of the same tensor, which reads the bytes of tied
+            tensors. Otherwise every name is a tensor of its own, with its own bytes.
 
     Raises:
-        CheckpointNotFoundError: There is nothing, or a file that the index names is missing.
+        CheckpointNotFoundError: There is nothing at `path`, or a file that the index names is missing.
         CorruptCheckpointError: A header is damaged, files contradict each other, or parts of tensors are missing.
         InvalidPlaceError: `path` is a URI, or names no file or folder.
     """
@@ -170,7 +171,7 @@ def _table(header: Header, key: str, file: str) -> dict[str, Any]:
 
 
 def _boxes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None, folder: str) -> dict[str, list[Box]]:
-    """Return tensor → its boxes with their files and offsets."""
+    """Return the name of each tensor → its boxes, with their files and offsets."""
     boxes: dict[str, list[Box]] = {}
     for file, header in headers.items():
         sharding = _table(header, SHARDING, file)
@@ -220,7 +221,8 @@ def _shapes(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> di
 def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
     """Return the ties: name → the name of the tensor that is stored for it.
 
-    A program that knows nothing of aliases may have changed one of the tensors and kept the metadata.
+    The bytes are compared, since a program without support for aliases may have changed one of the tensors and kept the
+    metadata.
     """
     said = {
         name: str(target) for file, header in headers.items() for name, target in _table(header, ALIASES, file).items()

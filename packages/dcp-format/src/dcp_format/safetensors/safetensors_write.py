@@ -38,26 +38,27 @@ __all__ = [
 _log = library_logger(__name__)
 
 OBJECTS_NAME = "objects.pt"
-"""In a folder: values that are no tensors, as one `torch.save` file. Those of a single file have its name before."""
+"""Name of the `torch.save` file of objects in a folder; beside a single file, that file's name precedes it."""
 
 
 def write_safetensors(content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
     """Write one file if `path` ends in `.safetensors`, else a folder that Hugging Face libraries open.
 
-    A tensor with several names is written under each of them, and the file says that they are one. Objects that are put
-    beside are written before the tensors, and take their name right after them: an error leaves both as they were.
+    A tensor with several names is written under each of them, and the file's metadata records that they are one tensor.
+    With `options.objects="beside"`, the objects' file is written before the tensors, and gets its final name right
+    after them: an error leaves both unchanged.
 
     Args:
         content: The content to write.
-        path: File or folder.
-        options: A file of a folder is larger than `shard_bytes` only if one tensor alone is. Objects that are put
-            beside are in `NAME.objects.pt` beside `NAME.safetensors`, or in `objects.pt` in a folder. Progress is of
-            bytes that have been written.
+        path: Path of the file or folder to write.
+        options: Options for writing. A file in a folder exceeds `shard_bytes` only if one tensor alone does. The file
+            of objects is `NAME.objects.pt` beside `NAME.safetensors`, or `objects.pt` in a folder. `tick` counts the
+            bytes that were written.
 
     Raises:
-        UnsupportedValueError: There are objects and they are refused, or a dtype that the format cannot hold.
-        UnsafeCheckpointError: An object that shall be put beside names what is not allowed.
-        CheckpointExistsError: Something is there and `options.overwrite` is False.
+        UnsupportedValueError: There are objects, which `options` refuse, or the format cannot hold a dtype.
+        UnsafeCheckpointError: An object to be written names a class or function that is not allowed.
+        CheckpointExistsError: The destination exists, and `options.overwrite` is False.
         InvalidPlaceError: `path` is a URI, or names no file or folder.
     """
     objects = options.objects
@@ -82,7 +83,7 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
 
 @contextlib.contextmanager
 def _beside(content: Content | None, place: Path, *, overwrite: bool) -> Iterator[None]:
-    """Write the objects to a file next to the tensors', and publish it after theirs."""
+    """Write the objects to a file next to the tensors' file, and publish it after that file."""
     if content is None or not content.objects:
         yield
         return
@@ -124,7 +125,7 @@ def _write_folder(
 ) -> None:
     """Write all files of a folder, rename them, publish the index, and then remove those of an older set.
 
-    At any moment the folder holds the old set or the new one: a name that is taken is not given again before.
+    At any moment the folder holds the old set or the new one: no new file gets the name of an old one.
     """
     _check_folder(folder, files, overwrite=overwrite)
     store = LocalStore(folder)

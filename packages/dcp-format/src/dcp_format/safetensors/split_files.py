@@ -1,4 +1,4 @@
-"""Split of tensors into several safetensors files: which file each goes to, the files' names, and their index."""
+"""Split of tensors into several safetensors files: the file of each tensor, the files' names, and their index."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def split_by_size(entries: Iterable[TensorEntry], shard_bytes: int) -> list[list
 
 
 def shard_names(count: int) -> list[str]:
-    """Return the file names that Hugging Face libraries look for."""
+    """Return the names of `count` files, as Hugging Face libraries expect them."""
     if count == 1:
         return [f"model{SUFFIX}"]
     return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
 
 
 def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
-    """Return the folder's index as JSON, from each file's tensors and their bytes."""
+    """Return the folder's index as JSON, from the names and sizes in bytes of each file's tensors."""
     weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
     total = sum(size for tensors in files.values() for _, size in tensors)
     table = {"metadata": {"total_size": total}, "weight_map": weight_map}

@@ -23,11 +23,11 @@ class ArchiveRecords:
     """The byte ranges of an archive's records, and which of them have been checked.
 
     Args:
-        mapped: The whole file.
-        file: Name of the file, for messages.
+        mapped: Memory map of the whole file.
+        file: Name of the file, for error messages.
 
     Raises:
-        CorruptCheckpointError: Its directory is damaged.
+        CorruptCheckpointError: The archive's directory is damaged.
         UnsupportedFormatError: The values of tensors are compressed in the file.
     """
 
@@ -37,9 +37,9 @@ class ArchiveRecords:
         """The whole file, mapped."""
         self._file = file
         self.address = mapped.data_ptr()
-        """Of the first byte, in this process."""
+        """Address of the first byte, in this process."""
         self.nbytes = mapped.nbytes()
-        """Of the file."""
+        """Size of the file in bytes."""
         try:
             records = zip_records(self.view)
         except CorruptCheckpointError as error:
@@ -58,7 +58,7 @@ class ArchiveRecords:
         """Start and length of each uncompressed record → its CRC."""
 
     def check_small(self) -> None:
-        """Check all records but tensor storages. Raises CorruptCheckpointError."""
+        """Check all records except tensor storages. Raises CorruptCheckpointError."""
         self._check(record for record in self._unchecked if _VALUES not in record.name)
 
     def check_range(self, start: int, nbytes: int) -> None:

@@ -26,13 +26,13 @@ Targets = dict[str, list[tuple[ReadItem, torch.Tensor]]]
 
 
 class BroadcastingTorchSaveReader(StorageReader):
-    """Loads tensors from a file that only the coordinator can read; use it with `DynamicMetaLoadPlanner`.
+    """Loads tensors from a file that only the coordinator can read; to be used with `DynamicMetaLoadPlanner`.
 
-    The file is mapped, and sent in pieces: no rank holds more of it than a piece and its own tensors.
+    The file is mapped into memory and sent in pieces: a rank holds one piece at a time, besides its own tensors.
 
     Args:
-        checkpoint_id: The file.
-        coordinator_rank: The rank that reads it.
+        checkpoint_id: Path of the file.
+        coordinator_rank: Rank that reads the file.
 
     Ranks: every rank of the default group, with the same names in their templates.
 
@@ -54,19 +54,19 @@ class BroadcastingTorchSaveReader(StorageReader):
         self.is_coordinator = False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new load, from another file if one is given."""
+        """Begin a new load, from the file `checkpoint_id` if that is given."""
         if checkpoint_id is not None:
             self.checkpoint_id = checkpoint_id
 
     def read_metadata(self) -> Metadata:
-        """Return empty metadata: the planner takes it from the template."""
+        """Return empty metadata: the planner makes metadata from the template."""
         return Metadata({}, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
         """Note whether this rank is the coordinator.
 
         Raises:
-            DcpError: There is no file to read.
+            DcpError: No file was given.
         """
         del metadata, is_coordinator
         self.is_coordinator = _rank() == self.coordinator_rank
@@ -122,7 +122,7 @@ class BroadcastingTorchSaveReader(StorageReader):
     def _agree(
         self, wanted: dict[str, tuple[int, ...]], forms: Forms, error: BaseException | None
     ) -> tuple[list[str], Forms]:
-        """Agree on the names to send, in one order for all; raises any rank's error on every rank."""
+        """Agree on the names to send, in the same order on all ranks; raises any rank's error on every rank."""
         mine: dict[str, Any] = {"wanted": wanted, "forms": forms, "error": None if error is None else repr(error)}
         gathered = _gathered(mine)
         failed = {
@@ -156,7 +156,7 @@ class BroadcastingTorchSaveReader(StorageReader):
         targets: list[tuple[ReadItem, torch.Tensor]],
         planner: LoadPlanner,
     ) -> None:
-        """Broadcast a tensor in pieces of rows; every rank copies its part."""
+        """Broadcast a tensor in pieces of whole rows; every rank copies the part that it needs."""
         rows = shape[0] if shape else 1
         row_bytes = max(1, torch.Size(shape[1:]).numel() * dtype.itemsize)
         step = max(1, _BROADCAST_BYTES // row_bytes)
@@ -174,12 +174,12 @@ class BroadcastingTorchSaveReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the id is a file."""
+        """Whether the id is the path of a file."""
         return os.path.isfile(checkpoint_id)
 
 
 def _wanted(items: Mapping[str, list[ReadItem]], planner: LoadPlanner) -> dict[str, tuple[int, ...]]:
-    """Return the names that a rank reads with the template's shapes; without one, the extent of its parts."""
+    """Return the names that a rank reads, with shapes of the template or, if unknown, the extent of their parts."""
     metadata = getattr(planner, "metadata", None)
     said = {} if metadata is None else metadata.state_dict_metadata
     found: dict[str, tuple[int, ...]] = {}

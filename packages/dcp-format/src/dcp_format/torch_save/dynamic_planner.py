@@ -1,4 +1,4 @@
-"""`DynamicMetaLoadPlanner`: takes the metadata from the template, for sources without metadata.
+"""`DynamicMetaLoadPlanner`: makes the metadata from the template, for sources without metadata.
 
 Source: torch 2.13 `torch.distributed.checkpoint.format_utils.DynamicMetaLoadPlanner`.
 """
@@ -37,7 +37,7 @@ class DynamicMetaLoadPlanner(DefaultLoadPlanner):
         """Make metadata from the template; `metadata` is ignored.
 
         Raises:
-            UnsupportedValueError: The template holds something else than tensors.
+            UnsupportedValueError: The template holds a value other than a tensor.
         """
         del metadata
         values = flatten(state_dict).values if self.flatten_state_dict else state_dict

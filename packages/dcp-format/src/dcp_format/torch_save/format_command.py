@@ -1,6 +1,6 @@
 """Stock's command line `format_utils`: `torch_to_dcp` and `dcp_to_torch`. `dcp convert` does more.
 
-Source: torch 2.13 `torch.distributed.checkpoint.format_utils` run as a script (arguments, what it prints).
+Source: torch 2.13 `torch.distributed.checkpoint.format_utils` run as a script (arguments, output).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: Mode, source and destination; None takes those of the process.
+        arguments: Mode, source and destination; None reads them from the process's command line.
 
     Returns:
-        The exit status: 1 if there is nothing to convert (0 in stock).
+        The exit status: 0, or 1 if there is nothing to convert (stock returns 0).
 
     Raises:
-        DcpError: The source cannot be read, or the destination not be written.
+        DcpError: The source cannot be read, or the destination cannot be written.
         SystemExit: The arguments are wrong.
     """
     parser = argparse.ArgumentParser(prog="python -m dcp_all.format_utils")

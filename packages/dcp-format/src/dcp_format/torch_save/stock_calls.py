@@ -28,13 +28,13 @@ def dcp_to_torch_save(
 ) -> None:
     """Convert a checkpoint to one `torch.save` file, which appears only when complete.
 
-    `torch.load` opens it with `weights_only=True` (as far as its objects allow that) and `mmap=True`.
+    `torch.load` opens the file with `mmap=True`, and with `weights_only=True` if the objects in it allow that.
 
     Args:
-        dcp_checkpoint_dir: A checkpoint's folder, ours or stock's.
-        torch_save_path: The file; replaced if it exists.
-        max_inflight_bytes: Memory for pieces of tensors.
-        allow_globals: What objects may use beside the default allow-list.
+        dcp_checkpoint_dir: Folder of a checkpoint, ours or stock's.
+        torch_save_path: Path of the file to write; an existing file is replaced.
+        max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
+        allow_globals: Classes and functions that objects may use in addition to the default allow-list.
 
     Raises:
         CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: The checkpoint cannot be read.
@@ -56,14 +56,14 @@ def torch_save_to_dcp(
     """Convert a `torch.save` file to a checkpoint; runs no code from the file.
 
     Args:
-        torch_save_path: A file that holds a mapping.
-        dcp_checkpoint_dir: The folder; a checkpoint in it is replaced.
-        max_inflight_bytes: Memory for pieces of tensors.
-        allow_globals: What the file may use beside the default allow-list.
+        torch_save_path: Path of a file that holds a mapping.
+        dcp_checkpoint_dir: Folder to write; a checkpoint in it is replaced.
+        max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
+        allow_globals: Classes and functions that the file may use in addition to the default allow-list.
 
     Raises:
         CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: The file cannot be read.
-        UnsupportedValueError: It holds something else than a mapping.
+        UnsupportedValueError: The file's value is not a mapping.
 
     Ranks: one; not collective.
     """

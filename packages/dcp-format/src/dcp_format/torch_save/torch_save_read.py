@@ -1,9 +1,9 @@
 """`torch.save` files as content: the pickle is read with an allow-list, tensors are located and read later.
 
-The file is mapped so that torch can locate each tensor's values; they are read with plain reads when they are
-asked for, so no more of the file is in memory than a piece of one tensor.
+The file is mapped so that torch can locate each tensor's values; the values are read with ordinary file reads
+when they are requested, so no more of the file is in memory than a piece of one tensor.
 
-Source: torch 2.13 `torch.serialization._load` (what `overall_storage` does).
+Source: torch 2.13 `torch.serialization._load` (effect of `overall_storage`).
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ def is_torch_save(path: str | os.PathLike[str]) -> bool:
 
 
 def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> Content:
-    """Open a `torch.save` file as content: nested mappings flattened as by `save`, tied tensors once.
+    """Open a `torch.save` file as content: nested mappings are flattened as by `save`, tied tensors are stored once.
 
     Args:
-        path: The file.
+        path: Path of the file.
         allow_globals: Classes and functions that are allowed in addition to the default allow-list.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
-        CorruptCheckpointError: It is not a such file, or damaged.
-        UnsafeCheckpointError: It names a global that is not allowed.
-        UnsupportedFormatError: It has the other byte order, or was compressed by an archiver.
-        UnsupportedValueError: It holds no mapping.
+        CorruptCheckpointError: The file is not a `torch.save` file, or is damaged.
+        UnsafeCheckpointError: The file names a global that is not allowed.
+        UnsupportedFormatError: The file has the other byte order, or was compressed by an archiver.
+        UnsupportedValueError: The file's value is not a mapping.
         InvalidPlaceError: `path` is a URI, or names no file.
     """
     path = file_path(path)
@@ -195,7 +195,7 @@ class _Located:
         return ChunkPieces(self._reader, dtype, shape, [chunk])
 
     def _check_storage(self, tensor: torch.Tensor) -> None:
-        """Check a storage's records now, if they will not be read whole later."""
+        """Check the records of a tensor's storage now, if they will not be read whole later."""
         storage = tensor.untyped_storage()
         if self._records is not None:
             self._records.check_range(storage.data_ptr() - self._base, storage.nbytes())

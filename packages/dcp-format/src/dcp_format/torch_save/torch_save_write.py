@@ -53,12 +53,12 @@ def write_torch_save(
     *,
     allow_globals: Sequence[Any] = (),
 ) -> None:
-    """Write the file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
+    """Write a `torch.save` file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
 
     Args:
         content: The content to write; objects are held in memory.
-        path: The file.
-        options: `tick` counts the bytes written.
+        path: Path of the file.
+        options: Options for writing; `tick` counts the bytes written.
         allow_globals: Classes and functions that are allowed in addition to the default allow-list.
 
     Raises:
@@ -84,7 +84,7 @@ def write_torch_save(
 
 
 def _ordered(values: dict[str, Any], paths: dict[str, Any]) -> Iterator[str]:
-    """Yield names in the order of the nested state dict, those without a place last."""
+    """Yield names in the order of the nested state dict; names without a place in it come last."""
     yield from (name for name in paths if name in values)
     yield from (name for name in values if name not in paths)
 
@@ -125,10 +125,10 @@ class _Pickler(pickle.Pickler):
         self._next = first_record
         self._records: dict[int, str] = {}
         self.storages: dict[str, torch.UntypedStorage] = {}
-        """Record → storage of a tensor inside an object."""
+        """Name of a record → storage of a tensor inside an object."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce a placeholder to torch's call that rebuilds the tensor."""
+        """Reduce a placeholder to the call of torch's function that rebuilds the tensor."""
         if not isinstance(value, _Tensor):
             return reduce_exactly(value)
         entry = value.entry
@@ -148,7 +148,7 @@ class _Pickler(pickle.Pickler):
         return torch._utils._rebuild_tensor_v3, arguments  # noqa: SLF001
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the persistent id of a storage: its record in the archive."""
+        """Return the persistent id of a storage, which names its record in the archive."""
         if isinstance(value, _Storage):
             return "storage", value.kind, value.record, "cpu", value.elements
         if isinstance(value, torch.storage.TypedStorage):
@@ -160,7 +160,7 @@ class _Pickler(pickle.Pickler):
         return None
 
     def _beside(self, storage: torch.UntypedStorage) -> str:
-        """Return the record of a storage that an object holds."""
+        """Return the name of the record for a storage that an object holds."""
         known = self._records.get(storage._cdata)  # noqa: SLF001
         if known is None:
             known = self._records[storage._cdata] = str(self._next)  # noqa: SLF001
