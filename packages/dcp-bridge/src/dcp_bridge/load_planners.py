@@ -76,8 +76,8 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
         """Pass a stored object to the planner, unless unpickling it needs more than our allow-list.
 
         Raises:
-            UnsafeCheckpointError: Unpickling needs more, or the bytes are not those of `torch.save`; the message names what is
-                needed.
+            UnsafeCheckpointError: Unpickling needs more, or the bytes are not those of `torch.save`; the message
+                names what is needed.
         """
         if not self._trust_objects:
             value = _harmless(read_item.storage_index.fqn, value.getvalue())

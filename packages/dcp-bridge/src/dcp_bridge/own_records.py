@@ -1,5 +1,4 @@
-"""Conversion of stock's records to ours. Single records that `dcp_core.records.foreign_records` supports are converted
-there.
+"""Conversion of stock's records to ours, except for single records that `dcp_core.records.foreign_records` converts.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage}` (fields).
 """

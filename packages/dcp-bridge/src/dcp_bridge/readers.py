@@ -29,8 +29,8 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
     Args:
         wrapped: Reader of stock.
 
-    The wrapped reader determines the checks: stock's file reader unpickles `.metadata` without restriction, and checks no
-    CRC. All keys that were read are listed as unverified in the `LoadReport`.
+    The wrapped reader determines the checks: stock's file reader unpickles `.metadata` without restriction, and
+    checks no CRC. All keys that were read are listed as unverified in the `LoadReport`.
 
     Example:
         ```python
@@ -58,7 +58,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """See `StorageReader`. With `rank`, returns the metadata of the values that this rank saved without collectives.
+        """See `StorageReader`. With `rank`, returns the metadata of the values that the rank saved without collectives.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint.

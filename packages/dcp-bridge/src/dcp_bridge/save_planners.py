@@ -28,7 +28,7 @@ _OF_A_SAVE = ("state_dict", "plan", "global_plan", "metadata", "storage_meta")
 class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
     """Save planner that delegates to a planner of `torch.distributed.checkpoint`, including overridden methods.
 
-    Its own rules apply: replicas are spread as stock spreads them, and only what stock checks is checked.
+    The rules of the wrapped planner apply: it distributes replicas among the ranks, and checks only what stock checks.
 
     Example:
         ```python
@@ -53,7 +53,7 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """See `SavePlanner`; older planners take no `storage_meta`."""
+        """See `SavePlanner`; older planners have no parameter `storage_meta`."""
         with stock_errors("set_up_planner"):
             meta: Any = stock_storage_meta(storage_meta)
             set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
@@ -83,7 +83,7 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
 class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
     """Save planner of `torch.distributed.checkpoint` that delegates to one of ours.
 
-    Tied values are written under each of their names: stock's metadata knows no aliases.
+    Tied values are written under each of their names: stock's metadata has no aliases.
 
     Example:
         ```python

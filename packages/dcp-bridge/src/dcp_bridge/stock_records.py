@@ -46,7 +46,7 @@ _SIZES_OF_OBJECTS = hasattr(planner, "BytesIOWriteData")  # older versions plan 
 
 @dataclass(frozen=True)
 class ExtendedSavePlan(planner.SavePlan):
-    """Stock's save plan with the fields that only our plan, or a later stock, has; `dataclasses.replace` keeps them."""
+    """Stock's save plan with fields that only our plan, or a later stock, has, and `dataclasses.replace` keeps."""
 
     usable: bool = True
     aliases: dict[str, str] | None = None

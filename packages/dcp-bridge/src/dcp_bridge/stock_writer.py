@@ -27,15 +27,15 @@ _SHOWN_ITEMS = 5
 
 
 class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
-    """Storage writer that delegates to one of `torch.distributed.checkpoint`, with the guarantees of that one.
+    """Storage writer that delegates to one of `torch.distributed.checkpoint`, with the guarantees of that writer.
 
     Args:
-        wrapped: The writer.
-        check_results: Raise when the writer does not report every item that it was to write. Stock's file writer with
-            several threads is silent when one of them fails.
+        wrapped: Writer of stock.
+        check_results: Whether to raise an error if the writer does not report every item as written. Stock's file
+            writer with several threads reports no error if one of them fails.
 
-    Our coordination applies to it, too: errors reach all ranks, no rank hangs. The rest is up to the writer:
-    its data is as durable, and its last step as atomic, as it makes them.
+    Our coordination applies: errors reach all ranks, and no rank hangs. Durability of the data, and atomicity of the
+    last step, are up to the wrapped writer.
 
     Example:
         ```python
@@ -70,7 +70,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             set_up(is_coordinator, **(known if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """See `StorageWriter`. Tied values are written under each of their names: stock's writers know no aliases."""
+        """See `StorageWriter`. Tied values are written under each of their names: stock's writers have no aliases."""
         with stock_errors("prepare_local_plan"):
             return own_save_plan(self.wrapped.prepare_local_plan(stock_save_plan(replace(plan, aliases=None))))
 
@@ -109,7 +109,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             )
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """See `StorageWriter`. What the writer adds to the metadata is added to ours."""
+        """See `StorageWriter`. Fields that the wrapped writer adds to the metadata are added to ours."""
         stock = stock_metadata(metadata)
         with stock_errors("finish"):
             self.wrapped.finish(stock, [[stock_result(result) for result in one] for one in results])
@@ -125,7 +125,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
 
 
 class StockStagingWriter(StockWriter):
-    """A `StockWriter` whose writer is a stager, too: it copies the state of an asynchronous save.
+    """A `StockWriter` whose wrapped writer is also a stager, which copies the state of an asynchronous save.
 
     Example:
         ```python
@@ -153,7 +153,7 @@ class StockStagingWriter(StockWriter):
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """The wrapped stager's answer."""
+        """The value of the wrapped stager's property."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
@@ -171,7 +171,7 @@ class StockStagingWriter(StockWriter):
 
 
 def is_stager(writer: object) -> bool:
-    """Whether a writer overrides staging; copies of stock's file writers are made by our stager in reused memory."""
+    """Whether a writer overrides staging; for stock's own file writers, our stager copies, into reused memory."""
     if not isinstance(writer, staging.AsyncStager):
         return False
     plain = {storage.StorageWriter, staging.BlockingAsyncStager}

@@ -14,7 +14,7 @@ class Wrapper(Generic[W]):
     """Adapter of the object `wrapped`.
 
     Args:
-        wrapped: The other library's object.
+        wrapped: Object of the other library.
     """
 
     def __init__(self, wrapped: W) -> None:
@@ -39,7 +39,7 @@ class StorageWrapper(Wrapper[W]):
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """The checkpoint id of the wrapped storage, as text if it is neither text nor a path; None if it has none."""
+        """The checkpoint id of the wrapped storage, as text unless it is text or a path; None if there is no id."""
         found = getattr(self.wrapped, "checkpoint_id", None)
         return found if found is None or isinstance(found, str | os.PathLike) else str(found)
 

@@ -31,12 +31,12 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
     """Storage writer of `torch.distributed.checkpoint` that delegates to ours: durable, checksummed, atomic.
 
     Args:
-        wrapped: The writer.
-        save_id: For saves with `use_collectives=False`: an id that is equal on all ranks and was not used before. Stock
-            agrees on none, and our rank-local indexes count only with one.
+        wrapped: Writer of ours.
+        save_id: Id of the save, for `use_collectives=False`: equal on all ranks, and not used before. In stock, ranks
+            agree on no id, and our rank-local indexes are valid only with the id of their save.
 
-    Stock does not notify a writer of failures on other ranks: then the files are removed when the same
-    object begins the next save, or when it is dropped; and by any later save once this process has ended.
+    Stock does not notify a writer of failures on other ranks. The files of such a save are removed when the same writer
+    begins the next save or is deleted, or by any later save after this process has ended.
 
     Example:
         ```python
@@ -77,7 +77,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         """See stock.
 
         Raises:
-            DcpError: The save goes without collectives, and the ranks have agreed on no save id.
+            DcpError: The save uses no collectives, and no `save_id` was given.
         """
         self._clear_away()
         self._is_coordinator = is_coordinator
@@ -119,7 +119,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         return done
 
     def finish(self, metadata: stock_records.Metadata, results: list[list[storage.WriteResult]]) -> None:
-        """See stock. What the writer adds to the metadata is added to stock's."""
+        """See stock. Fields that our writer adds to the metadata are added to stock's."""
         own = as_metadata(metadata)
         with self._part_of_save():
             self.wrapped.finish(own, [[own_result(result) for result in one] for one in results])
@@ -141,7 +141,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
     def _clear_away(self) -> None:
         """Remove the files of an unfinished earlier save.
 
-        Only the coordinator knows of it: stock does not report the end to the others.
+        Only the coordinator does so: stock does not report the end of a save to the other ranks.
         """
         running, self._running = self._running, False
         if running and self._is_coordinator:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["BY_NUMBER", "CREATE_BITS", "MARK_FOLDER", "READS", "WRITES", "Kind", "Memory", "places_of"]
 
 MARK_FOLDER = "/.dcp-crash-mark/"
-"""Creating a file in this folder, which does not exist, is a message to the tracer."""
+"""Path of a folder that does not exist: an attempt to create a file in it is a message to the tracer."""
 CREATE_BITS = os.O_CREAT | os.O_TRUNC
 _AT_FDCWD = -100
 _PATH_BYTES = 4096
@@ -26,13 +26,13 @@ class Kind:
     name: str
     number: int
     fds: tuple[int, ...] = ()
-    """Which arguments are descriptors of the files that it is about."""
+    """Positions of the arguments that are descriptors of the concerned files."""
     paths: tuple[tuple[int | None, int], ...] = ()
-    """Which arguments are paths: (the one with the folder they start from, the one with the path)."""
+    """Positions of the arguments that are paths: pairs of (folder that the path is relative to, path)."""
     flags: int | None = None
-    """Which argument says whether a file may be created or truncated; only then the call changes anything."""
+    """Position of the argument with open flags; the call changes files only if these create or truncate."""
     space: bool = False
-    """Whether it may find no space left on the disk."""
+    """Whether the call may fail because no space is left on the disk."""
 
 
 WRITES = (

@@ -51,18 +51,18 @@ class DiskState:
     at: int
     """Number of recorded changes before the loss of power."""
     how: str
-    """Which of the changes that were not synced the disk kept, in words."""
+    """Description of the unsynced changes that the disk kept."""
     tree: Tree
     marks: tuple[str, ...]
-    """The marks of the processes up to then."""
+    """Marks of the processes before the loss of power."""
 
     def put(self, folder: str | os.PathLike[str], *, recorded: str | os.PathLike[str], seconds_ago: float = 60) -> None:
         """Make an empty folder hold this state.
 
         Args:
-            folder: The folder.
-            recorded: The one that the recording was made in.
-            seconds_ago: When the power was lost: how old the files are.
+            folder: Path of the empty folder.
+            recorded: Path of the folder in which the recording was made.
+            seconds_ago: Age of the restored files: seconds since the loss of power.
         """
         base = os.path.realpath(recorded)
         then = time.time() - seconds_ago
@@ -89,14 +89,14 @@ def disk_states(
 ) -> Iterator[DiskState]:
     """Yield the possible states of the disk for a loss of power before each change and after the last.
 
-    At each moment: nothing that was not synced is kept; all of it; names without bytes; names and lengths without
-    bytes; bytes without names; each change alone; all but each one; and random choices, with torn writes. States that
-    were given already are left out.
+    The states at each moment differ in which unsynced changes are kept: none; all; names without bytes; names and
+    lengths without bytes; bytes without names; each single change; all except a single change; and random choices, with
+    torn writes. States that were yielded before are left out.
 
     Args:
         before: Contents of the folder at the start, see `snapshot`.
-        changes: The recording.
-        every: Step between the moments to examine; the last moment is always included.
+        changes: Changes of the recording.
+        every: Number of changes between two examined moments; the last moment is always included.
         random_states: Number of random states per moment.
         seed: Seed of the random states.
 
@@ -150,7 +150,7 @@ def _unsynced(changes: list[Change], at: int) -> list[int]:
 
 
 def _names_then(changes: list[Change], at: int) -> Callable[[str, Change], int]:
-    """Return which file a path meant when a change was made: the number of the change that created it."""
+    """Return a function of (path, change): number of the change that created the path's file at that time."""
     meant: dict[str, int] = {}
     found: dict[tuple[int, str], int] = {}
     fresh = -1

@@ -10,23 +10,23 @@ __all__ = ["KINDS", "WRITING", "Fault", "FaultKind"]
 FaultKind = Literal["kill", "torn", "eio", "enospc", "short", "stop"]
 KINDS: tuple[str, ...] = get_args(FaultKind)
 WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range"})
-"""Calls that may be torn or short."""
+"""System calls that may be torn or short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A fault to inject: its kind, and the number of the system call.
 
-    `kill`: SIGKILL instead of the call. `torn`: SIGKILL when half of a write is done. `eio`: the call fails, once.
-    `enospc`: from the call on, whatever needs space fails. `short`: a write writes half, and says so. `stop`: the
-    process is held before the call; see `run_traced`.
+    `kill`: SIGKILL instead of the call. `torn`: SIGKILL after half of a write. `eio`: this call fails with EIO.
+    `enospc`: this call and all later ones that need space fail with ENOSPC. `short`: a write writes only half, and
+    returns that count. `stop`: the process is stopped before the call; see `run_traced`.
 
     Attributes:
-        kind: See above.
-        at: Which call, counted from 1 on.
+        kind: Kind of the fault, see above.
+        at: Number of the call, counted from 1 on.
         rank: Rank whose calls are counted.
-        of: Count the calls of the rank's own process (`own`), of those that it started (`started`), or of both (`all`).
-            Who makes the call meets the fault.
+        of: Processes whose calls are counted: the rank's own process (`own`), the processes that it started
+            (`started`), or both (`all`). The fault strikes the process that makes the call.
 
     Example:
         ```python

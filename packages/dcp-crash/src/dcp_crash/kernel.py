@@ -129,8 +129,8 @@ def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], 
 
     Args:
         numbers: System calls that are always reported.
-        creating: (number, which argument holds flags): reported if one of `create_bits` is set in it.
-        create_bits: See `creating`.
+        creating: Pairs (system call, position of its flags argument); reported if a flag in `create_bits` is set.
+        create_bits: Bits of the flags, see `creating`.
 
     Raises:
         OSError: The kernel refused.

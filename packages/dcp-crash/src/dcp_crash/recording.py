@@ -33,15 +33,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call that has begun, as it was then."""
+    """A system call that has begun, with the state at its beginning."""
 
     name: str
     arguments: tuple[int, ...]
     places: list[str]
     existed: bool
-    """Whether there was something at the first place."""
+    """Whether something existed at the call's first path."""
     begun: int
-    """The number that the next change had."""
+    """Number of the next change at the beginning of the call."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Recorder:
 
     @property
     def now(self) -> int:
-        """The number that the next change gets."""
+        """Number that the next change gets."""
         return len(self.changes)
 
     def mark(self, text: str, rank: int) -> None:

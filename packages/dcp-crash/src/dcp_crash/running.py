@@ -29,14 +29,14 @@ class RankEnd:
     """End of one rank: its exit status or signal."""
 
     signal: int | None
-    """The signal that killed it; None if it ended by itself."""
+    """Signal that killed the rank; None if it ended by itself."""
     calls: list[str] = field(default_factory=list)
-    """Names of the system calls on the folder that its own process made or tried to make."""
+    """Names of the system calls on the folder that the rank's own process made or tried to make."""
     started_calls: list[str] = field(default_factory=list)
-    """The same of the processes that it started."""
+    """Names of such calls of the processes that the rank started."""
     result: Any = None
     error: str | None = None
-    """The traceback, if it raised."""
+    """Traceback of the error that the rank raised; None if it raised none."""
 
     @property
     def survived(self) -> bool:
@@ -83,17 +83,18 @@ def run_traced(
         action: Function that the ranks run; its result must be JSON. Only its system calls are counted.
         folder: Calls on this folder and all below it are counted.
         world: Number of ranks.
-        prepare: Run in each rank before, uncounted.
+        prepare: Function that each rank runs before `action`; its calls are not counted.
         fault: The fault to inject; None only counts calls.
         record: Whether changes of the folder are recorded, for `dcp_crash.disk`.
-        reads: Count calls that read instead of those that change something.
-        timeout_seconds: After so long everything is killed, and TimeoutError raised.
-        grace_seconds: Time that the other ranks may go on after one was killed, as under a launcher.
-        started: Called with the process ids once the ranks run.
-        held: Called with the process id while `stop` holds it; it goes on when this returns.
+        reads: Whether to count calls that read instead of calls that change something.
+        timeout_seconds: Time after which all processes are killed and TimeoutError is raised.
+        grace_seconds: Time that the other ranks may continue after one was killed, as under a launcher.
+        started: Function that is called with the process ids when the ranks run.
+        held: Function that is called with the id of a process that the fault `stop` has stopped; the process continues
+            when the function returns.
 
     Raises:
-        TimeoutError: The ranks did not end.
+        TimeoutError: The ranks did not end in time.
         OSError: The kernel forbids tracing (a container without it, another machine than x86-64 Linux).
 
     Example:
@@ -124,7 +125,7 @@ def run_traced(
 
 @dataclass(frozen=True)
 class _Job:
-    """The arguments of `run_traced` that say what is run, and what is done to it."""
+    """Arguments of `run_traced`: the functions to run, and the faults and callbacks."""
 
     action: Callable[[int], Any]
     folder: str

@@ -1,6 +1,6 @@
 """Tracer of processes: counts and records their system calls on one folder, and injects a fault into one of them.
 
-The kernel stops a process at those calls alone (a seccomp filter names them), so everything else runs at full speed.
+The kernel stops a process only at those calls, which a seccomp filter selects, so everything else runs at full speed.
 Processes are started by `running`; the states of a disk after a loss of power are computed by `disk`.
 """
 
@@ -43,9 +43,9 @@ class Tracer:
         folder: The folder whose files are watched, with all subfolders.
         ranks: Process id → rank of the started processes; their children belong to the same rank.
         fault: The fault to inject.
-        reads: Look at calls that read instead of those that change something.
-        recorder: Receives all changes.
-        held: Called while a process is held by a `stop`; it goes on when this returns.
+        reads: Whether to examine calls that read instead of calls that change something.
+        recorder: Recorder that receives all changes.
+        held: Function that is called while the fault `stop` holds a process, which continues when it returns.
     """
 
     folder: str

@@ -1,7 +1,8 @@
 """Hook specifications of the pluggy project `dcp`, and the records that plug-ins return from them.
 
-A plug-in is a module (or object) named by an entry point of the group `dcp`. It imports nothing heavy and names what it
-offers as `module:attribute`. Hooks register; data never flows through them, and none is called per item.
+A plug-in is a module (or object) named by an entry point of the group `dcp`. It imports nothing heavy, and names its
+factories as `module:attribute`. Hooks are only for registration and events: no data passes through them, and none is
+called per item.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = [
 
 PROJECT_NAME = "dcp"
 ANY_SCHEME = "*"
-"""Scheme of a storage or store that decides by itself which ids it takes."""
+"""Scheme of a storage or store that decides itself which ids it accepts."""
 ENTRY_POINT_GROUP = "dcp"
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
@@ -40,7 +41,7 @@ class StorageBackendSpec:
             registered and for which the writer's `validate_checkpoint_id` says that it can handle the id.
         reader: `module:attribute` of a factory that makes a `StorageReader` from a checkpoint id.
         writer: `module:attribute` of a factory that makes a `StorageWriter` from a checkpoint id.
-        guarantees: The storage's guarantees, in words that tools can show, e.g. `atomic publish`, `durable`.
+        guarantees: Guarantees of the storage, as texts that tools can show, e.g. `atomic publish`, `durable`.
         fallback: Whether another plug-in's storage for the scheme takes precedence over this one.
     """
 
@@ -57,8 +58,7 @@ class StoreSpec:
 
     Args:
         scheme: The scheme of places `scheme://…`. `*` stands for schemes that are not registered: the opener raises
-            ValueError for those that it does not know.
-            those that it does not know.
+            ValueError for schemes that it does not know.
         opener: `module:attribute` of a function of a URI and `storage_options=` that returns a `dcp_io.Store`. Neither
             the module nor its package imports torch.
         fallback: Whether another plug-in's store for the scheme takes precedence over this one.
@@ -74,21 +74,22 @@ class CheckpointEvent:
     """An event of a save or load on one rank.
 
     Args:
-        operation: `save`, `load`, …
-        phase: Part of the operation: `plan`, `write` for a save (which publishes at the end of it), `plan`, `read`,
-            `load_state_dict` for a load; `total` for all of it.
-        state: `started`, `finished` or `failed`.
+        operation: Name of the operation: `save`, `load`, …
+        phase: Name of the phase: `plan`, `write` for a save (which publishes at the end of `write`), `plan`, `read`,
+            `load_state_dict` for a load; `total` for the whole operation.
+        state: State of the phase: `started`, `finished` or `failed`.
         rank: Rank in the group that saves or loads.
-        checkpoint_id: As the caller gave it; None if only the storage knows it.
-        seconds: Duration on this rank, including the wait for others, once the phase is over.
-        bytes: Bytes written to or read from storage by this rank, where the phase moves any.
-        error: The error, as text.
+        checkpoint_id: Checkpoint id that the caller gave; None if only the storage knows the id.
+        seconds: Duration of a finished phase on this rank, including the wait for other ranks.
+        bytes: Number of bytes that this rank wrote to or read from storage, for phases that do so.
+        error: Text of the error.
         own_seconds: Duration of this rank's own part of the phase.
-        slowest_rank: The rank whose own part took longest.
-        slowest_seconds: Duration of that part.
+        slowest_rank: Rank whose own part took longest.
+        slowest_seconds: Duration of the slowest rank's own part.
         world_size: Number of ranks that take part.
-        operation_id: Identifier of this call on this rank, the same in all of its events: several may run at a time.
-        time: When it happened, in seconds since the Unix epoch, also where another process passes the event on.
+        operation_id: Identifier of this call on this rank, the same in all events of the call: several calls may run at
+            a time.
+        time: Time of the event, in seconds since the Unix epoch, even if another process passes the event on.
     """
 
     operation: str
@@ -112,7 +113,7 @@ class HookSpecs:
 
     @hookspec
     def dcp_register_storage(self) -> Sequence[StorageBackendSpec]:
-        """Return storages by URI scheme, for `save` and `load` with nothing but a `checkpoint_id`."""
+        """Return storages by URI scheme, for `save` and `load` with a `checkpoint_id` alone."""
         return ()
 
     @hookspec
@@ -147,4 +148,4 @@ class HookSpecs:
 
     @hookspec
     def dcp_on_event(self, event: CheckpointEvent) -> None:
-        """Observe an event of a save or load, in the thread that it happens in; exceptions are logged and dropped."""
+        """Observe an event of a save or load, in the thread of that save or load; exceptions are logged and dropped."""

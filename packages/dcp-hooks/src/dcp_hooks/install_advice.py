@@ -1,4 +1,4 @@
-"""URI schemes, and the package of this project that opens each. Looks no package up."""
+"""Names of the packages of this project that open URI schemes. Does not check whether they are installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WEB_SCHEMES = ("http", "https")
 
 
 def package_for(scheme: str) -> str:
-    """Return the distribution that opens ids of a scheme, `file` for plain paths; for unknown schemes the likeliest."""
+    """Return the distribution that opens ids of a scheme (`file` for plain paths); a guess for unknown schemes."""
     if scheme in ("file", "local"):
         return "dcp-fs"
     return "dcp-object" if scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES) else "dcp-fsspec"

@@ -1,7 +1,7 @@
-"""Lazy imports for the front doors of packages: a module is imported when one of its names is first used.
+"""Lazy imports for the `__init__` of packages: a module is imported when one of its names is first used.
 
-Python imports a package before its plug-in module, and every process that looks for plug-ins imports all of those: a
-front door that imports the code of saves and loads would delay even a listing of checkpoints.
+Python imports a package before its plug-in module, and every process that looks for plug-ins imports all plug-in
+modules: an `__init__` that imports the code of saves and loads would delay even a listing of checkpoints.
 """
 
 from __future__ import annotations

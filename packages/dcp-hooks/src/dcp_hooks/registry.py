@@ -1,7 +1,7 @@
-"""Registry of plug-ins, by the names that they offer, and their discovery by entry point.
+"""Registry of plug-ins, by the names that they offer, and discovery of plug-ins by entry point.
 
-Entry points are read on the first search. Each is imported by itself: one that fails is kept as broken, and raises
-only when no other plug-in offers the name.
+Entry points are read on the first search. Each plug-in is imported separately: if the import fails, the plug-in is
+kept as broken, and its error is raised only when no other plug-in offers the name that is searched.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class PluginInfo:
     Args:
         name: Name of the entry point.
         distribution: Name and version of its distribution; None if registered by hand.
-        error: The error that broke it, as text; None if it works.
-        offers: Table (`storage`, `transforms`, …) → names that it offers there.
-        module: The module that the entry point names; None if registered by hand.
-        hooks: The hooks that it implements, those of a broken one included as far as they are known.
+        error: Text of the error that broke the plug-in; None if it works.
+        offers: Table (`storage`, `transforms`, …) → names that the plug-in offers in it.
+        module: Module that the entry point names; None if registered by hand.
+        hooks: Hooks that the plug-in implements; of a broken plug-in, the known ones.
     """
 
     name: str
@@ -75,7 +75,7 @@ class PluginRegistry:
         self._diverted: Callable[[CheckpointEvent], object] | None = None
 
     def register(self, plugin: object, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> None:
-        """Register a plug-in by hand, as if an entry point named it. Raises PluginLoadError if it is not valid."""
+        """Register a plug-in by hand, as if an entry point named it. Raises PluginLoadError if it is invalid."""
         self.discover()
         with self._lock:
             info = self._add(PluginInfo(name), plugin)
@@ -109,14 +109,14 @@ class PluginRegistry:
         """Find the entry of a name, and the plug-in that offers it.
 
         Args:
-            table: One of `tables.TABLES`: `storage`, `stores`, `transforms`, …
+            table: Name of the table, one of `tables.TABLES`: `storage`, `stores`, `transforms`, …
             name: Name in that table.
-            errors: The classes to raise.
+            errors: Classes of the errors to raise.
 
         Raises:
-            PluginNotFoundError: No plug-in offers it; the message says what to install.
-            PluginLoadError: No plug-in offers it, but there are broken ones that may.
-            DuplicatePluginError: Two plug-ins offer it.
+            PluginNotFoundError: No plug-in offers the name; the message says what to install.
+            PluginLoadError: No plug-in offers the name, but a broken plug-in may.
+            DuplicatePluginError: Two plug-ins offer the name.
         """
         self.discover()
         offered = self._offers[table].get(name, [])
@@ -155,7 +155,7 @@ class PluginRegistry:
                     resolve(path, info)
 
     def emit(self, event: CheckpointEvent) -> None:
-        """Notify every observer. An observer's error is logged, and stops neither the others nor the caller."""
+        """Notify every observer. An observer's error is logged; other observers and the caller continue."""
         if self._diverted is not None:
             self._diverted(event)
             return
@@ -164,9 +164,9 @@ class PluginRegistry:
             _notify(implementation, event)
 
     def divert_events(self, to: Callable[[CheckpointEvent], object] | None) -> None:
-        """Redirect events to one function instead of this process's observers; None ends that.
+        """Redirect events to one function instead of this process's observers; None ends the redirection.
 
-        For a process that saves on behalf of another one, which notifies its own observers.
+        Used in a process that saves on behalf of another process, which notifies its own observers.
         """
         self._diverted = to
 
@@ -262,4 +262,4 @@ def _text(error: BaseException) -> str:
 
 
 installed = PluginRegistry()
-"""The plug-ins of this process. It reads the entry points when it is first asked for something."""
+"""The plug-ins of this process. Entry points are read at the first search."""

@@ -1,4 +1,4 @@
-"""Tables that plug-ins fill, one for each registering hook: their entries, and how messages name them."""
+"""Tables that plug-ins fill, one for each registering hook: their entries, and the texts about them for messages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Table:
     """Description of one table: a kind of entry that plug-ins offer by name.
 
     Args:
-        entry: Words for one entry, with `{name}` for its name.
-        remedy: What to do if there is no such entry; `{package}` is the package that opens a scheme.
+        entry: Text that describes one entry, with `{name}` for its name.
+        remedy: Advice if there is no such entry; `{package}` stands for the package that opens a scheme.
         record: Class of the records that the hook returns; None if it returns a mapping of name to `module:attribute`.
-        factories: Attributes of a record that are `module:attribute`.
+        factories: Names of the attributes of a record that contain `module:attribute`.
     """
 
     entry: str
@@ -30,7 +30,7 @@ class Table:
     factories: tuple[str, ...] = ()
 
     def entry_named(self, name: str) -> str:
-        """Return the words for the entry of a name."""
+        """Return the text that describes the entry of a name."""
         return self.entry.format(name=name)
 
     def remedy_for(self, name: str) -> str:
@@ -41,8 +41,8 @@ class Table:
         """Check what a hook returned, and return it as pairs of name and entry.
 
         Raises:
-            TypeError: It is neither a sequence of records nor a mapping of name to `module:attribute`.
-            ValueError: It has one name twice.
+            TypeError: `answer` is neither a sequence of records nor a mapping of name to `module:attribute`.
+            ValueError: `answer` has a name twice.
         """
         pairs = self._mapped(hook, answer) if self.record is None else self._recorded(hook, answer)
         if len({name for name, _ in pairs}) < len(pairs):
@@ -91,4 +91,4 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         ),
     }
 )
-"""Name → table; the hook that fills it is `dcp_register_` and the name."""
+"""Name → table; the hook that fills a table is named `dcp_register_` and the table's name."""

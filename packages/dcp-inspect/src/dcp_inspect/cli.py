@@ -1,6 +1,6 @@
 """The command line: dispatches to the commands, and turns errors into one line and an exit code.
 
-Modules of commands are imported when they are run: listing and showing start without what converting needs.
+Modules of commands are imported when the commands run: listing and showing do not import what converting needs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Lazy(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of the help page, without importing any command."""
+        """Write the list of commands for the help page, without importing any command."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])

@@ -34,9 +34,9 @@ class Row:
     shape: tuple[int, ...] | None = None
     chunks: int = 0
     bytes: int = 0
-    """Of the values; of an object, its stored bytes."""
+    """Number of bytes of the values; for an object, its stored bytes."""
     stored_bytes: int = 0
-    """In the files, what frames the values included."""
+    """Number of bytes in the files, including the framing of the values."""
     rank: int | None = None
     """The rank that the value belongs to; None for one of the whole job."""
     target: str | None = None
@@ -54,7 +54,7 @@ def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; the message names what was found instead.
-        OtherFormatError: It is a file of another format, or a folder of some.
+        OtherFormatError: `path` is a file of another format, or a folder of such files.
     """
     if is_uri(path):
         return _index_at(os.fspath(path))
@@ -122,7 +122,7 @@ def rows_of(index: CheckpointIndex) -> Iterator[Row]:
 
 
 def select(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
-    """Select the rows whose names match any of some shell patterns; all without patterns."""
+    """Select the rows whose names match any of the shell patterns; all rows if there are no patterns."""
     if not patterns:
         return [*rows]
     return [row for row in rows if any(fnmatch.fnmatchcase(row.name, pattern) for pattern in patterns)]

@@ -16,4 +16,4 @@ class MissingValueError(DcpError, LookupError):
 
 
 class OtherFormatError(UnsupportedFormatError):
-    """The path holds no checkpoint, but files of another format that a converter may read."""
+    """The path holds no checkpoint, but files of another format, which a converter may read."""

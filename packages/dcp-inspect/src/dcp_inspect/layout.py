@@ -1,7 +1,7 @@
 """Bytes that each rank of a job would read and write: arithmetic over a checkpoint's index, no data is read.
 
 Every tensor is taken to be sharded along its first dimension, as FSDP does it: rank r of n holds the r-th of n equal
-parts (the last ones may be short or empty); what has no dimension is read by every rank.
+parts (the last parts may be short or empty); scalars are read by every rank.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class RankLoad:
 
     rank: int
     needed_bytes: int = 0
-    """Of the tensors that it will hold."""
+    """Number of bytes of the tensors that the rank will hold."""
     read_bytes: int = 0
     """Bytes read from storage: all CRC blocks that contain needed bytes."""
     reads: int = 0
     files: set[str] = field(default_factory=set)
     write_bytes: int = 0
-    """When the same job saves: its shards, and its share of what every rank holds."""
+    """Number of bytes that the rank writes when the job saves: its shards, and its share of replicated values."""
 
 
 def row_range(rows: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -56,7 +56,7 @@ def plan_reads(
     Args:
         index: Index of the checkpoint.
         world_size: Number of ranks.
-        want_segments: Whether the parts are wanted: where every rank reads every scalar, there are very many.
+        want_segments: Whether to return the parts, which are very many if every rank reads many scalars.
     """
     ranks = [RankLoad(rank) for rank in range(world_size)]
     every = RankLoad(-1)
@@ -107,7 +107,7 @@ def _segment(chunk: StoredChunk, shape: tuple[int, ...], load: RankLoad, world_s
 
 
 def plan_writes(index: CheckpointIndex, ranks: list[RankLoad]) -> None:
-    """Compute what each rank would write: its rows of every tensor; scalars go to the rank with the least."""
+    """Compute what each rank would write: its rows of every tensor; scalars go to the rank with the fewest bytes."""
     shape_starts, world_size = index.shape_starts(), len(ranks)
     scalars = []
     for row in range(len(index.tensor_names)):

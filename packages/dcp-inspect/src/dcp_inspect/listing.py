@@ -39,7 +39,7 @@ class Listed:
     problem: str | None
     writer: str | None
     created_ns: int = 0
-    """When the save began, by the index; 0 if it does not say."""
+    """Start time of the save, from the index; 0 if unknown."""
 
 
 def find(path: str) -> list[FoundCheckpoint[Any]]:
@@ -91,6 +91,6 @@ def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -
 
 
 def _world_size(index: CheckpointIndex) -> int | None:
-    """Return the world size of a checkpoint by stock, from its file names."""
+    """Return the world size of a checkpoint that stock saved, from its file names."""
     ranks = {int(found[1]) for name in index.files if (found := re.match(r"__(\d+)_", name))}
     return max(ranks) + 1 if ranks else None

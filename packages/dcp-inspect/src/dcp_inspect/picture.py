@@ -20,10 +20,10 @@ def draw(title: str, files: Mapping[str, int], segments: Sequence[Segment], rank
     """Draw a layout as SVG.
 
     Args:
-        title: Stands above.
-        files: Data file → its bytes.
-        segments: Parts that ranks read.
-        ranks: Names of the ranks, for the legend.
+        title: Title of the picture.
+        files: Name of a data file → its size in bytes.
+        segments: Parts of the files that ranks read.
+        ranks: Totals of the ranks, for the legend.
     """
     by_file: dict[str, list[Segment]] = defaultdict(list)
     for segment in segments:

@@ -1,6 +1,6 @@
 """Command-line arguments that name a path, `file://…`, or a URI of an installed storage. Sends no request.
 
-What names no place, such as an empty argument or `s3:/bucket`, is wrong use, before any command does anything.
+An invalid argument, such as an empty one or `s3:/bucket`, is reported as wrong use before a command does anything.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def open_folder(place: str) -> Store:
 
     Raises:
         CheckpointNotFoundError: There is no such folder in the file system.
-        InvalidPlaceError: The URI is not one that its storage takes.
-        StoreNotFoundError: No installed package opens it; names the one to install.
+        InvalidPlaceError: The storage rejects the URI.
+        StoreNotFoundError: No installed package opens the URI; the message names the one to install.
     """
     return open_store(place) if is_uri(place) else LocalStore(existing_folder(place))

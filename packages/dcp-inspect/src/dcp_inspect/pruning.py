@@ -23,11 +23,11 @@ class Pruning:
     kept: list[Listed] = field(default_factory=list)
     """The newest steps of each run, valid and complete."""
     invalid: list[Listed] = field(default_factory=list)
-    """Stay: they cannot be loaded, or a part of their step is missing or cannot be."""
+    """Checkpoints that are kept because they cannot be loaded, or a part of their step is missing or cannot."""
     doubtful: list[tuple[Listed, str]] = field(default_factory=list)
-    """Stay unless forced, each for a reason: it may be newer than one that is kept."""
+    """Checkpoints that are kept unless forced, each with a reason why it may be newer than a kept one."""
     without_step: list[Listed] = field(default_factory=list)
-    """Stay: times alone do not make a checkpoint old."""
+    """Checkpoints that are kept because they have no step: times alone do not make a checkpoint old."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Step:
 
     @property
     def parts(self) -> frozenset[Parts]:
-        """Paths of its checkpoints; if the folder is a checkpoint itself, those below it are no part of it."""
+        """Paths of the step's checkpoints; if the folder is a checkpoint, checkpoints below it are not included."""
         found = frozenset(found.place.parts[len(found.place.folder) :] for found, _ in self.members)
         return frozenset({()}) if () in found else found
 
@@ -63,10 +63,9 @@ def choose(
     A run is the checkpoints with equal names except for the step: `step-500` and `step-600`, but not `ema-step-500`.
 
     Args:
-        checkpoints: As they were found, newest first.
+        checkpoints: The checkpoints found, newest first.
         keep: Number of steps to keep in each run.
-        force: Remove the doubtful ones as well.
-        noted_step: Returns the step in a checkpoint's note; called for those that would be removed.
+        force: Whether to remove doubtful checkpoints as well.
     """
     pruning = Pruning()
     runs: dict[Parts, dict[Parts, _Step]] = defaultdict(dict)

@@ -30,31 +30,31 @@ class Removal:
     """The files of a folder that belong to its checkpoint."""
 
     path: str
-    """The folder, as the user names it."""
+    """Path of the folder, as the user gave it."""
     store: Store
     indexes: tuple[str, ...]
     files: tuple[str, ...]
     bytes: int
     others: tuple[str, ...]
-    """Files that stay, because no save has made them."""
+    """Files that are kept, because no save has made them."""
     force: bool
-    """Whether no live save or reader forbids it."""
+    """Whether the removal ignores running saves and readers."""
 
 
 def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
     """Return what would be removed.
 
     Args:
-        path: The folder, for messages.
+        path: Path of the folder, for messages.
         store: Store of the folder.
-        force: Also where the index cannot be read, or a process seems to save or read there.
+        force: Whether to remove even if the index cannot be read, or a process seems to save or read there.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
-        SaveInProgressError: A save that is alive, or cannot be proven dead, writes there.
-        CheckpointInUseError: A reader that is alive, or cannot be proven dead, reads it.
+        SaveInProgressError: A process that runs, or may still run, saves to the folder.
+        CheckpointInUseError: A process that runs, or may still run, reads the checkpoint.
         CorruptCheckpointError, …: The index cannot be read.
-        StorageError: It is on a web server, which removes nothing.
+        StorageError: The checkpoint is on a web server, which does not allow removal.
     """
     if scheme_of(store.url) in WEB_SCHEMES:
         raise StorageError(f"{path}: checkpoints on web servers can be read, not removed")
@@ -81,7 +81,8 @@ def remove(removal: Removal) -> None:
     """Remove the files, and the folder if it is then empty; repeats the safety checks, since a prompt takes time.
 
     Raises:
-        SaveInProgressError, CheckpointInUseError: Somebody began to use it since it was planned, or it is another one.
+        SaveInProgressError, CheckpointInUseError: Since `plan_removal`, a process began to use the checkpoint, or
+            another checkpoint has replaced it.
     """
     store = removal.store
     if not removal.force:

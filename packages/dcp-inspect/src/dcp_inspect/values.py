@@ -1,6 +1,6 @@
 """Values of checkpoints and files of every format, through the converters of dcp-format.
 
-This is the one place that needs torch and `dcp-format`; both are looked for when a command needs them.
+This is the one place that needs torch and `dcp-format`; both are imported when a command needs them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ def formats() -> Any:
     """Import dcp-format.
 
     Raises:
-        UnsupportedFormatError: A package is missing, or torch; names the one to install.
+        UnsupportedFormatError: dcp-format, a package that it needs, or torch is missing; the message names the one to
+            install.
     """
     try:
         importlib.import_module("dcp_format.conversion")  # torch included, which its front door leaves for later
@@ -41,7 +42,7 @@ def tensor_of(entry: Any) -> Any:
 
 
 def tensor_rows(entry: Any, start: int, stop: int) -> Any:
-    """Read rows [start, stop) of a tensor with at least one dimension; no other rows where the format allows it."""
+    """Read rows [start, stop) of a tensor with at least one dimension; reads only these rows if the format allows."""
     rows = getattr(entry.data, "rows", None)
     if rows is None:
         return tensor_of(entry)[start:stop]

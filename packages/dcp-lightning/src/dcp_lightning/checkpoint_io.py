@@ -105,8 +105,8 @@ class DcpCheckpointIO:
         Args:
             path: Path or URI of the checkpoint, or path of the file.
             map_location: Device of the tensors, as for `torch.load`; tensors of our checkpoints are on the CPU first.
-            weights_only: False unpickles all objects without restriction, which can run code from the checkpoint; any other
-                value refuses objects that need a class that is not allowed.
+            weights_only: False unpickles all objects without restriction, which can run code from the checkpoint; any
+                other value refuses objects that need a class that is not allowed.
 
         Raises:
             FileNotFoundError: There is no checkpoint at that path.
@@ -130,7 +130,7 @@ class DcpCheckpointIO:
         return state
 
     def storage(self, path: PathLike, role: Literal["reader", "writer"], extra: Mapping[str, Any] | None = None) -> Any:
-        """Return a reader or writer with the plug-in's options and the storage options `extra`; None if there are none."""
+        """Return a reader or writer with the plug-in's options and storage options `extra`; None without options."""
         options = self._writer_options.copy() if role == "writer" else {}
         if self._storage_options or extra:
             options["storage_options"] = {**self._storage_options, **(extra or {})}

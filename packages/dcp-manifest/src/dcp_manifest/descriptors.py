@@ -1,4 +1,4 @@
-"""Opening of file descriptors so that a KeyboardInterrupt leaks none. Reading and writing are elsewhere."""
+"""Opening of file descriptors so that a KeyboardInterrupt leaks none."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777)
     descriptor is assigned, so that it leaks.
 
     Args:
-        path: The file.
-        flags: As for `os.open`; after an interrupt, a file created with `O_EXCL` is removed again.
-        mode: As for `os.open`.
+        path: Path of the file.
+        flags: Flags of `os.open`; after an interrupt, a file created with `O_EXCL` is removed again.
+        mode: Permissions of a created file, as for `os.open`.
 
     Raises:
         OSError: The system call failed.

@@ -35,7 +35,7 @@ class CheckpointNotFoundError(DcpError, FileNotFoundError):
 class CorruptCheckpointError(DcpError, ValueError):
     """Bytes of a checkpoint differ from what was written: damaged, truncated, swapped or incomplete.
 
-    The message names file, tensor and offset as far as they are known; they are attributes, too.
+    The message names the file, the tensor and the offset if they are known; these are also attributes.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Escaping of text for terminals, logs and pages: names in a checkpoint may contain control characters.
 
-All output of the command and all error messages of this project are escaped by it.
+All output of the command `dcp` and all error messages of this project are escaped by `printable`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Exporters:
             before[name].close()
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Pass an event on to every exporter. An exporter's error is logged, and affects no other exporter and no save."""
+        """Pass an event on to every exporter. An exporter's error is logged; others and the save continue."""
         for name, exporter in self._enabled.items():
             try:
                 exporter.observe(event)
@@ -57,7 +57,7 @@ class Exporters:
 
 
 def error_type(event: CheckpointEvent) -> str:
-    """Return the class of an event's error if its text begins with one; else `_OTHER`, as in OpenTelemetry's conventions."""
+    """Return the class of an event's error if its text begins with one; else `_OTHER`, OpenTelemetry's convention."""
     found = re.match(r"[A-Za-z_][\w.]*(?=:)", event.error or "")
     return found[0] if found else "_OTHER"
 

@@ -16,10 +16,10 @@ __all__ = ["BlockZStandard"]
 
 
 class BlockZStandard(Versioned, BlockTransformExtension):
-    """Compresses tensors with Zstandard block by block, so that a slice costs reading and decoding its blocks only.
+    """Compresses tensors with Zstandard block by block, so that only the blocks of a slice are read and decoded.
 
     Args:
-        level: From -100 (fastest) to 22 (smallest).
+        level: Compression level, from -100 (fastest) to 22 (smallest).
 
     Example:
         ```python

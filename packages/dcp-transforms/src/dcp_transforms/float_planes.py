@@ -1,15 +1,15 @@
-"""Float planes: like bytes of all elements side by side, and the compressible planes compressed.
+"""Float planes: the bytes at the same position in all elements are grouped, and compressible groups compressed.
 
 The exponents of a model's weights take few values, their mantissas are noise. So each element is rotated left by one
 bit, which puts the exponent alone into the top byte, and split into groups of bytes; a group that shrinks is
-compressed, the others are stored as they are. Every bit pattern comes back.
+compressed, other groups are stored unchanged. Decoding restores every bit pattern.
 
 An encoded block, all numbers little-endian: a byte of layout (bits 0-1: logarithm to base 2 of an element's bytes; bit
 2: elements were rotated; bit 3: groups are those of integers; bit 4: each byte of an element is a group), the decoded
 length as u32, the stored length of each group as u32, and the groups one after another. A group whose stored length is
-its decoded one is stored as it is, others are Zstandard frames (RFC 8878) with the content's size. Groups from an
-element's lowest byte on, in bytes: of floats 1; 1, 1; 2, 1, 1; 4, 2, 1, 1 by the element's size; of integers the other
-way round. Bits 3 and 4 exclude each other. A last element that is cut short does not occur.
+its decoded length is stored unchanged, other groups are Zstandard frames (RFC 8878) with the content's size. Widths of
+the groups in bytes, from an element's lowest byte on: for floats 1; 1, 1; 2, 1, 1; 4, 2, 1, 1 by the element's size;
+for integers in the reverse order. Bits 3 and 4 are never both set. A block always ends with a whole element.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Layout:
         self.item_bytes = item_bytes
         self.rotated = rotated
         self.groups = tuple((sum(widths[:number]), width) for number, width in enumerate(widths))
-        """First byte in the element, and width, of each group."""
+        """Offset in the element and width of each group, in bytes."""
         self.word = _UNSIGNED[item_bytes]
         flags = rotated * _ROTATED | integers * _INTEGERS | single_bytes * _SINGLE_BYTES
         self.byte = item_bytes.bit_length() - 1 | flags
@@ -74,10 +74,10 @@ class _Layout:
         return _Layout(_INTEGER_BYTES.get(dtype, 1), rotated=False, integers=True)
 
     def for_words(self, words: Words) -> _Layout:
-        """Return this layout, or the one of single bytes if a constant bit would be lost in a wider group.
+        """Return this layout, or the layout of single bytes if a wider group would hide a constant bit.
 
-        Such as the sign of AdamW's second moments: alone in its byte it is an eighth of it, beside another byte too
-        little to be worth compressing.
+        Example: the sign of AdamW's second moments. In a group of one byte, this bit is an eighth of the group, which
+        is worth compressing; in a group of two bytes, it is not.
         """
         if self.byte & _INTEGERS or not len(words):
             return self
@@ -94,9 +94,9 @@ class _Layout:
         """Gather the bytes of one group.
 
         Args:
-            words: The elements, as they are.
-            number: The group's.
-            into: As long as the group.
+            words: The elements, without rotation.
+            number: Number of the group.
+            into: Buffer to fill, as long as the group.
         """
         first, width = self.groups[number]
         part = into.view(_UNSIGNED[width])
@@ -114,9 +114,9 @@ class _Layout:
 
 
 class FloatPlanes(Versioned, BlockTransformExtension):
-    """Splits elements into planes of bytes and compresses those that shrink; saves a third of bf16, a sixth of fp32.
+    """Splits elements into planes of bytes, compresses planes that shrink; saves a third of bf16, a sixth of fp32.
 
-    Lossless for every dtype and bit pattern. A slice costs reading and decoding its blocks only.
+    Lossless for every dtype and bit pattern. Only the blocks of a slice are read and decoded.
 
     Example:
         ```python
@@ -154,7 +154,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         return chosen, left / len(sample)
 
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
-        """Encode a block: its groups of bytes, compressed or as they are."""
+        """Encode a block: its groups of bytes, compressed or unchanged."""
         layout = self._layout or _Layout.of(dtype)
         words: Words = np.frombuffer(block, layout.word)
         raw = [len(words) * width for _, width in layout.groups]
@@ -219,7 +219,7 @@ class _Scratch(threading.local):
         self._views: dict[tuple[str, int, Any], Any] = {}
 
     def take(self, name: str, count: int, dtype: Any) -> Any:
-        """Return `count` uninitialised elements, valid until the same name is taken again."""
+        """Return `count` uninitialised elements, valid until the next call with the same name."""
         view = self._views.get((name, count, dtype))
         if view is None:
             view = self._view(name, count, dtype)

@@ -1,4 +1,4 @@
-"""Zstandard frames of one block; each thread keeps its compressor and decompressor."""
+"""Zstandard frames that contain one block each; every thread has its own compressor and decompressor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FrameCompressor:
     """Compresses blocks into frames with their content size. Thread-safe.
 
     Args:
-        options: Numbers of Zstandard's parameters, and their values.
+        options: Number of a parameter of Zstandard → its value.
     """
 
     __slots__ = ("_kept", "_options")
@@ -46,7 +46,7 @@ class FrameCompressor:
 
     @classmethod
     def for_entropy(cls) -> FrameCompressor:
-        """Return a compressor for entropy coding alone, which hardly searches for matches: there are none to find."""
+        """Return a compressor for entropy coding alone, with hardly any search for matches, since the data has none."""
         options: dict[int, int] = {
             zstd.CompressionParameter.strategy: zstd.Strategy.fast,
             zstd.CompressionParameter.min_match: 7,
@@ -74,8 +74,8 @@ def decompress(frame: memoryview, size: int) -> bytes:
     """Decompress a frame whose content has `size` bytes.
 
     Raises:
-        ValueError: The frame says that its content has another length; nothing was allocated for it.
-        zstandard.ZstdError: It is damaged.
+        ValueError: The frame's header gives another size of the content; no memory was allocated for it.
+        zstandard.ZstdError: The frame is damaged.
     """
     stated = zstandard.frame_content_size(frame)
     if stated != size:

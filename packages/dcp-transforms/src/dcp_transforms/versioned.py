@@ -11,7 +11,7 @@ __all__ = ["Versioned"]
 
 
 class Versioned:
-    """Base of transforms with one known version, whose default settings decode what any of them encoded."""
+    """Base of transforms with one version, whose default settings decode the output of all settings."""
 
     name: ClassVar[str]
     version: ClassVar[str] = "1"

@@ -19,13 +19,13 @@ _MIN_LEVEL, _MAX_LEVEL = -100, 22
 
 
 class ZStandard(Versioned, StreamTransformExtension):
-    """Compresses each item as one Zstandard stream: reading a slice of it costs reading and decoding all of it.
+    """Compresses each item as one Zstandard stream: a slice can only be read by decoding the whole item.
 
     Args:
-        level: From -100 (fastest) to 22 (smallest).
-        threads: Threads that work on one item, beside the writer's own; 0 for none.
-        checksum: Add a checksum of the content to each item, which any reader checks. The checkpoint's own covers the
-            compressed bytes.
+        level: Compression level, from -100 (fastest) to 22 (smallest).
+        threads: Number of threads that compress one item, in addition to the writer's own; 0 for none.
+        checksum: Whether to add a checksum of the content to each item, which any reader checks. The checkpoint's own
+            checksum covers the compressed bytes.
 
     Example:
         ```python
@@ -64,14 +64,14 @@ class ZStandard(Versioned, StreamTransformExtension):
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - stock's name
         """Return a stream that decompresses all frames of `input`, in bounded memory.
 
-        Reading it raises `zstandard.ZstdError` if the input is no Zstandard or a checksum is wrong. An input that ends
-        too early gives less than went in.
+        Reading it raises `zstandard.ZstdError` if the input is no Zstandard or a checksum is wrong. If the input
+        ends too early, the stream contains less than the original.
         """
         reader = zstandard.ZstdDecompressor().stream_reader(input, read_across_frames=True, closefd=False)
         return cast("IO[bytes]", reader)
 
 
 def check_level(level: int) -> None:
-    """Raise ValueError unless Zstandard has that level."""
+    """Raise ValueError if Zstandard does not have this level."""
     if not _MIN_LEVEL <= level <= _MAX_LEVEL:
         raise ValueError(f"level={level} is not between {_MIN_LEVEL} and {_MAX_LEVEL}")

@@ -85,7 +85,7 @@ def replace_at_import(*, any_torch: bool) -> None:
 
 
 def follow_environment() -> None:
-    """Replace stock if the environment variable `DCP_REPLACE_STOCK` says so: not if it is empty, 0, false, no or off."""
+    """Replace stock if `DCP_REPLACE_STOCK` is set in the environment, and is not empty, 0, false, no or off."""
     value = os.environ.get(VARIABLE, "").strip().lower()
     if value not in _OFF:
         replace_at_import(any_torch=value == ANY_TORCH)

@@ -1,4 +1,4 @@
-"""Names that loaded modules have bound to stock's modules, functions and classes: finds them by identity, swaps, restores.
+"""Names that loaded modules have bound to stock's modules, functions and classes: search by identity, swap, restore.
 
 Only globals of modules are looked at. Other references to stock's objects (attributes of classes, closures, default
 arguments, containers, `functools.partial`) are not found.
@@ -87,16 +87,16 @@ def rebind(
 ) -> tuple[list[BoundName], list[BoundName]]:
     """Swap the globals of loaded modules.
 
-    In a module that defines a class derived from a class of stock, only modules and calls are swapped: that class remains
-    derived from stock's, so the classes that it is used with must remain stock's, too.
+    In a module that defines a class derived from a class of stock, only modules and calls are swapped: that class
+    remains derived from stock's, so the classes that it is used with must remain stock's, too.
 
     Args:
         swaps: `id(old)` → (old, new).
         calls: Ids of the old functions and modules that are swapped everywhere.
-        bases: Ids of the classes of stock that others derive theirs from.
+        bases: Ids of the classes of stock that other modules may derive classes from.
 
     Returns:
-        The names that were swapped, and those that were left as they are.
+        The names that were swapped, and the names that were left unchanged.
     """
     swapped, left = [], []
     derived: dict[str, bool] = {}

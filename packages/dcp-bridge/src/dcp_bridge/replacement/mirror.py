@@ -1,7 +1,7 @@
-"""Stock's modules and ours of the same names: which version of torch is known, and which names are replaced.
+"""Stock's modules and ours of the same names: supported versions of torch, and the names that are replaced.
 
-Ours are the modules of `dcp_all`. It stands above this package and imports it, so it is looked up by name when a
-replacement begins, and is no dependency.
+Our modules are those of `dcp_all`. Since `dcp_all` imports this package, it is no dependency; it is looked up by name
+when a replacement begins.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _OLDEST, _NEWEST = (2, 6), (2, 15)
 
 
 class UntestedTorchError(DcpError, RuntimeError):
-    """This version of torch was never tested: its checkpoint modules may have names and habits that ours lack."""
+    """This version of torch was never tested: its checkpoint modules may have names and behaviour that ours lack."""
 
 
 def check_torch(version: str) -> None:
     """Check that a version of torch is one of those that the replacement was tested with.
 
     Raises:
-        UntestedTorchError: It is older or newer, or no version at all.
+        UntestedTorchError: The version is older or newer, or not a version at all.
     """
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or not _OLDEST <= (int(found[1]), int(found[2])) <= _NEWEST:
@@ -47,7 +47,8 @@ def check_torch(version: str) -> None:
 def import_stock() -> dict[str, ModuleType]:
     """Import stock and the modules directly in it that can be imported: "" (the package) and name → module.
 
-    All of them, so that none is first imported during a replacement. Stand-ins are returned where stock is replaced.
+    All of them are imported, so that none is first imported during a replacement. Where stock is replaced, its
+    stand-ins are returned.
     """
     package = importlib.import_module(STOCK)
     found = {"": package}
@@ -80,7 +81,7 @@ def import_mirror() -> dict[str, ModuleType]:
 
 
 def own_names(stock: ModuleType, mirror: ModuleType) -> dict[str, Any]:
-    """Return our values for the names of a module of stock: those that both have, modules left out."""
+    """Return our values for the names of a module of stock: names that both modules have, except modules."""
     shared = [name for name in mirror.__all__ if name in vars(stock)]
     found = {name: getattr(mirror, name) for name in shared}
     return {name: value for name, value in found.items() if not isinstance(value, types.ModuleType)}

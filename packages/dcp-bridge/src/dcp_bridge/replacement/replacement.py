@@ -32,11 +32,11 @@ class Replacement:
     """A replacement that `replace_stock` has made: what it replaced, and how to undo it. A context manager.
 
     Attributes:
-        torch_version: The version of torch.
-        replaced: Module of stock → its names that mean ours.
-        kept: Module of stock → its public names that stay stock's, as we have nothing of that name.
-        rebound: Globals that modules had bound before, as `module.name`, and that mean ours now.
-        left: Globals as above that stay stock's, because their module has a class derived from one of stock's.
+        torch_version: Version of torch.
+        replaced: Module of stock → its names that are replaced by ours.
+        kept: Module of stock → its public names that stay stock's, because our module has no such name.
+        rebound: Globals, as `module.name`, that modules had bound to stock's objects before, and that are now ours.
+        left: Globals, as above, that stay stock's, because their module has a class derived from a class of stock.
         active: Whether this replacement has not been undone.
 
     Example:
@@ -61,7 +61,7 @@ class Replacement:
         self.active = True
 
     def undo(self) -> None:
-        """Undo it: everything is as it was before, unless another replacement is active; again does nothing."""
+        """Restore everything, unless another replacement is still active. A second call does nothing."""
         with _lock:
             if self.active:
                 self.active = False
@@ -91,7 +91,7 @@ class Replacement:
 
 
 class _Swap:
-    """The one replacement of this process, held by as many `Replacement`s as have asked for it."""
+    """The actual replacement in this process, which all active `Replacement`s share."""
 
     def __init__(self, stock: dict[str, ModuleType], mirror: dict[str, ModuleType]) -> None:
         self.holders = 0
@@ -130,14 +130,14 @@ class _Swap:
         self.rebound, self.left = rebind(modules | values, frozenset(calls | modules.keys()), frozenset(bases))
 
     def release(self) -> None:
-        """Forget one holder, and undo all with the last one."""
+        """Count one `Replacement` less, and undo the replacement with the last one."""
         self.holders -= 1
         if not self.holders:
             _running.clear()
             self.end()
 
     def end(self) -> None:
-        """Restore all that was there; modules that were imported meanwhile get stock's names, too."""
+        """Restore stock's modules and names, also in modules that were imported during the replacement."""
         for key, stand_in, module in self.entries:
             if sys.modules.get(key) is stand_in:
                 sys.modules[key] = module
@@ -157,23 +157,24 @@ class _Swap:
 def replace_stock(*, any_torch: bool = False) -> Replacement:
     """Let `torch.distributed.checkpoint` mean our modules in this process, for code that cannot be edited.
 
-    From this call on, whoever imports stock's modules or names from them, or looks them up as attributes, gets ours;
-    loaded modules that have done so before get their globals swapped. What we do not have stays stock's, and so does
-    everything within calls of stock's own functions and classes. It lasts until `Replacement.undo`, or as long as the
-    `with` block, and is undone when the last of several is. Processes that are forked inherit it; others need it
-    themselves: see `DCP_REPLACE_STOCK` in the package's README.
+    After this call, importing stock's modules or names from them, or looking them up as attributes, gives ours; in
+    loaded modules, globals that are bound to stock's objects are swapped. Names that we do not have stay stock's, and
+    so does everything within calls of stock's own functions and classes. The replacement lasts until
+    `Replacement.undo`, or until the end of the `with` block; of several replacements, the last one
+    that ends restores stock. Forked processes inherit the replacement; other processes need their own: see
+    `DCP_REPLACE_STOCK` in the package's README.
 
     Args:
-        any_torch: Try it with a version of torch that it was never tested with.
+        any_torch: Whether untested versions of torch are accepted.
 
     Returns:
-        The replacement, which says what was replaced; the same is logged once at level INFO.
+        The replacement, whose attributes list what was replaced; a summary is logged once at level INFO.
 
     Raises:
-        UntestedTorchError: The version of torch is unknown.
+        UntestedTorchError: The replacement was not tested with this version of torch.
         PluginNotFoundError: `dcp-all`, or a package that it needs, is not installed.
 
-    Ranks: each for itself; all of them should do the same. It waits for no other rank.
+    Ranks: affects this process only, and waits for no other rank; all ranks should call it alike.
 
     Example:
         ```python
@@ -208,10 +209,10 @@ def replace_stock(*, any_torch: bool = False) -> Replacement:
 
 
 def original_stock(name: str = "") -> ModuleType:
-    """Return stock's own module, whether it is replaced or not.
+    """Return stock's own module, even while stock is replaced.
 
     Args:
-        name: The submodule, such as "state_dict"; the package if it is empty.
+        name: Name of the submodule, such as "state_dict"; if empty, the package is returned.
 
     Example:
         ```python
@@ -241,7 +242,7 @@ def _defined(module: ModuleType) -> set[str]:
 
 
 def _is_defined_by_stock(value: Any) -> bool:
-    """Whether a value is a function or class of stock: others, like constants and aliases, may be shared by anybody."""
+    """Whether a value is a function or class of stock; other values, like constants, may belong to any module."""
     if not (inspect.isclass(value) or inspect.isroutine(value)):
         return False
     return f"{getattr(value, '__module__', '')}.".startswith(f"{STOCK}.")
@@ -252,7 +253,7 @@ def _is_call(value: Any) -> bool:
 
 
 def _is_protocol(kind: type) -> bool:
-    """Whether a class asks for methods alone, like `Stateful`: what is derived from it is nobody's."""
+    """Whether a class is a protocol, like `Stateful`: a class derived from it does not depend on stock."""
     return bool(getattr(kind, "_is_protocol", False))
 
 

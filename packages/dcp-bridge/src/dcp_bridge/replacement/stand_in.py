@@ -1,4 +1,4 @@
-"""`StandInModule`: what `import torch.distributed.checkpoint` and its submodules give during a replacement."""
+"""`StandInModule`: module that replaces `torch.distributed.checkpoint` or a submodule of it during a replacement."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class StandInModule(ModuleType):
     """Module that has our values where there are any, and stock's for all other names.
 
     Args:
-        stock: The module that it stands for, which stays as it is.
-        own: Name → our value. Emptied by the end of the replacement: then it has stock's values alone.
+        stock: Module of stock that is replaced, and stays unchanged.
+        own: Name → our value. The end of the replacement empties this mapping; then all values are stock's.
 
-    Code of stock and of `dcp_bridge`, and what they call, gets stock's values: what stock's functions look up by name
-    must be what its own classes are. Names that stock does not have are missing here, too.
+    Code of stock and of `dcp_bridge`, and code that they call, gets stock's values: stock's functions must find stock's
+    own classes by name. Names that stock does not have are missing here, too.
     """
 
     def __init__(self, stock: ModuleType, own: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ class StandInModule(ModuleType):
 
 
 def take_back(stand_in: StandInModule) -> None:
-    """Bind what modules got here by name, and still have, to stock's values."""
+    """Bind names that modules imported from a stand-in, and still have, to stock's values."""
     taken = vars(stand_in)["__taken__"]
     for namespace, ours, theirs in list(taken.values()):
         for name in [name for name, value in list(namespace.items()) if value is ours]:

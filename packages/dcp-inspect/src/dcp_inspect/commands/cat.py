@@ -57,7 +57,7 @@ def command(path: str, key: str, as_json: bool) -> int:
 
 
 def parse_key(key: str, names: set[str]) -> tuple[str, Slices]:
-    """Split a key into the name and the slices; a name may end in brackets itself.
+    """Split a key into the name and the slices; a name may itself end in brackets.
 
     Raises:
         UsageError: The text in the brackets is not a slice.

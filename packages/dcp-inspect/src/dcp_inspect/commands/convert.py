@@ -21,7 +21,7 @@ def parse_size(text: str) -> int:
     """Parse a size such as `5GB` (powers of 1000) or `512MiB` (powers of 1024) to bytes.
 
     Raises:
-        BadParameter: It is no size.
+        BadParameter: The text is not a size.
     """
     found = _SIZE.fullmatch(text)
     if found is None or float(found[1]) <= 0:

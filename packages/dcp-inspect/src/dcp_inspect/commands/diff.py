@@ -26,15 +26,15 @@ class Difference:
 
     name: str
     what: str
-    """`only in A`, `only in B`, `dtype`, `shape`, `kind`, `values`."""
+    """Differing property: `only in A`, `only in B`, `dtype`, `shape`, `kind` or `values`."""
     a: str = ""
     b: str = ""
     max_abs: float | None = None
     """Largest absolute difference of two values; infinite if one is not finite where the other is."""
     max_rel: float | None = None
-    """Largest of |a - b| / |b|; infinite where b is 0."""
+    """Largest relative difference |a - b| / |b|; infinite where b is 0."""
     different: int | None = None
-    """Elements that differ: in any bit, unless a tolerance was given."""
+    """Number of elements that differ: in any bit, unless a tolerance was given."""
 
 
 @click.command("diff")
@@ -151,7 +151,7 @@ class _Measured:
         self.max_abs = self.max_rel = 0.0
 
     def add(self, a: Any, b: Any) -> None:
-        """Compare two runs of elements: by bits; with a tolerance, or between dtypes, by value, and NaN equals NaN."""
+        """Compare two runs of elements: by bits; with a tolerance or between dtypes, by value, where NaN equals NaN."""
         torch = importlib.import_module("torch")
         bits = None
         if a.dtype == b.dtype:

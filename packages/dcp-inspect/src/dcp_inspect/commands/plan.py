@@ -1,4 +1,4 @@
-"""`dcp plan`: show what each rank of a job would read from a checkpoint, and write; as a table and a picture."""
+"""`dcp plan`: show what each rank of a job would read from a checkpoint and write to one, as a table and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dcp plugins`: list the plug-ins of installed packages. Imports their modules, and with `--load` what they name."""
+"""`dcp plugins`: list the plug-ins of installed packages. With `--load`, imports all that they name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Listed:
     module: str
     hooks: tuple[str, ...]
     offers: tuple[str, ...]
-    """Names that its hooks return: schemes, transforms, formats."""
+    """Names that the plug-in's hooks return: schemes, transforms, formats."""
     problem: str | None
 
 

@@ -43,7 +43,7 @@ def command(path: str, threads: int | None, as_json: bool) -> int:
 
 
 def _raise_if_missing(path: str) -> None:
-    """Raise if there is no checkpoint, or another format in its place; a damaged one is reported."""
+    """Raise if there is no checkpoint, or files of another format; a damaged checkpoint raises nothing here."""
     try:
         open_index(path)
     except (CheckpointNotFoundError, OtherFormatError):

@@ -1,7 +1,7 @@
 """Output of commands: lines, tables and trees for people, JSON for programs, progress bars.
 
-Whatever is printed comes through here, and what is not a character that can be read is escaped: names, paths, values
-and messages may come from others. Colours and bars appear on terminals only; bars go to stderr, so that output
+All output passes through this module, which escapes unprintable characters: names, paths, values and messages may come
+from untrusted files. Colours and bars appear on terminals only; bars go to stderr, so that output
 can be piped.
 """
 
@@ -59,7 +59,7 @@ def print_line(*cells: Cell) -> None:
 
 
 def print_lines(lines: Iterable[Sequence[Cell]]) -> None:
-    """Print lines of styled parts; a terminal wraps long ones, files and pipes get them whole."""
+    """Print lines of styled parts; a terminal wraps long ones, files and pipes get whole lines."""
     out = console()
     rest = iter(lines)
     while some := [*islice(rest, _LINES_AT_ONCE)]:
@@ -156,14 +156,14 @@ class Bar:
     """A progress bar of bytes; does nothing where none is shown.
 
     Args:
-        update: Changes the bar's `total`, or moves it on by `advance`; None shows nothing.
+        update: Function that changes the bar's `total`, or moves the bar by `advance`; None shows nothing.
     """
 
     def __init__(self, update: Callable[..., None] | None = None) -> None:
         self._update = update
 
     def __call__(self, count: int) -> None:
-        """Advance the bar by that many bytes."""
+        """Advance the bar by `count` bytes."""
         if self._update is not None:
             self._update(advance=count)
 

@@ -13,7 +13,7 @@ _COMPARED_LETTERS = 300
 
 
 def near(name: str, candidates: Iterable[str]) -> list[str]:
-    """Return up to three names spelled like one; names of very different length are not compared."""
+    """Return up to three candidates with a similar spelling; names of very different length are not compared."""
     if len(name) > _COMPARED_LETTERS:
         return []
     alike = (each for each in candidates if abs(len(each) - len(name)) <= max(3, len(name) // 2))

@@ -1,6 +1,6 @@
 """Tree of dotted names as lines of text, built without recursion: a name may have any number of parts.
 
-The columns after a name, and the printing, are elsewhere.
+Other modules make the columns after a name, and print the lines.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def tree_lines(values: Iterable[tuple[str, int, str]], depth: int | None = None)
     """Yield the lines of a tree; a level with a single entry is joined with it.
 
     Args:
-        values: Name, bytes, and what is shown behind the name.
-        depth: Levels that are shown; deeper ones are summed up. All without it.
+        values: Name, number of bytes, and text shown after the name, for each value.
+        depth: Number of levels to show; deeper levels are summed up. None shows all.
     """
     waiting = [_entries(_grown(values), "", 0)]
     while waiting:
@@ -73,7 +73,7 @@ def _grown(values: Iterable[tuple[str, int, str]]) -> _Level:
 
 
 def _entries(level: _Level, guides: str, above: int) -> Iterator[tuple[str, _Level | str, str, str]]:
-    """Yield the entries of a level: name, entry, and the guides before it and before its children."""
+    """Yield the entries of a level: name, entry, and the guides (lines) before the entry and before its children."""
     found = _flat(level) if above >= _MAX_LEVELS else (_joined(*each) for each in level.below)
     following = next(found, None)
     while following is not None:

@@ -40,8 +40,8 @@ BLOCK_CRCS = "block_crcs"
 PREFIX_BYTES = 8
 """Length of the prefix of a safetensors blob: the length of its header as a little-endian u64."""
 METADATA_KEY = "dcp-manifest"
-"""Key of the only entry of the safetensors metadata, a JSON object. Only one, since the order of several is not
-stable."""
+"""Key of the only entry of the safetensors metadata, a JSON object. There is only one entry, since the order of several
+is not stable."""
 
 Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 _WIDTHS: tuple[type[np.unsignedinteger[Any]], ...] = (np.uint8, np.uint16, np.uint32, np.uint64)
@@ -55,7 +55,7 @@ class Column:
     dtype: str
     """numpy's name of the dtype, little-endian."""
     start: int
-    """First byte in the data part, which follows the header."""
+    """Offset of the first byte in the data part, which follows the header."""
     stop: int
     count: int
     """Number of stored values: 1 for a column whose rows are all equal."""
@@ -69,7 +69,7 @@ class Header:
     columns: Mapping[str, Column]
     """Columns of unsigned numbers; newer versions may add others."""
     extents: Mapping[str, tuple[int, int]]
-    """First and last byte of every column, whatever it holds."""
+    """Offsets of the start and the end of every column, of any dtype."""
     data_start: int
     """Offset of the data part in the blob, bytes."""
     data_bytes: int
@@ -94,7 +94,7 @@ class WholeBlob:
     """A blob in memory, whose CRC the caller has checked.
 
     Args:
-        data: The blob.
+        data: Bytes of the blob.
         file: Name of the file, for messages.
 
     Raises:
@@ -185,7 +185,7 @@ def parse_header(text: bytes, *, data_bytes: int, file: str) -> Header:
     """Parse the header of a blob, and check every number in it.
 
     Args:
-        text: The header, JSON.
+        text: Text of the header, JSON.
         data_bytes: Length of the data part that follows it.
         file: Name of the file, for messages.
 

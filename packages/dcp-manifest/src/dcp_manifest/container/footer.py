@@ -71,7 +71,7 @@ def read_footer(tail: Buffer, *, size: int, file: str) -> Footer | None:
 
     Raises:
         CorruptCheckpointError: The footer is damaged, or contradicts the size of the file.
-        UnsupportedFormatError: A newer major version wrote it.
+        UnsupportedFormatError: A newer major version wrote the file.
     """
     if len(tail) < FOOTER_BYTES:
         return None

@@ -33,7 +33,7 @@ class LazyBlob:
     """A blob in a file; only its header and its block CRCs are in memory.
 
     Args:
-        read: Reads bytes of the file.
+        read: Function that reads bytes of the file.
         footer: Footer of the file.
         file: Name of the file, for messages.
 

@@ -52,7 +52,7 @@ def verify(data: Buffer, *, file: str) -> list[Problem]:
     """Return all problems of an index file, including those in parts that reading ignores; empty if there are none.
 
     Args:
-        data: The whole file, of this project or of stock.
+        data: Bytes of the whole file, of this project or of stock.
         file: Name of the file, for messages.
     """
     return [*examine(data, file=file).problems]

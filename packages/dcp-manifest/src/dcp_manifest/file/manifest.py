@@ -30,7 +30,7 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
     """Encode an index as the bytes of `.metadata`; `read_index` returns an equal index.
 
     Args:
-        index: The index, with `info`; its items are None if nothing is stored yet.
+        index: Index with `info`; its items are None if nothing is stored yet.
         interop: Whether the head is an index that stock can load, provided that stock can read the data files.
         head: Bytes to use as the head instead.
 
@@ -62,12 +62,12 @@ def decode(data: Buffer, *, file: str) -> CheckpointIndex:
     """Decode the index from the manifest in `data`; every byte of manifest and footer is checked.
 
     Args:
-        data: The whole file.
+        data: Bytes of the whole file.
         file: Name of the file, for messages.
 
     Raises:
         CorruptCheckpointError: There is no footer, or the manifest or the footer is damaged or inconsistent.
-        UnsupportedFormatError: A newer major version wrote it.
+        UnsupportedFormatError: A newer major version wrote the file.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
     found = IndexFile(data, file=file)
@@ -80,12 +80,12 @@ def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
     """Read an index file of any writer: from its manifest or, if stock wrote it, from its pickle. Runs no code from it.
 
     Args:
-        data: The whole file.
+        data: Bytes of the whole file.
         file: Name of the file, for messages.
 
     Raises:
         CorruptCheckpointError: The bytes are damaged, or have lost the manifest that they once had.
-        UnsupportedFormatError: A newer major version wrote it.
+        UnsupportedFormatError: A newer major version wrote the file.
         UnsafeCheckpointError: The pickle names or calls something that does not belong in an index, or the name of a
             data file leads out of the checkpoint's folder.
     """
@@ -96,12 +96,12 @@ class IndexFile:
     """The bytes of an index file, whose footer and manifest header are parsed once.
 
     Args:
-        data: The whole file, ours or stock's.
-        file: Its name, for messages.
+        data: Bytes of the whole file, ours or stock's.
+        file: Name of the file, for messages.
 
     Raises:
         CorruptCheckpointError: The footer is damaged.
-        UnsupportedFormatError: A newer major version wrote it.
+        UnsupportedFormatError: A newer major version wrote the file.
     """
 
     def __init__(self, data: Buffer, *, file: str) -> None:
@@ -112,11 +112,11 @@ class IndexFile:
 
     @cached_property
     def blob(self) -> WholeBlob:
-        """The manifest, of which no more than its header has been checked."""
+        """The manifest; only its header has been checked."""
         return WholeBlob(self._manifest, file=self.file)
 
     def read(self) -> CheckpointIndex:
-        """Return the index: of the manifest where there is one, else of the pickle; raises as `read_index` does."""
+        """Return the index, from the manifest if there is one, else from the pickle; raises like `read_index`."""
         return self._read_pickle() if self.footer is None else self._read_manifest(self.footer)
 
     def _read_manifest(self, footer: Footer) -> CheckpointIndex:

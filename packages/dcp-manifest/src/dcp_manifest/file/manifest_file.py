@@ -27,14 +27,14 @@ class ManifestFile:
     All bytes that are read are verified by the CRCs of their 64 KiB blocks; damage elsewhere goes unnoticed.
 
     Args:
-        read: Reads bytes of the file: (offset, length) → bytes.
+        read: Function that reads bytes of the file: (offset, length) → bytes.
         size: Size of the file, bytes.
         file: Name of the file, for messages.
 
     Raises:
         CorruptCheckpointError: The footer or the header is damaged, or there is no manifest (stock's files have none:
             use `read_index`).
-        UnsupportedFormatError: A newer major version wrote it.
+        UnsupportedFormatError: A newer major version wrote the file.
 
     Example:
         ```python
@@ -69,7 +69,7 @@ class ManifestFile:
         """Return an index of one tensor: its row, its chunks and their items, all checked.
 
         Args:
-            name: Name of the tensor, or an alias of it, which is then in the index too.
+            name: Name of the tensor, or an alias of it; an alias is then included in the returned index.
             owner: 0 for a value of the whole job, r + 1 for one of rank r alone.
 
         Returns:

@@ -28,7 +28,7 @@ F = TypeVar("F", str, int)
 
 
 class TensorTable(NamedTuple):
-    """The table of tensors, complete."""
+    """The complete table of tensors."""
 
     names: list[str]
     dtype: npt.NDArray[np.uint8]
@@ -42,11 +42,12 @@ class TensorTable(NamedTuple):
 class ManifestReader:
     """Reader that makes indexes from a manifest.
 
-    Every method raises ValueError or TypeError, with a sentence, if columns contradict each other, except for what
-    `check_index` checks. No table takes more memory than a constant multiple of the manifest's length.
+    Every method raises ValueError or TypeError, with a sentence as the message, if columns contradict each other,
+    except for contradictions that `check_index` finds. No table takes more memory than a constant multiple of the
+    manifest's length.
 
     Args:
-        blob: The manifest's container.
+        blob: Container of the manifest.
     """
 
     def __init__(self, blob: Blob) -> None:

@@ -61,7 +61,7 @@ class Place:
         """Make the place of a checkpoint.
 
         Args:
-            parts: See the field.
+            parts: Names of the folders down to the checkpoint; see the field.
             noted_step: Step in the manager's note; used if no folder's name has a step.
         """
         for number in reversed(range(len(parts))):
@@ -84,12 +84,12 @@ def newest_first(found: Iterable[T], place: Callable[[T], Place], made: Callable
     """Sort checkpoints: within a run by descending step; for equal steps, the one made later comes first.
 
     Of several runs, the one nearest to the searched folder comes first, then the one whose newest checkpoint was made
-    later. Checkpoints without a step come last, also the latest first.
+    later. Checkpoints without a step come last, the latest of them first.
 
     Args:
         found: The checkpoints.
-        place: Returns the place of a checkpoint.
-        made: Returns a comparable creation time of a checkpoint; called only if steps do not decide.
+        place: Function that returns the place of a checkpoint.
+        made: Function that returns a comparable creation time of a checkpoint; called only if steps do not decide.
     """
     runs: dict[tuple[str, ...], dict[int, list[T]]] = defaultdict(lambda: defaultdict(list))
     without: list[T] = []

@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 METADATA_NAME = ".metadata"
-"""Name of the index of a whole checkpoint. The checkpoint exists from the moment that this file does."""
+"""Name of the index of a whole checkpoint. The checkpoint exists as soon as this file exists."""
 DATA_SUFFIX = ".distcp"
 """Suffix of data files."""
 _RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
@@ -37,8 +37,8 @@ def data_file_name(prefix: str, number: int, save_id: str) -> str:
     """Return the name of a data file, such as `__3_0.<save id>.distcp`.
 
     Args:
-        prefix: That of the rank, as `data_file_prefix` returns it, or one that a storage writer chose.
-        number: Number of the file among those of the rank, from 0.
+        prefix: Prefix of the rank, as `data_file_prefix` returns it, or a prefix that a storage writer chose.
+        number: Number of the file among the rank's files, from 0.
         save_id: Id of the save, so that a save never writes into the files of an earlier one.
     """
     return f"{prefix}{number}.{save_id}{DATA_SUFFIX}"

@@ -47,13 +47,13 @@ class FoundCheckpoint(Generic[F]):
     """A folder with an index, readable or not."""
 
     store: F
-    """The folder: a store of `dcp_io`, or a `LocalFolder`."""
+    """Folder of the checkpoint: a store of `dcp_io`, or a `LocalFolder`."""
     modified_seconds: float
     """Modification time of the latest index, seconds since the epoch on the storage's clock. Copying may change it."""
     place: Place = field(default_factory=Place)
     """Location below the searched folder, with its step."""
     put_aside: str | None = None
-    """Reason why readers should skip it although it has an index (quarantined, being removed); otherwise None."""
+    """Reason why readers should skip the checkpoint although it has an index (quarantined, being removed), or None."""
 
     @property
     def step(self) -> int | None:
@@ -164,7 +164,7 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
     """Return the newest complete index in a folder; see `choose_index`.
 
     Raises:
-        CheckpointNotFoundError: There is no complete index; names the folder.
+        CheckpointNotFoundError: There is no complete index; the message names the folder.
         CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index cannot be read.
     """
     place = _opened(folder)
@@ -184,10 +184,11 @@ def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> Che
 
     Args:
         folder: The checkpoint's folder.
-        entries: Its listing, if the caller has a fresh one.
+        entries: Listing of the folder, if the caller has a fresh one.
 
     Raises:
-        CheckpointNotFoundError: There are indexes, but none is complete; names the ranks whose indexes are missing.
+        CheckpointNotFoundError: There are indexes, but none is complete; the message names the ranks whose indexes are
+            missing.
         CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest index cannot be read.
         OSError: The storage failed.
     """
@@ -213,8 +214,8 @@ def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
     """Check that the data files of a checkpoint exist and are long enough, without reading them.
 
     Raises:
-        CheckpointNotFoundError: A data file is missing; names it.
-        CorruptCheckpointError: A data file is too short; names it.
+        CheckpointNotFoundError: A data file is missing; the message names it.
+        CorruptCheckpointError: A data file is too short; the message names it.
     """
     place = _opened(folder)
     needed = needed_bytes(index)

@@ -28,11 +28,11 @@ class _Candidate:
 
     mtime: float
     generation: int | None
-    """Generation of the save; None if unknown: stock wrote it, or it is damaged."""
+    """Generation of the save; None if unknown, because stock wrote the index, or because it is damaged."""
     created_ns: int
-    """Start of its save; 0 if unknown."""
+    """Start time of the index's save, ns; 0 if unknown."""
     load: Callable[[], CheckpointIndex]
-    """Returns the index, or raises the error of reading it."""
+    """Function that returns the index, or raises the error of reading it."""
 
 
 def choose_index(
@@ -45,11 +45,11 @@ def choose_index(
 
     Args:
         entries: Name → modification time of the folder's files; only indexes are used.
-        read: Reads the bytes of an index, or any other value that `decode` accepts.
-        decode: Decodes the result of `read`, and raises the same errors as `read_index`.
+        read: Function that reads the bytes of an index, or any other value that `decode` accepts.
+        decode: Function that decodes the result of `read`, and raises the same errors as `read_index`.
 
     Raises:
-        CheckpointNotFoundError: No index is complete; names the ranks whose indexes are missing.
+        CheckpointNotFoundError: No index is complete; the message names the ranks whose indexes are missing.
         CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest index cannot be read.
     """
 
@@ -146,7 +146,7 @@ def _is_complete(files: Mapping[int, str], world_size: int, what: str, missing: 
 
 
 def _rank_index(name: str, save_id: str | None, rank: int, load: Load) -> CheckpointIndex:
-    """Load the index of one rank, and check that it is that of `rank` in save `save_id`."""
+    """Load the index of one rank, and check that it belongs to `rank` and to the save `save_id`."""
     index = load(name)
     info = index.info
     if info is not None and (info.rank != rank or (save_id is not None and info.save_id != save_id)):

@@ -1,6 +1,6 @@
 """torch's dtypes by name: the size of an element, and the storage class in torch's pickles.
 
-Names are those of torch without `torch.`. A dtype that is missing here is no error in an index: the manifest has the
+Names are those of torch without `torch.`. An index may have a dtype that is missing here, since the manifest has the
 element size of every dtype.
 
 Source: torch 2.13 `torch.dtype.itemsize` and `torch.storage._dtype_to_storage_type_map`.
@@ -30,7 +30,7 @@ _BY_ITEM_BYTES: dict[int, tuple[str, ...]] = {
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {name: item_bytes for item_bytes, names in _BY_ITEM_BYTES.items() for name in names}
 )
-"""dtype → bytes per element, as in torch's `itemsize`: for packed dtypes, of a storage element."""
+"""dtype → bytes per element, as in torch's `itemsize`; for packed dtypes, bytes per storage element."""
 
 TYPED_STORAGES: Mapping[str, str] = MappingProxyType(
     {

@@ -27,7 +27,7 @@ def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
     first one is used. Coverage of the tensors is not checked.
 
     Args:
-        indexes: The indexes in rank order, at least one; all with items, or all without.
+        indexes: Indexes in rank order, at least one; all of them with items, or all without.
 
     Returns:
         A new index. Its `info` is that of the first index, changed to that of a whole checkpoint.

@@ -43,7 +43,7 @@ class Runs:
         return Runs(self.start, run, self.counts[:depth], self.strides[:depth])
 
     def within(self, start: int, stop: int) -> tuple[Positions, Positions]:
-        """Return starts and stops of the parts of runs in [start, stop), ascending. Takes memory for each of them."""
+        """Return starts and stops of the parts of runs in [start, stop), ascending. Allocates memory for each run."""
         first = _starts(self, start, stop, self.start, 0)
         last = first + self.run_bytes
         inside = (first < stop) & (last > start)
@@ -60,7 +60,7 @@ def box_runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int
         item_bytes: Bytes per element.
 
     Returns:
-        The runs; one of no bytes if the box is empty.
+        The runs; a single run of 0 bytes if the box is empty.
 
     Raises:
         ValueError: The box is not inside the chunk.

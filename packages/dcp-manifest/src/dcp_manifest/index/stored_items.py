@@ -1,6 +1,6 @@
 """Sequence of stored items: columns inside, records on access.
 
-So a save of 20,000 small tensors makes no record per tensor: the engine's results go to the index as columns.
+A save of 20,000 small tensors makes no record per tensor, since the engine's results go to the index as columns.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class StoredItems(Sequence[StoredItem]):
     """Locations of items, in the order of their write requests.
 
     Args:
-        columns: One row per item; `file` and `chain` index the tables below.
+        columns: Columns with one row per item; `file` and `chain` index the tables below.
         files: Names of the data files.
-        chains: Chains of transforms; n in the column stands for `chains[n - 1]`, 0 for none.
+        chains: Chains of transforms; n in the column `chain` stands for `chains[n - 1]`, 0 for no chain.
 
     Example:
         ```python
@@ -86,7 +86,7 @@ class StoredItems(Sequence[StoredItem]):
         return cls(take_items(pieces, np.arange(sum(map(len, pieces)))), tuple(files), tuple(chains)[1:])
 
     def take(self, rows: I64) -> StoredItems:
-        """Return the items of these rows, in this order."""
+        """Return the items of the given rows, in their order."""
         return StoredItems(take_items([self.columns], rows), self.files, self.chains)
 
     def __len__(self) -> int:

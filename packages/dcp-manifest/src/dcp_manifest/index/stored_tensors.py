@@ -1,6 +1,6 @@
-"""Records of the tensors and objects of an index, with the place of each chunk, and columns of such records.
+"""Records of the tensors and objects of an index, with the location of each chunk, and columns of such records.
 
-Plans and checks of whole indexes stay with the columns, which are far faster.
+Plans and checks of whole indexes use the columns instead, which are far faster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["StoredChunk", "StoredTensor", "TensorForm", "stored_objects", "store
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredChunk:
-    """A box of a tensor and the place of its data; compared by identity, so that it can be a key."""
+    """A box of a tensor and the location of its data; compared by identity, so that it can be a dict key."""
 
     name: str
     """Name of the tensor."""
@@ -32,7 +32,7 @@ class StoredChunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values, which are those that are stored if they were not transformed."""
+        """Number of bytes of the decoded values, which are the stored bytes if there are no transforms."""
         return math.prod(self.sizes) * ITEM_BYTES[self.dtype]
 
 
@@ -70,7 +70,7 @@ class TensorForm(NamedTuple):
 
 
 def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
-    """Yield each tensor of an index in its order, without aliases; none if the index has no places."""
+    """Yield each tensor of an index in its order, without aliases; none if the index has no stored items."""
     if index.chunk_items is None:
         return
     items, ragged = index.chunk_items, index.ragged_starts(index.chunk_items)
@@ -96,7 +96,7 @@ def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
 
 
 def tensor_columns(tensors: Sequence[TensorForm]) -> CheckpointIndex:
-    """Return an index of tensors that belong to no single rank, without places: what it stores is to be filled in."""
+    """Return an index of tensors that belong to the whole job; their stored items are to be filled in."""
     dtypes = {name: number for number, name in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors))}
     boxes = [box for tensor in tensors for box in tensor.boxes]
     return CheckpointIndex(
@@ -114,7 +114,7 @@ def tensor_columns(tensors: Sequence[TensorForm]) -> CheckpointIndex:
 
 
 def stored_objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
-    """Yield the name and the place of each object of an index; none if the index has no places."""
+    """Yield the name and the stored item of each object of an index; none if the index has no stored items."""
     if index.object_items is None:
         return
     ragged = index.ragged_starts(index.object_items)

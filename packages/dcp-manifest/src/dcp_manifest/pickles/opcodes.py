@@ -53,7 +53,7 @@ def global_2(module: str, name: str) -> bytes:
 
 
 def collected(items: Sequence[bytes]) -> bytes:
-    """Return opcodes that push a tuple, from those that push its items."""
+    """Return opcodes that push a tuple, given the opcodes that push its items."""
     if len(items) <= 3:
         return b"".join((*items, _TUPLES[len(items)]))
     return b"".join((b"(", *items, b"t"))

@@ -46,7 +46,7 @@ def read_pickle(
         table: Allow-table of the pickle.
         start: Offset of the pickle in `data`.
         budget: Limit of the work of its calls; None for one element per byte.
-        persistent: Returns the value of a persistent id; if None, persistent ids are refused.
+        persistent: Function that returns the value of a persistent id; if None, persistent ids are refused.
 
     Returns:
         The value, and the offset of the end of the pickle.

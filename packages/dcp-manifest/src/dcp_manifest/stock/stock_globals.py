@@ -55,7 +55,7 @@ def read_stock_pickle(data: bytes) -> tuple[Any, int]:
 
 @functools.cache
 def _table(depth: int) -> PickleTable:
-    """Return the allow-table for this depth of nested pickles."""
+    """Return the allow-table for a depth of nested pickles."""
     loads = Function("pickle.loads", lambda budget, arguments: _loads(budget, arguments, depth + 1))
     names = {**_NAMES, "pickle.loads": loads, "_pickle.loads": loads}
 
