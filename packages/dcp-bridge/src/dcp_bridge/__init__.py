@@ -1,6 +1,6 @@
 """Adapters between storages and planners of `torch.distributed.checkpoint` and ours, in both directions.
 
-The only package that imports stock. Its classes translate calls and records, not files;
+The only package that imports stock. Adapters translate calls and records, not files;
 `replace_stock` replaces stock's names by ours in a process. Stock is imported on the first use of a name of this
 package, not with the package, since every process that looks for plug-ins imports the plug-in modules of all installed
 packages.

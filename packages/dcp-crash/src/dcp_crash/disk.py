@@ -1,7 +1,7 @@
 """Possible states of a disk after a loss of power at a moment of a recording.
 
 The model is the weakest that POSIX allows, not what one file system does. Until a file is synced, any part of what was
-written to it may be missing, whatever was written later, and its length may be there without its bytes. Until a folder
+written to it may be missing, even if later parts are not, and its length may be there without its bytes. Until a folder
 is synced, any of its new names, removals and renames may be missing, in any combination; a rename alone is all or
 nothing. Syncing a file says nothing about its name.
 
@@ -216,7 +216,7 @@ def _replay(before: Tree, changes: list[Change], choose: Choose) -> Tree:
 
 
 class _Disk:
-    """A simulated disk: files by inode, since an inode exists before the disk knows a name for it."""
+    """A simulated disk: files by inode, since an inode exists before its name is on the disk."""
 
     def __init__(self, before: Tree) -> None:
         self._files: list[bytearray | None] = []
@@ -266,7 +266,7 @@ class _Disk:
         data[change.offset : end] = written
 
     def tree(self) -> Tree:
-        """Return the files on the disk; a file in a folder that the disk does not know is absent."""
+        """Return the files on the disk; a file is absent if its folder is not on the disk."""
         found: Tree = {}
         for path, inode in sorted(self._kept.items()):
             data = self._files[inode]

@@ -1,7 +1,7 @@
 """Stock's modules and ours of the same names: supported versions of torch, and the names that are replaced.
 
-Our modules are those of `dcp_all`. Since `dcp_all` imports this package, it is no dependency; it is looked up by name
-when a replacement begins.
+Our modules are those of `dcp_all`. Since `dcp_all` imports this package, this package does not depend on
+`dcp_all`, but looks it up by name when a replacement begins.
 """
 
 from __future__ import annotations

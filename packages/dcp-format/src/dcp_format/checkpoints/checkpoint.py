@@ -45,7 +45,7 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Content:
-    """Open the checkpoint at a path or URI as content; raises as `open_store`, `read_index` and `stored_content`."""
+    """Open the checkpoint at a path or URI as content; raises like `open_store`, `read_index` and `stored_content`."""
     store = open_store(path)
     return stored_content(store, StoreBackend(store).read_index())
 

@@ -53,7 +53,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
     @property
     def path(self) -> str | os.PathLike[str]:
-        """The file or folder to read; assigning it takes effect at the next load."""
+        """Path of the file or folder to read; an assigned path takes effect at the next load."""
         return self.checkpoint_id
 
     @path.setter

@@ -160,7 +160,8 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         """Return the plan with whole tensors; tied values are written under each of their names.
 
         Raises:
-            UnsupportedValueError: It has values other than tensors, or parts of tensors without `save_distributed`.
+            UnsupportedValueError: The plan has values other than tensors, or it has parts of tensors without
+                `save_distributed`.
         """
         refuse_objects({item.index.fqn for item in plan.items if item.type is WriteItemType.BYTE_IO}, "safetensors")
         for item in plan.items:

@@ -106,7 +106,7 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
 
 
 def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, ArchiveRecords]:
-    """Return the saved value with tensors over a memory map of the file; raises as `open_torch_save`.
+    """Return the saved value with tensors over a memory map of the file; raises like `open_torch_save`.
 
     Objects have been checked against their CRCs; the values of tensors must be checked before they are used.
     """
