@@ -155,10 +155,10 @@ def needed_packages(package: str) -> set[str]:
 @pytest.mark.parametrize("package", sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")))
 def test_install_lines_name_all_that_a_package_needs(package: str) -> None:
     lines = re.findall(
-        r"^pip install (packages/.*?)(?:  #.*)?$", (ROOT / f"packages/{package}/README.md").read_text(), re.MULTILINE
+        r"^pip install (.*packages/.*?)(?: +#.*)?$", (ROOT / f"packages/{package}/README.md").read_text(), re.MULTILINE
     )
     assert lines, "the README does not say how to install the package from a clone"
-    folders = {folder.rstrip("/") for folder in lines[0].split()}
+    folders = {each.rstrip("/") for each in lines[0].split() if each.startswith("packages/")}
     assert folders == {"packages/*"} or folders >= {f"packages/{name}" for name in needed_packages(package)}
 
 

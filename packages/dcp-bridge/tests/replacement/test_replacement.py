@@ -356,7 +356,8 @@ def test_it_says_what_it_did(caplog):
     assert f"{STOCK} of torch {torch.__version__} means dcp_all: " in text
     assert "stay PyTorch's" in text
     assert "bound before and replaced: " in text
-    assert "bound before and left: user_of_stock_2." in text
+    assert "bound before and left: " in text
+    assert any(name.startswith("user_of_stock_2.") for name in made.left)
 
 
 def _save_and_load(folder: str) -> tuple[bool, bool]:

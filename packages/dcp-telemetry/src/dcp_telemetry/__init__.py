@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from dcp_hooks import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_telemetry.dashboard import dashboard
     from dcp_telemetry.enabling import disable, enable_opentelemetry, enable_prometheus
+    from dcp_telemetry.grafana import dashboard
 
 __all__ = ["dashboard", "disable", "enable_opentelemetry", "enable_prometheus"]
 
 __getattr__, __dir__ = import_lazily(
     __name__,
     {
-        "dcp_telemetry.dashboard": ("dashboard",),
+        "dcp_telemetry.grafana": ("dashboard",),
         "dcp_telemetry.enabling": ("disable", "enable_opentelemetry", "enable_prometheus"),
     },
 )
