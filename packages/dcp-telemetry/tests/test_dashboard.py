@@ -21,7 +21,7 @@ OF_THE_SCRAPE = {"job"}  # labels that Prometheus itself adds
 
 @pytest.fixture
 def board() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(dcp_telemetry.grafana())
+    found: dict[str, Any] = json.loads(dcp_telemetry.dashboard())
     return found
 
 
