@@ -144,7 +144,10 @@ class Memory:
         return b"".join(parts)
 
     def path(self, folder: int | None, address: int) -> str:
-        """Return a path argument as an absolute path. `folder` is a descriptor, or None for the working directory."""
+        """Return the path at an address of the traced process, made absolute.
+
+        A relative path starts at the folder of the descriptor `folder`; None stands for the working directory.
+        """
         text = self.text(address)
         if text.startswith("/"):
             return os.path.normpath(text)

@@ -103,5 +103,5 @@ def made_file_system(path: AnyPath, options: Mapping[str, Any]) -> FileSystem:
 
 
 def init_path(fs: Any, path: AnyPath, options: Mapping[str, Any]) -> Any:
-    """Choose the file system of a path: one of fsspec with the options, or a custom one in its own way."""
+    """Choose the file system of a path, by the method `init_path` of `fs`; a custom `fs` is not passed the options."""
     return fs.init_path(path, **options) if isinstance(fs, FileSystem) else fs.init_path(path)

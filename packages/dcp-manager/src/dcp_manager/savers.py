@@ -13,6 +13,6 @@ class Saver(Protocol):
     def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Any:
         """Save a copy of the state; returns a future of the metadata, or an object with `upload_completion`.
 
-        `place` is one argument, `checkpoint_id` or `storage_writer`.
+        Exactly one keyword argument is passed as `place`: `checkpoint_id` or `storage_writer`.
         """
         ...

@@ -16,7 +16,7 @@ PATH_SCHEMES = ("file", "local")
 
 
 def scheme_of(place: str | os.PathLike[str]) -> str:
-    """Return the scheme of a URI in lower case; `file` for `local://`, and for paths, such as `./a://b`."""
+    """Return the scheme of a URI in lower case. It is `file` for `local://` URIs and for paths, even for `./a://b`."""
     head, found, _ = os.fspath(place).partition("://")
     scheme = head.lower() if found and "/" not in head else "file"
     return "file" if scheme in PATH_SCHEMES else scheme

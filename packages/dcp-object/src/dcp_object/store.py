@@ -82,7 +82,10 @@ class ObjectStore(Store):
         )
 
     def create(self, name: str) -> Sink:
-        """Begin an upload; with `spread`, the name of the sink includes the key prefix."""
+        """Begin the upload of an object and return its sink.
+
+        If the store was opened with `spread`, the sink's name is `name` after a prefix that spreads keys.
+        """
         check_name(name)
         if self._spread and "/" not in name:
             name = f"~{zlib.crc32(name.encode()) % min(self._spread, 256):02x}/{name}"

@@ -36,7 +36,10 @@ _KEPT_SAVES = 1024
 
 
 class GroupLink:
-    """Link of a saver to the other ranks of one group. This class is for a rank that saves alone."""
+    """Link of a saver to the other ranks of one group.
+
+    This class serves a rank that saves alone, and needs no communication; its subclasses talk to other ranks.
+    """
 
     agrees = True
     """Whether ranks can agree on the outcome of a save without waiting for each other."""

@@ -52,7 +52,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class NewArena:
-    """Request to map bytes of the memory file whose descriptor follows; replaces the earlier arena of this number."""
+    """Request to map a memory file as an arena, the shared memory that holds copied tensors.
+
+    The descriptor of the file is sent with this message. The arena replaces an earlier one of the same number.
+    """
 
     number: int
     nbytes: int

@@ -59,7 +59,7 @@ def restore_empty_mappings(
 
     Args:
         nested: Unflattened state dict, which is changed.
-        paths: Name → path, of values and empty mappings.
+        paths: Name → path, of values and empty mappings; `is_empty_mapping` tells them apart.
         include: Function that says whether an empty mapping is wanted; None for all of them.
     """
     for name, path in paths.items():

@@ -38,7 +38,7 @@ class ReadColumns:
         yield from self.others
 
     def whole(self, name: str) -> ReadItem:
-        """Return the read item of one of `names`."""
+        """Return the `ReadItem` that reads the whole tensor `name`, which must be one of `self.names`."""
         lengths = torch.Size(self.records.single[self.records.tensors[name]] or ())
         nothing = torch.Size((0,) * len(lengths))
         index = MetadataIndex(name, nothing, 0)

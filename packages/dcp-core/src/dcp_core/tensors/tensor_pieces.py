@@ -36,7 +36,7 @@ class TensorPieces:
         """Yield the bytes in order; a piece is valid until the next one is requested.
 
         Args:
-            max_bytes: Limit for the memory of buffers (at least one element is copied at a time).
+            max_bytes: Most bytes of a buffer that elements are copied into; exceeded only by a single larger element.
         """
         if self._tensor.is_cuda:
             return _from_cuda(self._tensor, max_bytes)

@@ -78,7 +78,10 @@ def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | N
 
 
 def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
-    """Open the folder that contains the file of a URI: returns the store and the file's name; None if there is no file.
+    """Open the folder that contains the file that a URI names.
+
+    Returns:
+        The folder's store and the file's name; None if there is no such file.
 
     Raises:
         StoreNotFoundError, InvalidPlaceError: As for `open_store`.

@@ -165,7 +165,7 @@ def first_blocks(header: Header) -> tuple[dict[str, int], int]:
 
 
 def index_crc32(blob: memoryview, header: Header) -> int:
-    """Return the CRC32 over length prefix, header and block CRCs, which in turn verify parts of a blob."""
+    """Return the CRC32 of length prefix, header and block CRCs. Each block CRC verifies a part of the blob."""
     crc = zlib.crc32(blob[: header.data_start])
     column = header.columns.get(BLOCK_CRCS)
     if column is not None:

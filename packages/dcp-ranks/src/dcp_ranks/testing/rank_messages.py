@@ -15,9 +15,9 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Request: join a new default process group as a rank; with `backend` None, leave the process without a group.
+    """Request to leave the present default process group and to join a new one; if `backend` is None, to join none.
 
-    `port` is None for the rank that hosts the store; that rank replies twice, first with the port.
+    `port` is None for the rank that hosts the group's store. It replies twice: with the port, and when it has joined.
     """
 
     rank: int

@@ -23,6 +23,6 @@ class CompiledAdapter(ModuleAdapter):
         return dynamo is not None and issubclass(kind, dynamo.OptimizedModule)
 
     def layer(self, module: nn.Module) -> Layer:
-        """Return the compiled module."""
+        """Return the layer that leads to the original module, which `torch.compile` wrapped as `_orig_mod`."""
         del module
         return Layer("_orig_mod", in_keys=True)

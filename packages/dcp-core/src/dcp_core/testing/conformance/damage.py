@@ -122,7 +122,7 @@ class DamageTests(StorageFixtures):
         assert not (tmp_path / "ran").exists()
 
     def largest_data_file(self, storage: Door, raw: RawFolder) -> tuple[str, set[str]]:
-        """Return the name and keys of the data file with the most values."""
+        """Return the name of the data file with the most bytes, and the keys of the values in it."""
         files = self.data_files(storage.checkpoint_id)
         name = max(files, key=lambda name: len(raw.get(name)))
         return name, files[name]

@@ -131,7 +131,7 @@ class StorageFixtures(ABC):
 
     @pytest.fixture
     def storage(self, checkpoint_id: str) -> Door:
-        """Return one way to use the storage, for tests to which the way does not matter."""
+        """Return the reader and writer of a checkpoint, for tests that need no other way to the storage."""
         return Door(checkpoint_id, self.make_writer, self.make_reader)
 
     def data_files(self, checkpoint_id: str) -> dict[str, set[str]]:
