@@ -109,7 +109,7 @@ def test_loggers_escape_what_they_show(path: Path) -> None:
     if "dcp_ranks" in path.parts:  # it stands alone: its records hold numbers and no names
         assert re.findall("%[sra]", path.read_text()) == []
         return
-    assert named == [], "use dcp_manifest.logs.library_logger"
+    assert named == [], "use library_logger of dcp_manifest.logs"
 
 
 def test_ranks_that_save_or_load_raise_errors_of_dcp_core() -> None:

@@ -25,8 +25,8 @@ examples:
   python -m dcp_bridge -m my_project.train --lr 1e-3
   torchrun --nproc-per-node 4 -m dcp_bridge train.py --lr 1e-3
 
-Processes that the program starts are told by DCP_REPLACE_STOCK in their environment, which acts at the start of Python
-where dcp-bridge is installed.
+Child processes inherit the environment variable DCP_REPLACE_STOCK. Python reads it at start-up if dcp-bridge is
+installed, and replaces torch.distributed.checkpoint there, too.
 """
 
 

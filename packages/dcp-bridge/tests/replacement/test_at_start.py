@@ -138,7 +138,7 @@ assert importlib.util.find_spec("torch.distributed.checkpoint") is not None  # a
 assert "torch.distributed.checkpoint" not in sys.modules
 import torch
 known, torch.__version__ = torch.__version__, "9.9.0"
-for _ in range(2):  # whoever catches it and tries again gets it again
+for _ in range(2):  # a second import raises the same error
     try:
         import torch.distributed.checkpoint
     except RuntimeError as error:

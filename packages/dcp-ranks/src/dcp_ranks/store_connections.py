@@ -69,7 +69,7 @@ def borrow_store(
 def store_of(group: dist.ProcessGroup) -> object:
     """Return the process group's own store. If this rank is its server, the store lives as long as this object.
 
-    If nobody holds the object, `destroy_process_group` ends the store, and with it every rank's connection.
+    Once no reference to the object is left, `destroy_process_group` ends the store and the connections of all ranks.
     """
     return distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - old torch too
 

@@ -44,7 +44,7 @@ class OpenTelemetryExporter:
     def observe(self, event: CheckpointEvent) -> None:
         """Start or end the span of a phase, and measure a phase that has ended."""
         if event.state == "started":
-            if event.operation_id is not None:  # without it, nobody could say which end is this one's
+            if event.operation_id is not None:  # without an id, the end of this phase could not be recognised
                 self._running.setdefault(event.operation_id, {})[event.phase] = self._start(event, _time_ns(event))
             return
         span = self._running.get(event.operation_id or "", {}).pop(event.phase, None)

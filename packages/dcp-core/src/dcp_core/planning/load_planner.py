@@ -163,7 +163,7 @@ class DefaultLoadPlanner(LoadPlanner):
         return LoadPlan(self.local_load.items)
 
     def _initialise(self, names: Iterable[str]) -> None:
-        """Zero the tensors that this load allocated and cannot fill, so that nobody sees uninitialised memory."""
+        """Zero the tensors that this load allocated and cannot fill: the caller must not get uninitialised memory."""
         made = {id(tensor) for tensor in self._made}
         self.initialised = [name for name in names if id(self.state_dict[name]) in made]
         with torch.no_grad():
