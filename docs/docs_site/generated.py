@@ -6,13 +6,12 @@ Each function gives pages: their place on the site → their Markdown. What is w
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import click
-
-from integration_tests.composition import selections
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
@@ -64,7 +63,7 @@ def _api(module: str) -> str:
 
 def _mirror(module: str) -> str:
     """Each name of a module that only re-exports, with the module that documents it."""
-    imported = [name.replace("-", "_") for name in selections.PACKAGES]  # without adapters of frameworks
+    imported = [folder.name.replace("-", "_") for folder in PACKAGES if not _is_adapter(folder)]
     owners = {name: _public(name) for name in imported}
     offered = importlib.import_module(module)
     rows, modules = [], []
@@ -79,6 +78,11 @@ def _mirror(module: str) -> str:
         f"# {module}\n\n{introduction}\n\nModules named as PyTorch's: {', '.join(modules)}.\n\n"
         "| name | described at |\n| --- | --- |\n" + "\n".join(rows) + "\n"
     )
+
+
+def _is_adapter(folder: Path) -> bool:
+    """Whether a package adapts a framework, which is not installed where the site is built."""
+    return re.search(r"^adapter = true$", (folder / "pyproject.toml").read_text(), re.MULTILINE) is not None
 
 
 def _public(module: str) -> frozenset[str]:
