@@ -197,7 +197,7 @@ class DefaultSavePlanner(SavePlanner):
         self.metadata = metadata
 
     def plan_key(self) -> Hashable | None:
-        """Return the options that the global plan depends on, as a key of the plan cache; None to plan every save anew."""
+        """Return the options that the global plan depends on, the key of the plan cache; None plans every save anew."""
         if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
             return None
         kind = type(self)

@@ -52,7 +52,7 @@ class SavePlannerAbilities:
     plain_values: Callable[[], Mapping[str, Any] | None] | None
     """See `SavePlanner.plain_values`."""
     plan_key: Callable[[], Hashable] | None
-    """Return the options that the global plan depends on, as a key of the plan cache; None to plan every save anew."""
+    """Return the options that the global plan depends on, the key of the plan cache; None plans every save anew."""
     adopt_global_plan: Callable[[list[SavePlan], Metadata], None] | None
     """Use a cached global plan as the plan of this save. Called on the coordinator."""
     stands_for: Any
