@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from integration_tests.benchmarks.workers.meter import give_back_freed_blocks
 from integration_tests.weaknesses.both import quiet
 
 __all__ = ["MIB", "extra_mib", "measure"]
 
 MIB = 1 << 20
-_M_MMAP_THRESHOLD = -3
 _VIEWS, _ROWS, _COLUMNS = 8, 4096, 2048
 _LARGE = 192 * MIB
 _OBJECT = 64 * MIB
@@ -58,7 +58,7 @@ def _object() -> dict[str, str]:
 
 def measure(module: str, folder: str) -> dict[str, float]:
     """What each case needs in addition, MiB. Runs on one rank."""
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MIB)  # or malloc keeps some large blocks that were freed
+    give_back_freed_blocks()
     library: Any = importlib.import_module(module)
     with quiet():
         library.save({"warm": torch.ones(3), "up": 1}, checkpoint_id=f"{folder}/warm", no_dist=True)

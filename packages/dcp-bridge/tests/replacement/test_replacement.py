@@ -129,11 +129,11 @@ def test_what_we_do_not_have_stays_stocks_and_is_said():
     with replace_stock() as made:
         helper = importlib.import_module(f"{STOCK}.planner_helpers")
         assert helper._create_read_items is original_stock("planner_helpers")._create_read_items
-        private = importlib.import_module(f"{STOCK}._async_executor")
-        assert private is original_stock("_async_executor")
+        private = importlib.import_module(f"{STOCK}._sharded_tensor_utils")
+        assert private is original_stock("_sharded_tensor_utils")
         with pytest.raises(AttributeError, match=f"module '{STOCK}' has no attribute 'CheckpointManager'"):
             sys.modules[STOCK].CheckpointManager  # noqa: B018 - ours has it, stock has not
-    assert "save_wrapper" in made.kept[f"{STOCK}._async_thread_executor"]
+        assert "dedup_tensors" in made.kept[f"{STOCK}._dedup_tensors"]
     assert "save" in made.replaced[f"{STOCK}.state_dict_saver"]
     assert "save" not in made.kept.get(f"{STOCK}.state_dict_saver", ())
 
@@ -295,15 +295,15 @@ def test_stateful_objects_count_whenever_their_class_was_made(tmp_path):
 def test_stock_works_meanwhile_and_is_not_mixed_with_ours(tmp_path):
     with replace_stock():
         theirs = original_stock()
-        theirs.save(STATE, storage_writer=theirs.FileSystemWriter(tmp_path / "theirs"), no_dist=True)
+        theirs.save(STATE, storage_writer=theirs.FileSystemWriter(tmp_path / "theirs"))
         state = {"w": torch.zeros(4), "step": 0}
-        theirs.load(state, storage_reader=theirs.FileSystemReader(tmp_path / "theirs"), no_dist=True)
+        theirs.load(state, storage_reader=theirs.FileSystemReader(tmp_path / "theirs"))
         torch.testing.assert_close(state["w"], STATE["w"])
         metadata = theirs.FileSystemReader(tmp_path / "theirs").read_metadata()
         assert type(metadata) is original_stock("metadata").Metadata
         # The bridge adapts stock's objects, ours adapt to stock's calls, and ours read stock's files.
         dcp_core.save(STATE, storage_writer=theirs.FileSystemWriter(tmp_path / "by bridge"), no_dist=True)
-        theirs.load(state, storage_reader=theirs.FileSystemReader(tmp_path / "by bridge"), no_dist=True)
+        theirs.load(state, storage_reader=theirs.FileSystemReader(tmp_path / "by bridge"))
         sys.modules[STOCK].load(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
     assert not is_ours(tmp_path / "theirs")
 

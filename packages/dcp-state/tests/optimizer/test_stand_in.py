@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import sys
 import types
 from typing import Any, ClassVar, NamedTuple
 
@@ -69,6 +70,14 @@ class Entangled(torch.optim.SGD):
         super().step()
 
 
+class Closed(torch.optim.SGD):
+    """Cannot take a step without a closure."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        closure()
+        super().step()
+
+
 def _reachable(root: Any) -> dict[int, Any]:
     """All objects reachable from an object, except through classes, modules and the globals of functions."""
     found: dict[int, Any] = {}
@@ -91,15 +100,15 @@ def test_a_stand_in_leads_to_nothing_of_the_optimizer() -> None:
     optimizer.state[net.weight] = {"momentum_buffer": torch.ones(2, 2)}
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     trial = torch.zeros(2, 2, requires_grad=True)
-    stand_in, missing = make_stand_in(optimizer, optimizer.param_groups[0], trial)
-    reached = _reachable(stand_in)
+    with make_stand_in(optimizer, optimizer.param_groups[0], trial) as (stand_in, missing):
+        reached = _reachable(stand_in)
+        assert vars(stand_in)["history"] is not Entangled.history
     assert missing == ["'module', a Linear", "'partly', a partial"]
     real = _reachable(vars(optimizer))
     shared = [real[key] for key in reached.keys() & real.keys() if gc.is_tracked(real[key])]
     changeable = [each for each in shared if isinstance(each, list | dict | set | torch.Tensor | torch.optim.Optimizer)]
     assert changeable == []
     assert not [each for each in reached.values() if each is optimizer or each is net.weight]
-    assert vars(stand_in)["history"] is not Entangled.history
 
 
 def test_looking_at_an_entangled_optimizer() -> None:
@@ -178,3 +187,34 @@ class Slotted:
 def test_what_is_no_plain_data_is_refused(value: Any) -> None:
     with pytest.raises(NotPlainDataError):
         IsolatedCopies([]).copy([value])
+
+
+def _tensors() -> list[torch.Tensor]:
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "NAdam", "Closed", "Entangled"])
+def test_a_trial_leaves_nothing_to_the_garbage_collector(name: str) -> None:
+    # A cycle would keep several tensors as large as the parameter until the next collection, which may be far away.
+    net = nn.Linear(7, 3)
+    optimizer = globals().get(name, getattr(torch.optim, name, None))(net.parameters())
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(map(id, _tensors()))
+        get_optimizer_state_dict(net, optimizer)
+        assert [each for each in _tensors() if id(each) not in before] == []
+    finally:
+        gc.enable()
+
+
+def test_no_update_is_computed_also_where_the_step_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    # AdamW inherits Adam's step. Which class the decorator for hooks was put on depends on which one was made first.
+    def update(*_: Any, **__: Any) -> None:
+        raise AssertionError("an update was computed")
+
+    monkeypatch.setitem(vars(sys.modules["torch.optim.adam"]), "adam", update)
+    step: Any = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", torch.optim.Optimizer.profile_hook_step(step), raising=False)
+    net = nn.Linear(7, 3)
+    assert set(get_optimizer_state_dict(net, torch.optim.AdamW(net.parameters()))["state"]) == {"weight", "bias"}

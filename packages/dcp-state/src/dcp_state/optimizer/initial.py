@@ -121,9 +121,9 @@ class InitialStates:
             return known
         trial = _trial(parameter, torch.Tensor.zero_, 0.0, sparse=False)
         try:
-            stand_in, _ = make_stand_in(self._optimizer, group, trial)
-            stand_in.state[trial] = dict(known.state)
-            packed = dict(kind.state_dict(stand_in)[_STATE][0])
+            with make_stand_in(self._optimizer, group, trial) as (stand_in, _):
+                stand_in.state[trial] = dict(known.state)
+                packed = dict(kind.state_dict(stand_in)[_STATE][0])
         except Exception:  # noqa: BLE001 - foreign code on a stand-in
             return known
         moved, new = known.state.keys() - packed.keys(), packed.keys() - known.state.keys()
@@ -169,19 +169,21 @@ class InitialStates:
         for sparse, closure in ((False, None), (False, _closure), (True, None)):
             trial = _trial(parameter, fill, gradient, sparse=sparse)
             try:
-                stand_in, missing = make_stand_in(self._optimizer, group, trial)
-                step_stand_in(stand_in, closure)
+                with make_stand_in(self._optimizer, group, trial) as (stand_in, missing):
+                    step_stand_in(stand_in, closure)
+                    state = dict(stand_in.state)
             except Exception as error:  # noqa: BLE001 - foreign code on a stand-in; raised below
                 first_error = first_error or error
             else:
-                return self._recorded(stand_in, trial)
+                first_error = None  # its traceback holds this frame, and so the tensors
+                return self._recorded(state, trial)
         raise self._refusal(first_error, missing) from first_error
 
-    def _recorded(self, stand_in: torch.optim.Optimizer, trial: torch.Tensor) -> Recorded:
-        others = [key for key in stand_in.state if key is not trial]
+    def _recorded(self, state: Mapping[Any, Any], trial: torch.Tensor) -> Recorded:
+        others = [key for key in state if key is not trial]
         if others:
             raise nameless_state(self._optimizer, others)
-        recorded: Any = stand_in.state.get(trial)
+        recorded: Any = state.get(trial)
         return Recorded() if recorded is None else recorded
 
     def _refusal(self, error: Exception | None, missing: list[str]) -> UnsupportedOptimizerError:

@@ -106,17 +106,21 @@ class _StandInState(defaultdict[Any, Any]):
         return self[key]
 
 
+@contextlib.contextmanager
 def make_stand_in(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
-) -> tuple[torch.optim.Optimizer, list[str]]:
-    """Make a stand-in that trains one parameter.
+) -> Iterator[tuple[torch.optim.Optimizer, list[str]]]:
+    """Make a stand-in that trains one parameter, for the `with` block; it is emptied afterwards.
+
+    A stand-in may reference itself, as its optimizer does, and would otherwise keep its tensors until the next garbage
+    collection.
 
     Args:
         optimizer: The optimizer, which is not changed; no code of its class is called.
         group: The group whose hyperparameters are used.
         parameter: The trial parameter of the stand-in.
 
-    Returns:
+    Yields:
         The stand-in, and the names of attributes and hyperparameters that could not be copied to it.
 
     Raises:
@@ -146,7 +150,10 @@ def make_stand_in(
             each["differentiable"] = False
     attributes["param_groups"] = [{**own, "params": [parameter]}]
     attributes["state"] = _StandInState()
-    return stand_in, missing
+    try:
+        yield stand_in, missing
+    finally:
+        attributes.clear()
 
 
 def _copy_into(into: dict[str, Any], name: str, value: Any, copies: IsolatedCopies, missing: list[str]) -> None:
@@ -176,10 +183,10 @@ def step_stand_in(stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | 
     For torch's own optimizers, the step ends when they have made their state, before any update.
     """
     function = _step_of(type(stand_in))
-    if _owner(type(stand_in), "step") is _owner(type(stand_in), "_init_group"):
-        vars(stand_in)["_init_group"] = _stopping(stand_in)
     trial = stand_in.param_groups[0]["params"][0]
     with contextlib.ExitStack() as stack:
+        if _is_of_torch(function, type(stand_in)):
+            vars(stand_in)["_init_group"] = _stopping(stand_in)
         stack.enter_context(random_state_kept(trial.device))
         stack.enter_context(_no_global_hooks())
         stack.enter_context(warnings.catch_warnings())
@@ -197,10 +204,10 @@ def _step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _owner(kind: type, name: str) -> type | None:
-    """Return the class of torch that defines a method; None if another class does."""
-    owner = next((each for each in kind.__mro__ if name in vars(each)), None)
-    return owner if owner is not None and owner.__module__.startswith("torch.optim.") else None
+def _is_of_torch(step: Callable[..., Any], kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether `step` and the method with which it makes state are written in one module of torch."""
+    makes_state: Any = getattr(kind, "_init_group", None)
+    return step.__module__.startswith("torch.optim.") and getattr(makes_state, "__module__", "") == step.__module__
 
 
 def _stopping(stand_in: Any) -> Callable[..., Any]:
