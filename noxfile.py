@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
@@ -41,6 +42,7 @@ from integration_tests.environments import (
     tested_with,
     third_party,
 )
+from integration_tests.release.staged import ADDRESS_VARIABLE, repository_address, stage
 
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = True
@@ -271,9 +273,13 @@ def build(session: nox.Session) -> None:
     """Wheels and source archives of every package in dist/, each kind installed in a fresh environment and used."""
     python = shared(session, "release")
     shutil.rmtree(DIST, ignore_errors=True)
-    for folder in PACKAGES.values():
-        with session.chdir(folder):
-            session.run(python, "-m", "hatchling", "build", "--directory", str(DIST), silent=True, external=True)
+    address = repository_address(ROOT)
+    if address is None:
+        session.log(f"no address: built without links; {ADDRESS_VARIABLE} or the remote `origin` says it")
+    with tempfile.TemporaryDirectory() as copies:  # outside the repository, whose .gitignore would count for them
+        for name in PACKAGES:
+            with session.chdir(stage(ROOT, name, project(name)["version"], Path(copies), address)):
+                session.run(python, "-m", "hatchling", "build", "--directory", str(DIST), silent=True, external=True)
     session.run(python, "-m", "twine", "check", "--strict", *map(str, sorted(DIST.iterdir())), external=True)
     fresh = fresh_environment(session, "build")
     pip(session, fresh, *CONSTRAINED, *sorted({line for name in base_packages() for line in third_party(name)}))
@@ -289,6 +295,8 @@ def release(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "integration_tests.release", "check", external=True)
     if session.run("git", "status", "--porcelain", external=True, silent=True):
         session.error("there are changes that are not committed: what is built would not be what is tagged")
+    if repository_address(ROOT) is None:
+        session.error(f"set {ADDRESS_VARIABLE} to the web address of the repository: the wheels' READMEs link there")
     build(session)
     session.log(f"tag v{project('dcp-core')['version']}, then upload {len([*DIST.iterdir()])} archives:")
     session.log(f"{SHARED_PYTHON.relative_to(ROOT)} -m twine upload dist/*")
@@ -350,9 +358,14 @@ def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
 
 
 def install_and_use(session: nox.Session, python: str, *kind: str) -> None:
-    """Install one kind of archive of every package from dist/, without an index; then save and load with them."""
+    """Install one kind of archive from dist/, without an index; then save and load with them.
+
+    Only packages that no other needs are named: the archives must find the rest by themselves.
+    """
     ours = ("--no-index", "--find-links", str(DIST), "--no-build-isolation", *kind)
-    pip(session, python, *PIP_INSTALL, *ours, *(f"{name}=={project(name)['version']}" for name in base_packages()))
+    needed = {each for name in base_packages() for each in needed_packages(name)}
+    named = (f"{name}=={project(name)['version']}" for name in base_packages() if name not in needed)
+    pip(session, python, *PIP_INSTALL, *ours, *named)
     pip(session, python, "check")
     smoke = str(ROOT / "integration_tests" / "release" / "smoke.py")
     with session.chdir(session.create_tmp()):

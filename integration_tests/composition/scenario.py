@@ -83,7 +83,7 @@ def _hooks(names: tuple[str, ...]) -> None:
             try:
                 get[table](name)
             except DcpError as error:
-                assert f"pip install {package}" in str(error), error
+                assert f"install {package}" in str(error), error
             else:
                 raise AssertionError(f"{name} was found without {package}")
 

@@ -106,7 +106,7 @@ def test_tools_look_at_checkpoints_without_torch(s3: S3Server) -> None:
 
 
 def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LookupError, match="nosuch:// stores; pip install dcp-fsspec"):
+    with pytest.raises(LookupError, match="nosuch:// stores; install dcp-fsspec"):
         dcp.open_store("nosuch://x")
 
 

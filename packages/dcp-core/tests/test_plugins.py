@@ -107,7 +107,7 @@ def test_other_tables(install: Install) -> None:
     ],
 )
 def test_what_is_missing_names_the_package(install: Install, ask: Callable[[], object], package: str) -> None:
-    with pytest.raises(PluginNotFoundError, match=f"pip install {package}"):
+    with pytest.raises(PluginNotFoundError, match=f"install {package}, from"):
         ask()
 
 

@@ -46,7 +46,7 @@ def test_tables_of_factories(install: Install, table: str) -> None:
     assert installed.names(table) == ("one", "two")
     assert installed.factory(table, "two") is OrderedDict
     assert all(installed.names(other) == () for other in TABLES if other != table)
-    with pytest.raises(PluginNotFoundError, match=r"three.*installed: one, two.*pip install dcp-"):
+    with pytest.raises(PluginNotFoundError, match=r"three.*installed: one, two.*install dcp-"):
         installed.factory(table, "three")
 
 
@@ -57,7 +57,7 @@ def test_stores_by_scheme(install: Install) -> None:
     assert (spec, plugin.name) == (StoreSpec("toy", "io:BytesIO"), "special")
     assert [each.name for _, each in installed.offered("stores", "toy")] == ["special", "wide"]
     assert [entry.opener for entry, _ in installed.offered("stores", ANY_SCHEME)] == ["io:StringIO"]
-    with pytest.raises(PluginNotFoundError, match=r"a store for s3:// places .*pip install dcp-object"):
+    with pytest.raises(PluginNotFoundError, match=r"a store for s3:// places .*install dcp-object"):
         installed.find("stores", "s3")
 
 

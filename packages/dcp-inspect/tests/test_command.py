@@ -243,7 +243,7 @@ def test_without_torch(tmp_path: Path, write: Write) -> None:
         [sys.executable, "-c", WITHOUT_TORCH, *commands], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert ran.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 5] False", ran.stdout
-    assert "is not installed: pip install dcp-format" in ran.stderr
+    assert "is not installed: install dcp-format" in ran.stderr
 
 
 def test_module_and_script_are_one(tmp_path: Path, write: Write) -> None:

@@ -39,6 +39,7 @@ from dcp_async import (
     WorkerOptions,
     async_save,
 )
+from dcp_bridge import replace_stock
 from dcp_core import (
     BytesStorageMetadata,
     CheckpointException,
@@ -191,6 +192,7 @@ __all__ = [
     "protocol",
     "quantized_hf_storage",
     "resharding",
+    "replace_stock",
     "run_command",
     "save",
     "save_state_dict",

@@ -340,7 +340,7 @@ def test_a_missing_package_is_named(monkeypatch, lost, named):
         return real(name)
 
     monkeypatch.setattr(importlib, "import_module", without)
-    with pytest.raises(dcp_core.errors.PluginNotFoundError, match=f"{named} is not installed: pip install dcp-all"):
+    with pytest.raises(dcp_core.errors.PluginNotFoundError, match=f"{named} is not installed: install dcp-all"):
         replace_stock()
 
 

@@ -70,24 +70,28 @@ class Table:
         return [*answer.items()]
 
 
+# Not `pip install NAME`, as long as the index may give that name to somebody else.
+_SOURCE = ", from the source of your other dcp packages"
+
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
         "storage": Table(
             "a storage for {name}:// ids",
-            "install one that does (pip install {package}), or pass a storage reader or writer",
+            f"install {{package}}{_SOURCE}, or pass a storage reader or writer",
             StorageBackendSpec,
             ("reader", "writer"),
         ),
-        "stores": Table("a store for {name}:// places", "pip install {package}", StoreSpec, ("opener",)),
+        "stores": Table("a store for {name}:// places", f"install {{package}}{_SOURCE}", StoreSpec, ("opener",)),
         "transforms": Table(
             "the transform {name!r}",
-            "install the package that wrote the checkpoint (for zstd and float planes: pip install dcp-transforms)",
+            "install the package that wrote the checkpoint; for zstd and float planes, "
+            f"install dcp-transforms{_SOURCE}",
         ),
-        "savers": Table("the saver {name!r}", "pip install dcp-async"),
-        "state_adapters": Table("the adapter {name!r}", "pip install dcp-state"),
-        "converters": Table("the converter {name!r}", "pip install dcp-format"),
+        "savers": Table("the saver {name!r}", f"install dcp-async{_SOURCE}"),
+        "state_adapters": Table("the adapter {name!r}", f"install dcp-state{_SOURCE}"),
+        "converters": Table("the converter {name!r}", f"install dcp-format{_SOURCE}"),
         "bridges": Table(
-            "a bridge to {name}", "pip install dcp-bridge, or change the import of its base class to dcp_core"
+            "a bridge to {name}", f"install dcp-bridge{_SOURCE}, or change the import of its base class to dcp_core"
         ),
     }
 )

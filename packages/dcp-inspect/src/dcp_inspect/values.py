@@ -27,7 +27,7 @@ def formats() -> Any:
     except ImportError as error:
         raise UnsupportedFormatError(
             f"this needs the values of tensors, and {error.name or 'dcp_format'} is not installed: "
-            "pip install dcp-format"
+            "install dcp-format, from the source of your other dcp packages"
         ) from error
 
 

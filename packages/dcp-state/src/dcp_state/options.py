@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch.distributed.tensor import DTensor
 
 __all__ = [
     "FQNS_T",
@@ -23,7 +22,7 @@ __all__ = [
 ]
 
 FQNS_T: TypeAlias = set[str]
-PrimitiveType: TypeAlias = DTensor | torch.Tensor | int | float | str
+PrimitiveType: TypeAlias = torch.Tensor | int | float | str
 ValueType: TypeAlias = Any
 """A `PrimitiveType`, or a list, tuple or dict of them; sharded tensors of FSDP1 too."""
 DictValueType: TypeAlias = dict[str, ValueType]

@@ -75,8 +75,8 @@ def import_mirror() -> dict[str, ModuleType]:
     except ModuleNotFoundError as error:
         lost = (error.name or MIRROR).partition(".")[0].replace("_", "-")
         raise PluginNotFoundError(
-            f"replacing {STOCK} needs all packages of dcp-all, and {lost} is not installed: pip install dcp-all "
-            "(in a clone: pip install packages/*/)"
+            f"replacing {STOCK} needs all packages of dcp-all, and {lost} is not installed: install dcp-all from "
+            "the source of your other dcp packages"
         ) from error
 
 

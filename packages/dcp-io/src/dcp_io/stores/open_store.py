@@ -73,7 +73,8 @@ def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | N
         else:
             return store
     raise StoreNotFoundError(
-        f"{text}: no installed package opens {scheme}:// stores; pip install {package_for(scheme)}{reasons}"
+        f"{text}: no installed package opens {scheme}:// stores; install {package_for(scheme)}, from "
+        f"the source of your other dcp packages{reasons}"
     )
 
 

@@ -6,7 +6,8 @@ from collections import deque
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from dcp_core.toolkit import is_dtensor
 
 __all__ = ["copy_value", "same_value"]
 
@@ -42,7 +43,7 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def _same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if isinstance(one, DTensor) and isinstance(other, DTensor):
+    if is_dtensor(one) and is_dtensor(other):
         one, other = one.to_local(), other.to_local()
     if one.shape != other.shape or one.dtype != other.dtype:
         return False

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from dcp_core.toolkit import same_value, suggest
+from dcp_core.toolkit import is_dtensor, same_value, suggest
 from dcp_state.errors import StateMismatchError
 from dcp_state.optimizer.copying import copy_value
 from dcp_state.optimizer.initial import InitialStates
@@ -184,7 +183,7 @@ def _take(fitted: FittedState, fqn: str, name: str, value: Any, *, adopt: bool) 
             )
     if value.dtype != parameter.dtype and _keeps_dtype(fitted.initial.like(number, parameter), name, value.dtype):
         fitted.dtypes.setdefault(index, {})[name] = value.dtype
-    placed = place(fqn, value, like) if value.dim() or isinstance(value, DTensor) else value
+    placed = place(fqn, value, like) if value.dim() or is_dtensor(value) else value
     return placed if adopt and placed is value else placed.detach().clone()
 
 

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from dcp_core.toolkit import is_dtensor
 from dcp_state.adapters import OptimizerAdapter
 from dcp_state.errors import UnsupportedOptimizerError, class_name, nameless_state
 from dcp_state.optimizer.copying import copy_value, same_value
@@ -229,5 +229,5 @@ def _without_decay(group: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _kind(parameter: torch.Tensor) -> Hashable:
     """Return a key that is equal for parameters of the same shape, dtype, device, strides and sharding."""
-    spec: Hashable = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
+    spec: Hashable = (parameter.device_mesh, parameter.placements) if is_dtensor(parameter) else None
     return tuple(parameter.shape), parameter.dtype, parameter.device, parameter.stride(), spec

@@ -10,15 +10,17 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
-from dcp_core.toolkit import LocalBox, box_view, local_boxes, local_tensor, sharded_dims
+from dcp_core.toolkit import LocalBox, box_view, is_dtensor, local_boxes, local_tensor, sharded_dims
 from dcp_state.options import StateDictOptions
 from dcp_state.sharding.together import PIECE_BYTES, Errors, all_ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["convert_tensors", "map_tensors", "named_tensors"]
 
@@ -41,7 +43,7 @@ def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> di
     if not options.full_state_dict:
         return dict(map_tensors(state_dict, _to_cpu)) if options.cpu_offload else state_dict
     found = list(named_tensors(state_dict))
-    sharded = [(name, value) for name, value in found if isinstance(value, DTensor)]
+    sharded = [(name, value) for name, value in found if is_dtensor(value)]
     to_first = options.cpu_offload and dist.is_initialized()
     keeps = not to_first or dist.get_rank() == 0
     results: dict[int, torch.Tensor] = {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from dcp_core.toolkit import LocalShard, box_view, local_tensor
+from dcp_core.toolkit import LocalShard, box_view, is_dtensor, local_tensor
 from dcp_state.errors import StateMismatchError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["box_of", "fill_shards", "place", "same_placement"]
 
@@ -48,15 +50,15 @@ def place(fqn: str, value: Any, like: Any) -> Any:
     """
     if not isinstance(value, torch.Tensor) or not isinstance(like, torch.Tensor):
         return value
-    if isinstance(like, DTensor):
-        if isinstance(value, DTensor):
+    if is_dtensor(like):
+        if is_dtensor(value):
             if same_placement(value, like):
                 return value
             if value.device_mesh == like.device_mesh:
                 return value.redistribute(like.device_mesh, like.placements)
             raise StateMismatchError(fqn, [f"{fqn}: sharded over another device mesh; get it with full_state_dict"])
         return _shard(fqn, value, like) if value.shape == like.shape else value
-    if isinstance(value, DTensor):
+    if is_dtensor(value):
         raise StateMismatchError(
             fqn, [f"{fqn}: is sharded here, but a plain tensor in the model; get it with full_state_dict=True"]
         )
@@ -64,6 +66,8 @@ def place(fqn: str, value: Any, like: Any) -> Any:
 
 
 def _shard(fqn: str, whole: torch.Tensor, like: DTensor) -> DTensor:
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - imported long since, as there is one
+
     held = local_tensor(fqn, like, allow_meta=True)
     shards = held.shards if held is not None else ()
     local_shape = like.to_local().shape
