@@ -362,7 +362,8 @@ def install_and_use(session: nox.Session, python: str, *kind: str) -> None:
 
     Only packages that no other needs are named: the archives must find the rest by themselves.
     """
-    ours = ("--no-index", "--find-links", str(DIST), "--no-build-isolation", *kind)
+    # Without pip's cache, which would hold what an archive of the same path had been before.
+    ours = ("--no-cache-dir", "--no-index", "--find-links", str(DIST), "--no-build-isolation", *kind)
     needed = {each for name in base_packages() for each in needed_packages(name)}
     named = (f"{name}=={project(name)['version']}" for name in base_packages() if name not in needed)
     pip(session, python, *PIP_INSTALL, *ours, *named)
