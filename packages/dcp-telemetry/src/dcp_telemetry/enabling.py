@@ -1,4 +1,4 @@
-"""Enabling of exporters: the calls with which an application begins and ends the export."""
+"""Functions with which an application starts and stops the export of spans and metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def enable_opentelemetry(
         ```python
         import dcp_telemetry
 
-        dcp_telemetry.enable_opentelemetry()  # OTEL_EXPORTER_OTLP_ENDPOINT and others say where to
+        dcp_telemetry.enable_opentelemetry()  # OTEL_EXPORTER_OTLP_ENDPOINT and others set the destination
         ```
     """
     try:
@@ -50,7 +50,7 @@ def enable_opentelemetry(
 
 
 def enable_prometheus(registry: CollectorRegistry | None = None) -> None:
-    """Count and time every save and load of this process from now on in metrics of Prometheus.
+    """Export every save and load of this process from now on as Prometheus metrics: counts, durations, bytes.
 
     The application serves the metrics over HTTP, with `prometheus_client.start_http_server`. A repeated call of this
     function discards the metrics of the earlier call.
@@ -80,7 +80,7 @@ def enable_prometheus(registry: CollectorRegistry | None = None) -> None:
 
 
 def disable() -> None:
-    """End all exports of this process, and remove Prometheus's metrics from their registry."""
+    """Stop exporting spans and metrics from this process, and remove the Prometheus metrics from their registry."""
     exporters.disable(_OPENTELEMETRY, _PROMETHEUS)
 
 

@@ -1,4 +1,4 @@
-"""The enabled exporters of this process; the histogram buckets and the types of errors that all exporters use."""
+"""Registry of the enabled telemetry exporters of this process; histogram buckets and error types common to all."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from dcp_hooks.logs import logger
 __all__ = ["BUCKETS_SECONDS", "TOTAL", "Exporter", "Exporters", "error_type", "exporters"]
 
 TOTAL = "total"
-"""The phase that stands for a whole operation."""
+"""Phase name of the events that describe a whole save or load instead of one of its phases."""
 BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-"""Upper bounds of the histograms of durations: small saves take milliseconds, large ones to slow disks an hour."""
+"""Upper bounds of the duration histograms' buckets, in seconds: small saves take milliseconds, large ones an hour."""
 
 
 class Exporter(Protocol):
-    """Contract of an exporter; several threads may call it at a time."""
+    """Contract of a telemetry exporter. Several threads may call its methods at the same time."""
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Export an event."""
+        """Export one event of a save or load as spans or metrics."""
 
     def close(self) -> None:
-        """Release what is registered elsewhere; afterwards only events that are being passed on may still come."""
+        """Unregister the metrics and end the open spans.
+
+        `observe` may still be called after `close`, by threads that were already passing on an event.
+        """
 
 
 class Exporters:
-    """Exporters by name. Thread-safe: events are passed on without a lock, even while an exporter is being enabled."""
+    """Registry of enabled exporters by name. Thread-safe; `observe` takes no lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._enabled: dict[str, Exporter] = {}
 
     def enable(self, name: str, exporter: Exporter) -> None:
-        """Add an exporter under a name that no enabled exporter has; see `disable`."""
+        """Add an exporter under a name. `disable` an exporter of the same name first."""
         with self._lock:
             self._enabled = {**self._enabled, name: exporter}
 
     def disable(self, *names: str) -> None:
-        """Remove and close the exporters of these names, as far as they are enabled."""
+        """Remove and close the exporters with these names; names that are not enabled are ignored."""
         with self._lock:
             before = self._enabled
             self._enabled = {name: exporter for name, exporter in before.items() if name not in names}
@@ -48,7 +51,7 @@ class Exporters:
             before[name].close()
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Pass an event on to every exporter. An exporter's error is logged; others and the save continue."""
+        """Pass an event to every enabled exporter. Errors of an exporter are logged and never raised."""
         for name, exporter in self._enabled.items():
             try:
                 exporter.observe(event)
@@ -57,10 +60,13 @@ class Exporters:
 
 
 def error_type(event: CheckpointEvent) -> str:
-    """Return the class of an event's error if its text begins with one; else `_OTHER`, OpenTelemetry's convention."""
+    """Return the class name of an event's error, for the attribute `error.type`.
+
+    Returns `_OTHER`, as OpenTelemetry's conventions require, if the error's text does not begin with a class name.
+    """
     found = re.match(r"[A-Za-z_][\w.]*(?=:)", event.error or "")
     return found[0] if found else "_OTHER"
 
 
 exporters = Exporters()
-"""The exporters of this process."""
+"""The enabled exporters of this process."""

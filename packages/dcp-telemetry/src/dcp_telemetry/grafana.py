@@ -8,8 +8,8 @@ __all__ = ["dashboard"]
 
 
 def dashboard() -> str:
-    """Return a Grafana dashboard over the metrics of `enable_prometheus`, as JSON to import.
+    """Return the JSON text of a Grafana dashboard that shows the metrics of `enable_prometheus`.
 
-    The data source is selected in Grafana, through a variable of the dashboard.
+    Import the text in Grafana, then select the Prometheus data source in the dashboard's variable.
     """
     return (files("dcp_telemetry") / "dashboards" / "dcp.json").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Exporter to OpenTelemetry: spans and metrics by its API alone; the application's SDK samples, batches and sends."""
+"""OpenTelemetry exporter. It uses only the API package; the application's SDK samples, batches and sends."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SCOPE = "dcp_telemetry"
 
 
 class OpenTelemetryExporter:
-    """Spans of operations and their phases, and metrics of both. Thread-safe.
+    """OpenTelemetry exporter: a span for each save or load and each of its phases, and metrics. Thread-safe.
 
     Args:
-        tracer_provider: Provider that gets the spans; None for the global one.
-        meter_provider: Provider that gets the metrics; None for the global one.
+        tracer_provider: Provider that gets the spans; None for OpenTelemetry's global tracer provider.
+        meter_provider: Provider that gets the metrics; None for OpenTelemetry's global meter provider.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class OpenTelemetryExporter:
         self._running: dict[str, dict[str, Span]] = {}
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Start or end the span of a phase, and measure a phase that has ended."""
+        """Start or end the span of the event's phase; record duration, bytes and failure of a phase that has ended."""
         if event.state == "started":
             if event.operation_id is not None:  # without an id, the end of this phase could not be recognised
                 self._running.setdefault(event.operation_id, {})[event.phase] = self._start(event, _time_ns(event))
@@ -56,7 +56,7 @@ class OpenTelemetryExporter:
         self._measure(event)
 
     def close(self) -> None:
-        """End the running spans, since this exporter will not get the events that would end them."""
+        """End all open spans, because this exporter will not receive the events that would end them."""
         for operation in [*self._running]:
             for span in reversed([*self._running.pop(operation, {}).values()]):
                 span.end()

@@ -1,4 +1,4 @@
-"""Exporter to Prometheus: counters, histograms and gauges in a registry; the application serves them."""
+"""Prometheus exporter: counters, histograms and gauges in a registry, which the application serves over HTTP."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ _STEP = re.compile(r"step\D?(\d+)|(\d+)\D*$")
 
 
 class PrometheusExporter:
-    """Metrics of saves and loads. Thread-safe, as the library's metrics are.
+    """Prometheus exporter: metrics of saves and loads. Thread-safe.
 
-    No label contains a checkpoint id or the text of an error, since the number of time series would grow without limit.
+    No label contains a checkpoint id or the text of an error, because the number of time series would grow without
+    limit.
 
     Args:
-        registry: Registry that gets the metrics; None for the library's global one. Raises ValueError if the registry
-            has other metrics with the same names.
+        registry: Registry that gets the metrics; None for the global `prometheus_client.REGISTRY`.
+
+    Raises:
+        ValueError: The registry has other metrics with the same names.
     """
 
     def __init__(self, registry: CollectorRegistry | None) -> None:
@@ -52,13 +55,13 @@ class PrometheusExporter:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics, for the registry."""
+        """Yield all metrics of this exporter; the registry calls this for each scrape."""
         every = (self._durations, self._last, self._last_own, self._bytes, self._failures, self._time, self._step)
         for metric in every:
             yield from metric.collect()
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Count and time an event."""
+        """Update the counters, histograms and gauges with one event of a save or load."""
         phase, call = (event.operation, event.phase, event.rank), (event.operation, event.rank)
         failures = self._failures.labels(*phase)  # 0 from the start: an increase from nothing is not seen
         if event.phase == TOTAL:
