@@ -1,7 +1,7 @@
 """Plug-ins of the project `dcp`: hook specifications, and discovery of installed plug-ins by name.
 
-The contracts of storages, transforms and converters are defined by the packages that use them. Names are imported on
-first use: plug-in modules, and the packages that look for them, must be quick to import.
+The contracts of storages, transforms and converters are defined by the packages that use them. The names of this
+package are imported on first use, because plug-in modules import it and must be quick to import.
 """
 
 from __future__ import annotations

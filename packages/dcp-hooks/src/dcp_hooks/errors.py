@@ -1,11 +1,12 @@
-"""Errors of the search for plug-ins.
+"""Errors of the discovery of plug-ins, as a tree of exception classes.
 
     HookError
     ├── PluginNotFoundError      also LookupError, RuntimeError
     ├── PluginLoadError          also ImportError
     └── DuplicatePluginError     also ValueError
 
-A package with a root class of its own derives from them and passes its classes as `ErrorTypes`: `dcp_core` does.
+A package whose exceptions have a base class of their own, such as `dcp_core`, derives subclasses from these errors and
+passes them as `ErrorTypes`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ __all__ = ["ERROR_TYPES", "DuplicatePluginError", "ErrorTypes", "HookError", "Pl
 
 
 class HookError(Exception):
-    """Base class of the errors that this package raises on purpose.
+    """Base class of all exceptions that `dcp_hooks` raises on purpose.
 
-    Its message is safe for terminals and logs: unprintable characters in names are shown as escape sequences.
+    Messages are safe for terminals and logs: unprintable characters in names are shown as escape sequences.
     """
 
     def __str__(self) -> str:
@@ -26,20 +27,26 @@ class HookError(Exception):
 
 
 class PluginNotFoundError(HookError, LookupError, RuntimeError):
-    """No installed plug-in offers what is needed; the message names the package to install."""
+    """No installed plug-in offers the requested storage, transform, saver or other entry.
+
+    The message names the package to install, where one is known.
+    """
 
 
 class DuplicatePluginError(HookError, ValueError):
-    """Two distributions offer a plug-in under one name."""
+    """Two plug-ins offer an entry, such as a storage, under the same name; the message names both."""
 
 
 class PluginLoadError(HookError, ImportError):
-    """A plug-in that is needed is installed, but cannot be imported or is not valid."""
+    """An installed plug-in that may be needed cannot be imported, or its hooks are not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTypes:
-    """The classes of the errors that a search raises, for packages whose errors have a root class of their own."""
+    """The exception classes that a search for plug-ins raises: those of this module, or subclasses of them.
+
+    For packages whose exceptions have a base class of their own.
+    """
 
     not_found: type[PluginNotFoundError] = PluginNotFoundError
     duplicate: type[DuplicatePluginError] = DuplicatePluginError

@@ -1,8 +1,8 @@
 """Hook specifications of the pluggy project `dcp`, and the records that plug-ins return from them.
 
-A plug-in is a module (or object) named by an entry point of the group `dcp`. It imports nothing heavy, and names its
-factories as `module:attribute`. Hooks are only for registration and events: no data passes through them, and none is
-called per item.
+A plug-in is a module (or object) that an entry point of the group `dcp` names. The plug-in imports nothing heavy, and
+gives its factories as texts `module:attribute`. Hooks are only for registration and events: no tensor data passes
+through a hook, and no hook is called once per item.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 PROJECT_NAME = "dcp"
 ANY_SCHEME = "*"
-"""Scheme of a storage or store that decides itself which ids it accepts."""
+"""Wildcard scheme, for a storage or store that decides itself which checkpoint ids or URIs it accepts."""
 ENTRY_POINT_GROUP = "dcp"
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
@@ -37,12 +37,12 @@ class StorageBackendSpec:
     """A storage that `save` and `load` find by the scheme of a checkpoint id.
 
     Args:
-        scheme: The scheme of ids `scheme://…`; `file` also stands for plain paths. `*` stands for schemes that are not
-            registered and for which the writer's `validate_checkpoint_id` says that it can handle the id.
+        scheme: URI scheme of the checkpoint ids, without `://`; `file` also stands for plain paths. `*` stands for all
+            unregistered schemes; such a storage is used if `validate_checkpoint_id` of its writer accepts the id.
         reader: `module:attribute` of a factory that makes a `StorageReader` from a checkpoint id.
         writer: `module:attribute` of a factory that makes a `StorageWriter` from a checkpoint id.
         guarantees: Guarantees of the storage, as texts that tools can show, e.g. `atomic publish`, `durable`.
-        fallback: Whether another plug-in's storage for the scheme takes precedence over this one.
+        fallback: Whether another plug-in's storage for the same scheme takes precedence over this storage.
     """
 
     scheme: str
@@ -54,14 +54,14 @@ class StorageBackendSpec:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """A store (named bytes in a folder) that `dcp_io.open_store` finds by the scheme of a place, without PyTorch.
+    """A store (reads and writes files below a URI) that `dcp_io.open_store` finds by URI scheme, without PyTorch.
 
     Args:
-        scheme: The scheme of places `scheme://…`. `*` stands for schemes that are not registered: the opener raises
-            ValueError for schemes that it does not know.
-        opener: `module:attribute` of a function of a URI and `storage_options=` that returns a `dcp_io.Store`. Neither
-            the module nor its package imports torch.
-        fallback: Whether another plug-in's store for the scheme takes precedence over this one.
+        scheme: URI scheme, without `://`. `*` stands for all unregistered schemes; the opener of such a store raises
+            ValueError for schemes that it does not support.
+        opener: `module:attribute` of a function that takes a URI and the keyword `storage_options`, and returns a
+            `dcp_io.Store`. Neither the function's module nor its package imports torch.
+        fallback: Whether another plug-in's store for the same scheme takes precedence over this store.
     """
 
     scheme: str
@@ -71,25 +71,25 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEvent:
-    """An event of a save or load on one rank.
+    """An event for observers: a phase of a save or load has started, finished or failed on one rank.
 
     Args:
         operation: Name of the operation: `save`, `load`, …
         phase: Name of the phase: `plan`, `write` for a save (which publishes at the end of `write`), `plan`, `read`,
             `load_state_dict` for a load; `total` for the whole operation.
         state: State of the phase: `started`, `finished` or `failed`.
-        rank: Rank in the group that saves or loads.
-        checkpoint_id: Checkpoint id that the caller gave; None if only the storage knows the id.
-        seconds: Duration of a finished phase on this rank, including the wait for other ranks.
-        bytes: Number of bytes that this rank wrote to or read from storage, for phases that do so.
-        error: Text of the error.
-        own_seconds: Duration of this rank's own part of the phase.
-        slowest_rank: Rank whose own part took longest.
-        slowest_seconds: Duration of the slowest rank's own part.
-        world_size: Number of ranks that take part.
-        operation_id: Identifier of this call on this rank, the same in all events of the call: several calls may run at
-            a time.
-        time: Time of the event, in seconds since the Unix epoch, even if another process passes the event on.
+        rank: Rank in the process group that saves or loads.
+        checkpoint_id: Checkpoint id that the caller gave; None if the caller gave a storage object instead.
+        seconds: Duration in seconds of an ended phase on this rank, including the wait for other ranks.
+        bytes: Number of bytes that this rank wrote to or read from storage in this phase; None for other phases.
+        error: Text of the error that made the phase fail.
+        own_seconds: Duration in seconds of this rank's own work in the phase, without the wait for other ranks.
+        slowest_rank: Rank whose own work in the phase took longest.
+        slowest_seconds: Duration in seconds of the slowest rank's own work in the phase.
+        world_size: Number of ranks in the process group that saves or loads.
+        operation_id: Identifier of this save or load on this rank, the same in all of its events; it distinguishes
+            operations that run at the same time.
+        time: Time at which the event occurred, in seconds since the Unix epoch.
     """
 
     operation: str
@@ -109,43 +109,46 @@ class CheckpointEvent:
 
 
 class HookSpecs:
-    """Hook specifications; a plug-in implements any of them under the same names."""
+    """Hook specifications of the project `dcp`; a plug-in implements any of them as functions of the same names."""
 
     @hookspec
     def dcp_register_storage(self) -> Sequence[StorageBackendSpec]:
-        """Return storages by URI scheme, for `save` and `load` with a `checkpoint_id` alone."""
+        """Return the plug-in's storages, which `save` and `load` select by the URI scheme of a checkpoint id."""
         return ()
 
     @hookspec
     def dcp_register_stores(self) -> Sequence[StoreSpec]:
-        """Return stores by URI scheme, for tools that read checkpoints without PyTorch: the command, the manager."""
+        """Return the plug-in's stores, with which tools read checkpoints without PyTorch, selected by URI scheme."""
         return ()
 
     @hookspec
     def dcp_register_transforms(self) -> Mapping[str, str]:
-        """Return transforms: registry name (descriptor without `/version`) → `module:attribute` of the factory."""
+        """Return the plug-in's transforms: transform name (without `/version`) → `module:attribute` of the factory."""
         return {}
 
     @hookspec
     def dcp_register_savers(self) -> Mapping[str, str]:
-        """Return asynchronous savers: name → `module:attribute` of the factory."""
+        """Return the plug-in's savers for asynchronous saving: saver name → `module:attribute` of the factory."""
         return {}
 
     @hookspec
     def dcp_register_state_adapters(self) -> Mapping[str, str]:
-        """Return adapters between modules or optimizers and canonical tensors: name → `module:attribute`."""
+        """Return adapters that turn modules or optimizers into state dicts and back: name → `module:attribute`."""
         return {}
 
     @hookspec
     def dcp_register_converters(self) -> Mapping[str, str]:
-        """Return converters: name of the format → `module:attribute` of a converter, which has `detect(path)`."""
+        """Return the plug-in's format converters: name of the format → `module:attribute` of the converter."""
         return {}
 
     @hookspec
     def dcp_register_bridges(self) -> Mapping[str, str]:
-        """Return bridges: package of another library → `module:attribute` that adapts its storages and planners."""
+        """Return bridges: import name of another library → `module:attribute` that adapts its storages and planners."""
         return {}
 
     @hookspec
     def dcp_on_event(self, event: CheckpointEvent) -> None:
-        """Observe an event of a save or load, in the thread of that save or load; exceptions are logged and dropped."""
+        """Observe an event of a save or load; called in the thread of that save or load.
+
+        An exception that the hook raises is logged and does not reach the save or load.
+        """

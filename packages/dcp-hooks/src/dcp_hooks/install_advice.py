@@ -1,4 +1,4 @@
-"""Names of the packages of this project that open URI schemes. Does not check whether they are installed."""
+"""Install advice for error messages: which package to install for a URI scheme. Does not check what is installed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ __all__ = ["OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "package_for"]
 
 OBJECT_STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
 WEB_SCHEMES = ("http", "https")
-"""Schemes of web servers, from which checkpoints can be loaded."""
+"""URI schemes of web servers; checkpoints can be loaded from them but not saved to them."""
 
 
 def package_for(scheme: str) -> str:
-    """Return the distribution that opens ids of a scheme (`file` for plain paths); a guess for unknown schemes."""
+    """Return the distribution to install for checkpoint ids with this URI scheme (`file` for plain paths).
+
+    For schemes that this project does not know, the result is a guess.
+    """
     if scheme in ("file", "local"):
         return "dcp-fs"
     return "dcp-object" if scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES) else "dcp-fsspec"

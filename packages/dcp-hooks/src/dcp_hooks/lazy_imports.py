@@ -1,7 +1,7 @@
 """Lazy imports for the `__init__` of packages: a module is imported when one of its names is first used.
 
-Python imports a package before its plug-in module, and every process that looks for plug-ins imports all plug-in
-modules: an `__init__` that imports the code of saves and loads would delay even a listing of checkpoints.
+Every process that searches for plug-ins imports all plug-in modules, and with each one the package that contains it. A
+package that imported all of its code at once would delay even a listing of checkpoints.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["import_lazily"]
 def import_lazily(
     package: str, homes: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose names are imported when they are first used.
+    """Return the functions `__getattr__` and `__dir__` for a package that imports its public names on first use.
 
-    No name may be that of a submodule of the package: importing the submodule would hide it.
+    No public name may equal the name of a submodule of the package: once imported, the submodule would replace it.
 
     Args:
-        package: The package's `__name__`.
-        homes: Module → names that the package re-exports from it.
+        package: `__name__` of the package.
+        homes: Module name → names that the package re-exports from that module.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""The logger of this package. Its records quote what they show of names (`%r`); handlers are the application's."""
+"""The logger of `dcp_hooks`. Log messages show names quoted (`%r`); the application configures handlers."""
 
 import logging
 

@@ -1,7 +1,7 @@
-"""Registry of plug-ins, by the names that they offer, and discovery of plug-ins by entry point.
+"""Registry of plug-ins, and their discovery by entry point.
 
-Entry points are read on the first search. Each plug-in is imported separately: if the import fails, the plug-in is
-kept as broken, and its error is raised only when no other plug-in offers the name that is searched.
+Entry points are read on the first search. A plug-in whose import fails is recorded as broken; its error is raised only
+when no working plug-in offers the requested name.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _REGISTERS = "dcp_register_"
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
-    """One plug-in, working or broken.
+    """Description of one plug-in, working or broken.
 
     Args:
         name: Name of the entry point.
-        distribution: Name and version of its distribution; None if registered by hand.
-        error: Text of the error that broke the plug-in; None if it works.
-        offers: Table (`storage`, `transforms`, …) → names that the plug-in offers in it.
-        module: Module that the entry point names; None if registered by hand.
-        hooks: Hooks that the plug-in implements; of a broken plug-in, the known ones.
+        distribution: Name and version of the plug-in's distribution; None if `register` added the plug-in.
+        error: Text of the error that made the plug-in unusable; None if the plug-in works.
+        offers: Table name (`storage`, `transforms`, …) → names that the plug-in offers in that table.
+        module: Module that the entry point names; None if `register` added the plug-in.
+        hooks: Names of the hooks that the plug-in implements; empty if its module cannot be imported.
     """
 
     name: str
@@ -50,7 +50,7 @@ class PluginInfo:
 
 
 class PluginRegistry:
-    """Registry of all plug-ins of this process. Thread-safe.
+    """Registry of the plug-ins that entry points name or that `register` adds. Thread-safe.
 
     Args:
         group: Entry-point group to read.
@@ -75,7 +75,11 @@ class PluginRegistry:
         self._diverted: Callable[[CheckpointEvent], object] | None = None
 
     def register(self, plugin: object, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> None:
-        """Register a plug-in by hand, as if an entry point named it. Raises PluginLoadError if it is invalid."""
+        """Register a plug-in object under a name, as if an entry point named it.
+
+        Raises:
+            PluginLoadError: A hook of the plug-in is unknown, fails or returns invalid entries.
+        """
         self.discover()
         with self._lock:
             info = self._add(PluginInfo(name), plugin)
@@ -84,7 +88,11 @@ class PluginRegistry:
                 raise errors.load(f"plugin {name!r} is not valid: {info.error}")
 
     def unregister(self, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> None:
-        """Remove the plug-in that `register` added under that name. Raises PluginNotFoundError."""
+        """Remove the plug-in that `register` added under this name.
+
+        Raises:
+            PluginNotFoundError: `register` has added no plug-in under this name.
+        """
         with self._lock:
             info = next((info for info in self._plugins if info.name == name and info.distribution is None), None)
             if info is None:
@@ -96,17 +104,17 @@ class PluginRegistry:
                     offered[:] = [pair for pair in offered if pair[1] is not info]
 
     def list(self) -> tuple[PluginInfo, ...]:
-        """Return every plug-in, broken ones included, in the order of discovery."""
+        """Return the descriptions of all plug-ins, broken ones included, in the order of discovery."""
         self.discover()
         return tuple(self._plugins)
 
     def names(self, table: str) -> tuple[str, ...]:
-        """Return the names offered in one table, sorted."""
+        """Return the sorted names that plug-ins offer in a table, such as the schemes in the table `storage`."""
         self.discover()
         return tuple(sorted(name for name, offered in self._offers[table].items() if offered))
 
     def find(self, table: str, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> tuple[Any, PluginInfo]:
-        """Find the entry of a name, and the plug-in that offers it.
+        """Return the entry that a plug-in offers under a name, and the description of that plug-in.
 
         Args:
             table: Name of the table, one of `tables.TABLES`: `storage`, `stores`, `transforms`, …
@@ -138,24 +146,28 @@ class PluginRegistry:
         raise errors.not_found(f"no installed plugin offers {what} (installed: {known}); {remedy}")
 
     def offered(self, table: str, name: str) -> tuple[tuple[Any, PluginInfo], ...]:
-        """Return every entry offered under a name, each with its plug-in, in the order of discovery."""
+        """Return every entry offered under a name in a table, each with its plug-in, in the order of discovery."""
         self.discover()
         return tuple(self._offers[table].get(name, ()))
 
     def factory(self, table: str, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> Any:
-        """Import the entry of a name and return it. Raises like `find`."""
+        """Import the factory that a plug-in offers under a name in a table, and return it. Raises like `find`."""
         path, info = self.find(table, name, errors=errors)
         return resolve(path, info, errors=errors)
 
     def import_offers(self, info: PluginInfo) -> None:
-        """Import everything that a plug-in names as `module:attribute`. Raises PluginLoadError."""
+        """Import every `module:attribute` that a plug-in offers, as a check.
+
+        Raises:
+            PluginLoadError: One of them cannot be imported.
+        """
         for table, names in info.offers.items():
             for entry in (entry for name in names for entry, owner in self._offers[table][name] if owner is info):
                 for path in TABLES[table].paths(entry):
                     resolve(path, info)
 
     def emit(self, event: CheckpointEvent) -> None:
-        """Notify every observer. An observer's error is logged; other observers and the caller continue."""
+        """Pass an event to the observers of all plug-ins. An observer's error is logged and never raised."""
         if self._diverted is not None:
             self._diverted(event)
             return
@@ -164,14 +176,14 @@ class PluginRegistry:
             _notify(implementation, event)
 
     def divert_events(self, to: Callable[[CheckpointEvent], object] | None) -> None:
-        """Redirect events to one function instead of this process's observers; None ends the redirection.
+        """Make `emit` call the function `to` instead of the observers in this process; None restores the observers.
 
-        Used in a process that saves on behalf of another process, which notifies its own observers.
+        A worker process that saves for a trainer sends its events to the trainer in this way, whose observers get them.
         """
         self._diverted = to
 
     def discover(self) -> None:
-        """Read the entry points, once."""
+        """Read the entry points and import their plug-ins; later calls do nothing."""
         with self._lock:
             if self._discovered:
                 return
@@ -246,7 +258,11 @@ def _manager_name(info: PluginInfo) -> str:
 
 
 def resolve(path: str, info: PluginInfo, *, errors: ErrorTypes = ERROR_TYPES) -> Any:
-    """Import a `module:attribute` of a plug-in and return it. Raises PluginLoadError, which names the plug-in."""
+    """Import the `module:attribute` in `path` and return the attribute.
+
+    Raises:
+        PluginLoadError: The import fails; the message names the plug-in `info`.
+    """
     module, _, attribute = path.partition(":")
     try:
         value: Any = importlib.import_module(module)
@@ -262,4 +278,4 @@ def _text(error: BaseException) -> str:
 
 
 installed = PluginRegistry()
-"""The plug-ins of this process. Entry points are read at the first search."""
+"""The registry of the plug-ins that are installed for this process. Entry points are read at the first search."""

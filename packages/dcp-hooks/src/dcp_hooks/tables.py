@@ -1,4 +1,4 @@
-"""Tables that plug-ins fill, one for each registering hook: their entries, and the texts about them for messages."""
+"""Tables of the plug-in registry, one for each `dcp_register_` hook: checks of entries, texts for error messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ __all__ = ["TABLES", "Table"]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Description of one table: a kind of entry that plug-ins offer by name.
+    """Description of one table of the registry, such as the table of storages.
 
     Args:
-        entry: Text that describes one entry, with `{name}` for its name.
-        remedy: Advice if there is no such entry; `{package}` stands for the package that opens a scheme.
-        record: Class of the records that the hook returns; None if it returns a mapping of name to `module:attribute`.
-        factories: Names of the attributes of a record that contain `module:attribute`.
+        entry: Text that describes an entry in error messages; `{name}` is replaced by the entry's name.
+        remedy: Advice for the error about a missing entry; `{package}` is replaced by the package to install.
+        record: Class of the records that the hook returns; None if the hook returns a mapping of name to
+            `module:attribute`.
+        factories: Names of the record's attributes that hold a `module:attribute`.
     """
 
     entry: str
@@ -30,7 +31,7 @@ class Table:
     factories: tuple[str, ...] = ()
 
     def entry_named(self, name: str) -> str:
-        """Return the text that describes the entry of a name."""
+        """Return the text that describes the entry with this name in error messages."""
         return self.entry.format(name=name)
 
     def remedy_for(self, name: str) -> str:
@@ -38,7 +39,11 @@ class Table:
         return self.remedy.format(package=package_for(name))
 
     def pairs(self, hook: str, answer: Any) -> list[tuple[str, Any]]:
-        """Check what a hook returned, and return it as pairs of name and entry.
+        """Check the return value of a hook, and return its entries as pairs of name and entry.
+
+        Args:
+            hook: Name of the hook, for error messages.
+            answer: Return value of the hook.
 
         Raises:
             TypeError: `answer` is neither a sequence of records nor a mapping of name to `module:attribute`.
@@ -50,7 +55,7 @@ class Table:
         return pairs
 
     def paths(self, entry: Any) -> Iterator[str]:
-        """Yield every `module:attribute` that an entry names."""
+        """Yield every `module:attribute` in an entry."""
         if self.record is None:
             yield entry
         yield from (getattr(entry, each) for each in self.factories)
@@ -95,4 +100,4 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         ),
     }
 )
-"""Name → table; the hook that fills a table is named `dcp_register_` and the table's name."""
+"""Table name → table. The hook that fills a table is named `dcp_register_` followed by the table's name."""
