@@ -1,7 +1,7 @@
-"""The crash kit: every state of a folder that a killed process or a power loss during writes can leave.
+"""Crash tests of programs that write files: fault injection at system calls, and disk states after a power loss.
 
-`run_traced` runs processes with a fault at their n-th system call; `disk_states` yields the states of a disk that are
-possible after a loss of power, from a recording of such a run. Needs x86-64 Linux, no privileges and no compiler.
+`run_traced` runs functions in processes and injects a fault at their n-th system call; `disk_states` computes from a
+recorded run which states of the disk a power loss can leave. Needs x86-64 Linux, but no privileges and no compiler.
 """
 
 from dcp_crash.disk import DiskState, disk_states, snapshot

@@ -1,4 +1,4 @@
-"""The system calls that change or read a folder, with the paths and bytes that each one concerns.
+"""Table of the system calls that change or read files, and access to the paths and bytes in their arguments.
 
 Source: Linux's `arch/x86/entry/syscalls/syscall_64.tbl`.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["BY_NUMBER", "CREATE_BITS", "MARK_FOLDER", "READS", "WRITES", "Kind", "Memory", "places_of"]
 
 MARK_FOLDER = "/.dcp-crash-mark/"
-"""Path of a folder that does not exist: an attempt to create a file in it is a message to the tracer."""
+"""Path of a folder that never exists: a process sends a mark to the tracer by trying to create a file in it."""
 CREATE_BITS = os.O_CREAT | os.O_TRUNC
 _AT_FDCWD = -100
 _PATH_BYTES = 4096
@@ -21,18 +21,18 @@ _PATH_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Descriptor of one system call."""
+    """Description of one system call: which of its arguments are file descriptors, paths and flags."""
 
     name: str
     number: int
     fds: tuple[int, ...] = ()
-    """Positions of the arguments that are descriptors of the concerned files."""
+    """Positions of the arguments that are file descriptors of the files that the call changes or reads."""
     paths: tuple[tuple[int | None, int], ...] = ()
-    """Positions of the arguments that are paths: pairs of (folder that the path is relative to, path)."""
+    """Positions of path arguments: pairs of (position of the folder's descriptor or None, position of the path)."""
     flags: int | None = None
-    """Position of the argument with open flags; the call changes files only if these create or truncate."""
+    """Position of the argument with open flags; the call changes files only if the flags create or truncate a file."""
     space: bool = False
-    """Whether the call may fail because no space is left on the disk."""
+    """Whether the call may fail with ENOSPC, because no space is left on the disk."""
 
 
 WRITES = (
@@ -85,25 +85,25 @@ BY_NUMBER = {"writes": {kind.number: kind for kind in WRITES}, "reads": {kind.nu
 
 
 class Memory:
-    """Memory, file descriptors and working directory of a stopped thread."""
+    """Access to the memory, open files and working directory of a stopped thread of a traced process."""
 
     def __init__(self, tid: int) -> None:
         self._tid = tid
 
     def read(self, address: int, count: int) -> bytes:
-        """Read bytes of the thread's memory; fewer at the end of a mapping."""
+        """Read `count` bytes of the thread's memory at an address; returns fewer at the end of mapped memory."""
         with open(f"/proc/{self._tid}/mem", "rb", buffering=0) as memory:
             memory.seek(address)
             return memory.read(count)
 
     def write(self, address: int, data: bytes) -> None:
-        """Write to the thread's memory."""
+        """Write bytes to the thread's memory at an address."""
         with open(f"/proc/{self._tid}/mem", "r+b", buffering=0) as memory:
             memory.seek(address)
             memory.write(data)
 
     def text(self, address: int) -> str:
-        """Read a path from the thread's memory, page by page: the next page may not be mapped."""
+        """Return the zero-terminated text, such as a path, at an address of the thread's memory."""
         found = b""
         while b"\0" not in found and len(found) < _PATH_BYTES:
             part = self.read(address + len(found), 4096 - (address + len(found)) % 4096)
@@ -113,7 +113,7 @@ class Memory:
         return os.fsdecode(found.split(b"\0", 1)[0])
 
     def descriptor(self, number: int) -> str | None:
-        """Return the path of an open descriptor; None if it is closed, or its file was deleted."""
+        """Return the path of the file that a descriptor has open; None if it is closed or the file was deleted."""
         try:
             path = os.readlink(f"/proc/{self._tid}/fd/{_signed(number)}")
         except OSError:
@@ -121,18 +121,18 @@ class Memory:
         return None if path.endswith(" (deleted)") else path
 
     def position(self, number: int) -> int:
-        """Return the file position of an open descriptor."""
+        """Return the file position of an open descriptor, in bytes."""
         with open(f"/proc/{self._tid}/fdinfo/{_signed(number)}", encoding="ascii") as lines:
             return int(next(lines).split()[1])
 
     def file(self, number: int, offset: int, count: int) -> bytes:
-        """Read bytes of the file of an open descriptor."""
+        """Read `count` bytes at an offset of the file that a descriptor has open."""
         with open(f"/proc/{self._tid}/fd/{_signed(number)}", "rb") as file:
             file.seek(offset)
             return file.read(count)
 
     def vectors(self, address: int, count: int) -> list[tuple[int, int]]:
-        """Return the addresses and lengths in an `iovec` array."""
+        """Return the addresses and lengths (bytes) in an `iovec` array of `count` entries."""
         return list(struct.iter_unpack("QQ", self.read(address, 16 * count)))
 
     def gather(self, address: int, count: int, length: int) -> bytes:
@@ -144,9 +144,11 @@ class Memory:
         return b"".join(parts)
 
     def path(self, folder: int | None, address: int) -> str:
-        """Return the path at an address of the traced process, made absolute.
+        """Return the path at an address of the thread's memory, as an absolute path.
 
-        A relative path starts at the folder of the descriptor `folder`; None stands for the working directory.
+        Args:
+            folder: File descriptor of the folder to which the path is relative; None for the working directory.
+            address: Address of the path.
         """
         text = self.text(address)
         if text.startswith("/"):
@@ -164,7 +166,7 @@ def _signed(number: int) -> int:
 
 
 def places_of(kind: Kind, arguments: tuple[int, ...], memory: Memory) -> list[str]:
-    """Return the absolute paths that a call concerns."""
+    """Return the absolute paths of the files and folders that a system call changes or reads."""
     found = [memory.descriptor(arguments[index]) for index in kind.fds]
     for folder, path in kind.paths:
         if arguments[path] == 0:  # utimensat of a descriptor

@@ -1,9 +1,9 @@
 """Possible states of a disk after a loss of power at a moment of a recording.
 
-The model is the weakest that POSIX allows, not what one file system does. Until a file is synced, any part of what was
-written to it may be missing, even if later parts are not, and its length may be there without its bytes. Until a folder
-is synced, any of its new names, removals and renames may be missing, in any combination; a rename alone is all or
-nothing. Syncing a file says nothing about its name.
+The model assumes the least that POSIX guarantees, not the behaviour of one file system. Until a file is synced, any of
+the writes to it may be missing, even if later writes are present, and the file may have its new length without the new
+bytes. Until a folder is synced, any of its new names, removals and renames may be missing, in any combination; a single
+rename happens completely or not at all. Syncing a file does not make its name durable.
 
 Source: Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014 (section 3, abstract persistence model);
 Mohan et al., "CrashMonkey and ACE", OSDI 2018.
@@ -25,7 +25,7 @@ __all__ = ["DiskState", "disk_states", "snapshot"]
 
 _SECTOR_BYTES = 512
 Tree = dict[str, bytes | None]
-"""Absolute path → contents; None for a folder."""
+"""Files and folders: absolute path → contents of the file in bytes, or None for a folder."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class DiskState:
     at: int
     """Number of recorded changes before the loss of power."""
     how: str
-    """Description of the unsynced changes that the disk kept."""
+    """Text that describes which unsynced changes reached the disk."""
     tree: Tree
     marks: tuple[str, ...]
-    """Marks of the processes before the loss of power."""
+    """Texts of the marks (see `mark`) that processes had made before the loss of power."""
 
     def put(self, folder: str | os.PathLike[str], *, recorded: str | os.PathLike[str], seconds_ago: float = 60) -> None:
-        """Make an empty folder hold this state.
+        """Write the files and folders of this state into an empty folder.
 
         Args:
             folder: Path of the empty folder.
@@ -76,7 +76,7 @@ class DiskState:
 
 
 def snapshot(folder: str | os.PathLike[str]) -> Tree:
-    """Return the files and folders below a folder, all assumed durable."""
+    """Return all files (with contents) and folders below a folder, as the durable start state for `disk_states`."""
     base = os.path.realpath(folder)
     found: Tree = {base: None}
     for path in Path(base).rglob("*"):
@@ -89,16 +89,16 @@ def disk_states(
 ) -> Iterator[DiskState]:
     """Yield the possible states of the disk for a loss of power before each change and after the last.
 
-    The states at each moment differ in which unsynced changes are kept: none; all; names without bytes; names and
-    lengths without bytes; bytes without names; each single change; all except a single change; and random choices, with
-    torn writes. States that were yielded before are left out.
+    For each moment, the states differ in which unsynced changes reached the disk: none; all; names without bytes; names
+    and lengths without bytes; bytes without names; each single change; all except a single change; and random choices,
+    with torn writes. States equal to an earlier one are skipped.
 
     Args:
-        before: Contents of the folder at the start, see `snapshot`.
-        changes: Changes of the recording.
-        every: Number of changes between two examined moments; the last moment is always included.
+        before: Files and folders before the recorded run, from `snapshot`.
+        changes: Recorded changes, `Run.changes` of `run_traced` with `record=True`.
+        every: Number of changes between two examined moments; the last moment is always examined.
         random_states: Number of random states per moment.
-        seed: Seed of the random states.
+        seed: Seed of the random generator.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""Faults to inject, and the system call at which each one strikes."""
+"""Faults that can be injected into traced processes, and the number of the system call at which they occur."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ __all__ = ["KINDS", "WRITING", "Fault", "FaultKind"]
 FaultKind = Literal["kill", "torn", "eio", "enospc", "short", "stop"]
 KINDS: tuple[str, ...] = get_args(FaultKind)
 WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range"})
-"""System calls that may be torn or short."""
+"""Names of the system calls that write bytes, which the faults `torn` and `short` can shorten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault to inject: its kind, and the number of the system call.
+    """A fault to inject at a system call: its kind, and the number of the call.
 
-    `kill`: SIGKILL instead of the call. `torn`: SIGKILL after half of a write. `eio`: this call fails with EIO.
-    `enospc`: this call and all later ones that need space fail with ENOSPC. `short`: a write writes only half, and
-    returns that count. `stop`: the process is stopped before the call; see `run_traced`.
+    `kill`: the process is killed (SIGKILL) before the call. `torn`: it is killed after half of the bytes are written.
+    `eio`: the call fails with EIO. `enospc`: the call and all later calls that need disk space fail with ENOSPC.
+    `short`: the call writes half of the bytes and returns their number. `stop`: the process is stopped before the call
+    until `held` of `run_traced` returns.
 
     Attributes:
-        kind: Kind of the fault, see above.
-        at: Number of the call, counted from 1 on.
-        rank: Rank whose calls are counted.
-        of: Processes whose calls are counted: the rank's own process (`own`), the processes that it started
-            (`started`), or both (`all`). The fault strikes the process that makes the call.
+        kind: Kind of the fault: `kill`, `torn`, `eio`, `enospc`, `short` or `stop`.
+        at: Number of the system call on the folder, counted from 1.
+        rank: Rank whose system calls are counted.
+        of: Processes whose system calls are counted: the rank's own process (`own`), the processes that it started
+            (`started`), or both (`all`). The fault affects the process that makes the call.
 
     Example:
         ```python

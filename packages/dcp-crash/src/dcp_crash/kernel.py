@@ -1,6 +1,6 @@
 """The kernel's tracing interface over ctypes: ptrace, seccomp filters, registers. x86-64 Linux only.
 
-It is used by `tracer`. Needs no privileges except for tracing one's own children.
+Used by `tracer`. Needs no privileges: a process may trace its own children.
 
 Source: ptrace(2), seccomp(2), linux/filter.h, linux/seccomp.h.
 """
@@ -101,13 +101,13 @@ class Registers(ctypes.Structure):
         return ctypes.c_long(self.rax).value
 
     def skip(self, result: int) -> None:
-        """Skip the system call, with this return value."""
+        """Change the registers so that the system call is skipped and returns `result`."""
         self.orig_rax = ctypes.c_ulong(-1).value
         self.rax = ctypes.c_ulong(result).value
 
 
 def is_supported() -> bool:
-    """Whether this machine supports tracing: Linux on x86-64, and ptrace is permitted."""
+    """Return whether processes can be traced here: the machine is x86-64 Linux, and ptrace is permitted."""
     return sys.platform == "linux" and platform.machine() == "x86_64" and _may_trace()
 
 
@@ -133,7 +133,7 @@ def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], 
         create_bits: Bits of the flags, see `creating`.
 
     Raises:
-        OSError: The kernel refused.
+        OSError: The kernel refuses the filter.
     """
     rules = [_rule(number, None, 0) for number in numbers]
     rules += [_rule(number, argument, create_bits) for number, argument in creating]
@@ -163,22 +163,22 @@ def _code(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def seize(pid: int) -> None:
-    """Trace a child and its descendants. Raises OSError if that is forbidden here."""
+    """Start to trace a child process and its descendants. Raises OSError if ptrace is forbidden here."""
     _ptrace(_SEIZE, pid, _OPTIONS)
 
 
 def resume(tid: int, number: int = 0) -> None:
-    """Resume a stopped thread, with a signal if one is given."""
+    """Resume a stopped thread, and deliver signal `number` to it unless that is 0."""
     _ptrace(_CONT, tid, number)
 
 
 def to_syscall_exit(tid: int) -> None:
-    """Resume a thread until the exit of the system call that it is about to make."""
+    """Resume a stopped thread until the system call that it is about to make returns."""
     _ptrace(_SYSCALL, tid, 0)
 
 
 def listen(tid: int) -> None:
-    """Leave a thread stopped by a signal, until another signal continues it."""
+    """Leave a thread that a signal has stopped in that state, until SIGCONT continues it."""
     _ptrace(_LISTEN, tid, 0)
 
 

@@ -1,6 +1,6 @@
-"""Recording of the changes that processes made to a folder: changes and sync barriers in order, with the bytes.
+"""Recording of the changes that traced processes make to a folder: writes, renames, syncs and others, in order.
 
-A record has the effect of a system call at its return. Which effects reach the disk is modelled in `disk`.
+A change is recorded when its system call returns. Which changes reach the disk is modelled in `disk`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["Call", "Change", "Recorder"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One recorded change, mark or barrier; all paths are absolute.
+    """One recorded change, sync or mark of a process; all paths are absolute.
 
-    `create`, `mkdir`, `unlink`, `rmdir`: `path`. `rename`, `link`: from `path` to `target`. `symlink`: `path`, to
-    `target`. `write`: `data` at `offset`. `truncate`: to `offset` bytes (`grow`: at least). `sync`: everything that was
-    done to `path`, file or folder, before change number `begun` is durable. `mark`: a mark of the process, with the
-    text in `path`.
+    The meaning of the fields depends on the kind. `create`, `mkdir`, `unlink`, `rmdir`: `path` is created or removed.
+    `rename`, `link`: from `path` to `target`. `symlink`: `path` points to `target`. `write`: `data` is written at byte
+    `offset`. `truncate`: the file gets `offset` bytes (with `grow`, at least as many). `sync`: all changes of the file
+    or folder `path` before change number `begun` are durable. `mark`: `path` holds the text of the mark.
     """
 
     kind: str
@@ -33,34 +33,34 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call that has begun, with the state at its beginning."""
+    """A system call on the folder that has begun, with the state at its beginning."""
 
     name: str
     arguments: tuple[int, ...]
     places: list[str]
     existed: bool
-    """Whether something existed at the call's first path."""
+    """Whether a file or folder existed at the call's first path when the call began."""
     begun: int
-    """Number of the next change at the beginning of the call."""
+    """Number that the next recorded change would have got when the call began."""
 
 
 @dataclass
 class Recorder:
-    """Records changes, marks and barriers."""
+    """Recorder of the changes, syncs and marks of all traced processes."""
 
     changes: list[Change] = field(default_factory=list)
 
     @property
     def now(self) -> int:
-        """Number that the next change gets."""
+        """Number of the next change to be recorded."""
         return len(self.changes)
 
     def mark(self, text: str, rank: int) -> None:
-        """Record a mark of a process."""
+        """Record a mark, the text that a process of this rank passed to `dcp_crash.mark`."""
         self.changes.append(Change("mark", text, offset=rank))
 
     def done(self, call: Call, result: int, memory: Memory) -> None:
-        """Record a system call that has succeeded."""
+        """Record the change or sync of a system call that has succeeded."""
         name, arguments, path = call.name, call.arguments, call.places[0]
         if name in {"fsync", "fdatasync"}:
             self.changes.append(Change("sync", path, begun=call.begun))

@@ -1,4 +1,4 @@
-"""`run_traced`: forks the ranks of a job, and counts, records or faults their system calls."""
+"""`run_traced`: forks the ranks of a job, counts and records their system calls, and injects a fault."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ __all__ = ["RankEnd", "Run", "mark", "run_traced"]
 
 @dataclass(frozen=True)
 class RankEnd:
-    """End of one rank: its exit status or signal."""
+    """Outcome of one rank of a traced run: exit status or signal, system calls, and error."""
 
     signal: int | None
-    """Signal that killed the rank; None if it ended by itself."""
+    """Number of the signal that killed the rank's process; None if the process exited."""
     calls: list[str] = field(default_factory=list)
-    """Names of the system calls on the folder that the rank's own process made or tried to make."""
+    """Names of the system calls on the folder that the rank's own process made or attempted, in order."""
     started_calls: list[str] = field(default_factory=list)
-    """Names of such calls of the processes that the rank started."""
+    """Names of the system calls on the folder by processes that the rank started, in order."""
     result: Any = None
     error: str | None = None
-    """Traceback of the error that the rank raised; None if it raised none."""
+    """Traceback of the exception that `action` raised on the rank; None if it raised none."""
 
     @property
     def survived(self) -> bool:
-        """Whether the rank was not killed."""
+        """Whether no signal killed the rank's process."""
         return self.signal is None
 
 
 @dataclass(frozen=True)
 class Run:
-    """Result of a traced run."""
+    """Result of `run_traced`: the outcome of each rank, and the recorded changes of the folder."""
 
     ranks: list[RankEnd]
     struck: bool
-    """Whether the call of the fault was reached."""
+    """Whether the fault occurred: the ranks reached the system call with its number."""
     changes: list[Change]
-    """The changes of the folder, if they were recorded."""
+    """Changes of the folder in the order in which they were made; empty without `record=True`."""
 
 
 def mark(text: str) -> None:
-    """Record a mark: this process has reached a point, such as the report of a successful save."""
+    """Record a mark in the recording of a traced run, such as "save reported" when a save has returned."""
     with contextlib.suppress(OSError):
         os.open(MARK_FOLDER + text, os.O_WRONLY | os.O_CREAT)
 
@@ -75,27 +75,27 @@ def run_traced(
     started: Callable[[list[int]], object] = lambda _: None,
     held: Callable[[int], object] = lambda _: None,
 ) -> Run:
-    """Run `action(rank)` in a forked process per rank, with a fault at one of its system calls on a folder.
+    """Run `action(rank)` in one forked process per rank, and inject a fault at one of its system calls on a folder.
 
-    Processes that the ranks start are followed as well. None is left when this returns.
+    Processes that the ranks start are traced as well. All these processes have ended when `run_traced` returns.
 
     Args:
         action: Function that the ranks run; its result must be JSON. Only its system calls are counted.
-        folder: Calls on this folder and all below it are counted.
+        folder: Folder; system calls on this folder and on all files and folders below it are counted.
         world: Number of ranks.
         prepare: Function that each rank runs before `action`; its calls are not counted.
-        fault: The fault to inject; None only counts calls.
-        record: Whether changes of the folder are recorded, for `dcp_crash.disk`.
-        reads: Whether to count calls that read instead of calls that change something.
-        timeout_seconds: Time after which all processes are killed and TimeoutError is raised.
-        grace_seconds: Time that the other ranks may continue after one was killed, as under a launcher.
-        started: Function that is called with the process ids when the ranks run.
+        fault: Fault to inject; None for no fault.
+        record: Whether changes of the folder are recorded, for `disk_states`.
+        reads: Whether to count system calls that read files instead of those that change files.
+        timeout_seconds: Time in seconds after which all processes are killed and TimeoutError is raised.
+        grace_seconds: Time in seconds that the other ranks may continue after a rank was killed; then they are killed.
+        started: Function that is called with the process ids of all ranks once they run.
         held: Function that is called with the id of a process that the fault `stop` has stopped; the process continues
-            when the function returns.
+            when `held` returns.
 
     Raises:
         TimeoutError: The ranks did not end in time.
-        OSError: The kernel forbids tracing (a container without it, another machine than x86-64 Linux).
+        OSError: The kernel forbids tracing, as some containers do, or the machine is not x86-64 Linux.
 
     Example:
         ```python

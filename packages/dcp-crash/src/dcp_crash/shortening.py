@@ -1,4 +1,4 @@
-"""Short writes: shortens a write that is about to happen."""
+"""Short writes: halves the byte count of a write system call before the kernel runs the call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _COUNTS = {"write": "rdx", "pwrite64": "rdx", "sendfile": "r10", "copy_file_rang
 
 
 def shorten(tid: int, name: str, values: kernel.Registers) -> Callable[[], None]:
-    """Halve a stopped thread's write; returns a function that restores its memory afterwards."""
+    """Halve the number of bytes of the write that a stopped thread is about to make.
+
+    Returns:
+        Function that restores the memory of the thread; call it after the write.
+    """
     if name in _COUNTS:
         register = _COUNTS[name]
         setattr(values, register, _half(getattr(values, register)))

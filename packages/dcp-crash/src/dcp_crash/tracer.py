@@ -1,6 +1,6 @@
 """Tracer of processes: counts and records their system calls on one folder, and injects a fault into one of them.
 
-The kernel stops a process only at those calls, which a seccomp filter selects, so everything else runs at full speed.
+A seccomp filter selects the system calls at which the kernel stops a process; everything else runs at full speed.
 Processes are started by `running`; the states of a disk after a loss of power are computed by `disk`.
 """
 
@@ -37,15 +37,16 @@ class _Running:
 
 @dataclass
 class Tracer:
-    """Tracer of ranks; used only from the thread that started the processes.
+    """Tracer of the ranks' processes. Use it only from the thread that started these processes.
 
     Attributes:
-        folder: The folder whose files are watched, with all subfolders.
-        ranks: Process id → rank of the started processes; their children belong to the same rank.
-        fault: The fault to inject.
-        reads: Whether to examine calls that read instead of calls that change something.
-        recorder: Recorder that receives all changes.
-        held: Function that is called while the fault `stop` holds a process, which continues when it returns.
+        folder: Folder; system calls on its files and subfolders are counted.
+        ranks: Process id → rank, for the started processes; child processes belong to the rank of their parent.
+        fault: Fault to inject; None for no fault.
+        reads: Whether to count system calls that read files instead of those that change files.
+        recorder: Recorder that receives all changes; None to record nothing.
+        held: Function that is called with the id of a process that the fault `stop` has stopped; the process continues
+            when `held` returns.
     """
 
     folder: str
@@ -68,7 +69,7 @@ class Tracer:
         self._counted = 0
 
     def follow(self) -> dict[int, int]:
-        """Trace until all processes have ended, children of ranks included; returns each rank's wait status."""
+        """Trace until all processes, with all their children, have ended; returns rank → wait status of its process."""
         ended: dict[int, int] = {}
         while True:
             try:
