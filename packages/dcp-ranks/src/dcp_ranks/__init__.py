@@ -1,7 +1,8 @@
-"""Agreement of ranks that never hangs: all succeed, or all fail with the name of the rank that raised, died or is late.
+"""Coordination of ranks with deadlines: a phase succeeds on all ranks, or fails on all and names the failing ranks.
 
-`make_coordinator` is the entry point: it returns a coordinator of the process group, whose methods are the phases that
-all ranks go through together. The other names are for libraries that run operations in their own threads and processes.
+`make_coordinator` is the entry point: it returns a coordinator of a process group. Each call of a coordinator's method
+is one phase, which all ranks run together. The other names are for libraries that run operations in threads and
+processes of their own.
 """
 
 from dcp_ranks.choose_coordinator import make_coordinator

@@ -1,4 +1,4 @@
-"""`make_coordinator`: chooses the coordinator for a process group, by the group's store, backend and size."""
+"""`make_coordinator`: makes the coordinator that fits the store, backend and size of a process group."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ def make_coordinator(
     peers: PeerOptions | None = None,
     errors: ErrorTypes = ERROR_TYPES,
 ) -> Coordinator:
-    """Return the coordinator of one operation of a process group: a context manager, which ends the operation on exit.
+    """Return a coordinator for one operation of a process group: a context manager that ends the operation on exit.
 
-    The ranks communicate through the group's store where possible, otherwise by object collectives; a single rank needs
-    neither.
+    The ranks communicate through the group's store where possible, otherwise by object collectives. A single rank does
+    not communicate.
 
     Args:
         process_group: Process group of the ranks that take part; None for all ranks.
-        no_dist: Whether this process works alone, whatever process groups exist.
+        no_dist: Whether this process works alone, even if process groups exist.
         coordinator_rank: Rank within the group that runs each `reduce_fn`.
-        timeout_seconds: Time that a rank waits for the other ranks in one phase, counted from its own arrival; it must
-            be longer than the time between the arrivals of the first and the last rank. Where object collectives are
-            used, the timeout of the process group applies instead.
-        peers: Options for watching and connecting to other ranks, the same on all ranks; None for the defaults. They
-            have no effect where object collectives are used.
-        errors: Classes of the errors that the coordinator raises.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
+            arrival. The last rank must arrive within this time after the first. Object collectives use the timeout of
+            the process group instead.
+        peers: Options for watching and connecting to other ranks, the same on all ranks; None for the defaults. The
+            options have no effect on object collectives.
+        errors: Exception classes that the coordinator raises.
 
     Returns:
-        The coordinator; this call has fixed the place of its operation in the order of the group's operations.
+        The coordinator. Operations of a group are numbered in the order of these calls.
 
     Raises:
         ValueError: This process is not in the group, or the group has no such coordinator rank.
-        CoordinatorLostError: The group's store is gone.
+        CoordinatorLostError: The group's store does not answer any more.
 
-    Ranks: every rank of the group, in the same order if several operations are started; the call waits for no other
-        rank. Call it in the thread that starts the operation, before any user code.
+    Ranks: every rank of the group; several operations must be started in the same order on every rank. The call does
+        not wait for other ranks. Make it in the thread that starts the operation, before any user code.
 
     Example:
         ```python

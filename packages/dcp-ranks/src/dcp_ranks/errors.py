@@ -1,17 +1,16 @@
-"""Errors of the agreement of ranks, and the record of error classes that a coordinator raises.
+"""Exceptions that coordinators of ranks raise, and `ErrorTypes`, the record of these classes.
 
 ```
 RanksError
-├─ PhaseFailedError (RuntimeError)          a rank's part of a phase raised: which rank, with its traceback
-├─ PeerLostError (ConnectionError)          a rank is gone: its process has ended, or its host does not answer
-├─ CoordinatorTimeoutError (TimeoutError)   a rank did not arrive within the deadline
-├─ CoordinatorLostError (ConnectionError)   the store or group over which ranks coordinate is gone
-├─ RankDisagreementError (ValueError)       the ranks do different things
-└─ OperationError (RuntimeError)            the operation cannot go on: it has ended, or was used in a wrong way
+├─ PhaseFailedError (RuntimeError)          a function raised on a rank during a phase; has rank and traceback
+├─ PeerLostError (ConnectionError)          a rank is lost: its process has ended, or its host does not answer
+├─ CoordinatorTimeoutError (TimeoutError)   a rank did not arrive at a phase within the deadline
+├─ CoordinatorLostError (ConnectionError)   the store or process group through which ranks communicate is lost
+├─ RankDisagreementError (ValueError)       ranks call different phases, or with different arguments
+└─ OperationError (RuntimeError)            the operation has ended, or its coordinator was used wrongly
 ```
 
-Each class also derives from the built-in exception in brackets, so that callers can catch either. Messages name the
-phase and the ranks, and say what to do.
+Each class also derives from the built-in exception in brackets. Messages name the phase, the ranks and a remedy.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ __all__ = [
 
 
 class RanksError(Exception):
-    """Base class of all errors that this package raises on purpose."""
+    """Base class of all exceptions that `dcp_ranks` raises on purpose."""
 
 
 class PhaseFailedError(RanksError, RuntimeError):
-    """A phase failed on at least one rank; every rank raises this error, with the same facts.
+    """A phase failed on at least one rank; every rank raises this error, with the same `failures`.
 
     Args:
-        msg: Description of the failure, with which `str(error)` begins.
-        failures: Rank → (exception of that rank, or None if it could not be sent between processes; traceback as text).
+        msg: Description of the failure; `str(error)` begins with this text.
+        failures: Failing rank → (exception, or None if it could not be pickled; traceback as text).
     """
 
     def __init__(self, msg: str, failures: Mapping[int, tuple[BaseException | None, str]]) -> None:
@@ -55,7 +54,7 @@ class PhaseFailedError(RanksError, RuntimeError):
 
     @property
     def failures(self) -> dict[int, tuple[BaseException | None, str]]:
-        """Rank → (exception or None, traceback as text), in the order of ranks."""
+        """Failing rank → (exception, or None if it could not be pickled; traceback as text), in the order of ranks."""
         return self._failures
 
     def __reduce__(self) -> tuple[type[Any], tuple[str, dict[int, tuple[BaseException | None, str]]]]:
@@ -63,16 +62,16 @@ class PhaseFailedError(RanksError, RuntimeError):
 
 
 class CoordinatorLostError(RanksError, ConnectionError):
-    """The store or group over which ranks coordinate is gone."""
+    """The store or process group through which ranks communicate does not answer any more."""
 
 
 class CoordinatorTimeoutError(RanksError, TimeoutError):
-    """Ranks that others waited for did not arrive at a phase within the deadline.
+    """Some ranks did not arrive at a phase before the other ranks' deadline.
 
     Args:
         phase: Name of the phase that the ranks were in.
-        ranks: Ranks (within the process group) that were waited for.
-        waited_seconds: Time that a rank waited before it raised this error.
+        ranks: Ranks (within the process group) that did not arrive.
+        waited_seconds: Time in seconds that the other ranks waited.
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], waited_seconds: float) -> None:
@@ -90,12 +89,12 @@ class CoordinatorTimeoutError(RanksError, TimeoutError):
 
 
 class PeerLostError(RanksError, ConnectionError):
-    """Ranks that others waited for are gone: their process has ended, or their host does not answer.
+    """Ranks were lost during a phase: their processes have ended, or their hosts do not answer.
 
     Args:
         phase: Name of the phase that the ranks were in.
         ranks: Ranks (within the process group) that are lost.
-        how: Descriptions of how each rank was lost, in the order of `ranks`.
+        how: Description of each rank's loss, such as "its process has ended", in the order of `ranks`.
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:
@@ -113,19 +112,19 @@ class PeerLostError(RanksError, ConnectionError):
 
 
 class RankDisagreementError(RanksError, ValueError):
-    """Ranks that should do the same thing do different ones; the message says which rank does what."""
+    """Ranks called different phases, or passed different values where all must be equal; the message lists them."""
 
 
 class OperationError(RanksError, RuntimeError):
-    """An operation cannot go on: it has ended, was used wrongly, or the other ranks no longer wait for this rank."""
+    """An operation cannot continue: it has ended, was used wrongly, or the other ranks no longer wait for this rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTypes:
-    """The classes of the errors that a coordinator raises: those of this module, or subclasses of them.
+    """The exception classes that a coordinator raises: those of this module, or subclasses of them.
 
-    A library that uses a coordinator within its own functions passes subclasses that also derive from the library's
-    base error: its users can then catch that base class, and see no name of this package.
+    A library that uses a coordinator internally passes subclasses that also derive from the library's own base
+    exception, and its users can then catch that base exception.
     """
 
     phase_failed: type[PhaseFailedError] = PhaseFailedError
@@ -137,4 +136,4 @@ class ErrorTypes:
 
 
 ERROR_TYPES: Final = ErrorTypes()
-"""The classes of this module."""
+"""The exception classes of this module, which coordinators raise by default."""

@@ -1,4 +1,4 @@
-"""Deferral of interrupts (signals) that would leave something half done that other ranks wait for or read."""
+"""Deferral of signals such as SIGINT during short steps that must not be interrupted halfway."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():`
-    """Defer signals that have a handler in Python: within the block they are recorded; their handlers run at its end.
+    """Context manager that defers signals: handlers written in Python run at the end of the block, not inside it.
 
-    For short blocks. Python runs signal handlers only in the main thread: in other threads this does nothing.
+    Use it for short blocks. In threads other than the main thread, where Python runs no signal handlers, it does
+    nothing.
 
     Example:
         ```python
@@ -56,7 +57,7 @@ class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():
 
 
 class UninterruptedLock:
-    """A re-entrant lock; a thread that holds it is not interrupted. For short blocks, see `interrupts_deferred`."""
+    """Re-entrant lock that defers signals while it is held, as `interrupts_deferred` does. Hold it for short blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -1,6 +1,6 @@
-"""Connections to process groups' stores, one for each operation in flight, and to peers: cached for the next operation.
+"""Pool of connections to the stores of process groups, one for each running operation, and monitors of peers per group.
 
-The modules that use these connections are elsewhere.
+Not in this module: the phases that use these connections.
 """
 
 from __future__ import annotations
@@ -46,12 +46,24 @@ _clones_lock = threading.Lock()
 def borrow_store(
     group: dist.ProcessGroup, errors: ErrorTypes = ERROR_TYPES
 ) -> tuple[KeyValueStore, Callable[[], None]] | None:
-    """Lend a connection to the process group's store, with the function that returns it to the pool.
+    """Take a connection to the process group's store from the pool, or open a new connection.
 
-    Returns None if ranks cannot communicate through the store: the group has no store or is a fake group, the store
-    cannot compare and set, or (before torch 2.8) is not a `TCPStore`. The result is the same on all ranks, without
-    communication. Connecting takes about a millisecond, but the look-up of a name may take seconds on some hosts, and
-    connecting to a lost store takes minutes: so connections are kept, and an existing connection is tried first.
+    Connections are pooled because a new one may need a name look-up, which takes seconds on some hosts, and because
+    connecting to a lost store takes minutes.
+
+    Args:
+        group: Process group of the ranks.
+        errors: Exception classes to raise.
+
+    Returns:
+        The connection, and a function that returns it to the pool. None if ranks cannot communicate through the store:
+        the group has no store or is a fake group, the store has no `compare_set`, or (before torch 2.8) is not a
+        `TCPStore`.
+
+    Raises:
+        CoordinatorLostError: The store does not answer.
+
+    Ranks: every rank gets a connection, or every rank gets None; the call does not wait for other ranks.
     """
     with _clones_lock:
         clones = _clones.get(group)
@@ -67,9 +79,10 @@ def borrow_store(
 
 
 def store_of(group: dist.ProcessGroup) -> object:
-    """Return the process group's own store. If this rank is its server, the store lives as long as this object.
+    """Return the store object of a process group.
 
-    Once no reference to the object is left, `destroy_process_group` ends the store and the connections of all ranks.
+    If this rank is the server of the store, a reference to the object keeps the server running, even after
+    `destroy_process_group`. When the last reference is deleted, the connections of all ranks end.
     """
     return distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - old torch too
 
@@ -81,14 +94,14 @@ def shared_peers(
     options: PeerOptions,
     errors: ErrorTypes = ERROR_TYPES,
 ) -> Peers:
-    """Return the monitor of the other ranks of a group; the first operation that needs it creates it.
+    """Return the monitor of the other ranks of a group; the first call creates it, and later operations share it.
 
     Args:
         group: Process group of the ranks.
-        store: Connection to the store that this operation has borrowed.
+        store: Connection to the store, from `borrow_store`.
         coordinator_rank: Rank within the group that is at the top of the tree.
-        options: Options for watching and connecting, the same on all ranks.
-        errors: Classes of the errors to raise.
+        options: Options for watching and connecting to ranks, the same on all ranks.
+        errors: Exception classes to raise.
     """
     clones = _clones[group]
     with clones.lock:

@@ -1,4 +1,4 @@
-"""World size of the job: from `torch.distributed`, or as set in a process that works on behalf of a rank."""
+"""World size of the job: from `torch.distributed`, or as set in a worker process that saves for a rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _assumed: ContextVar[int | None] = ContextVar("_assumed", default=None)
 
 
 def job_size() -> int:
-    """Return the number of ranks of the whole job; 1 without process groups."""
+    """Return the number of ranks of the whole job (its world size); 1 without process groups."""
     assumed = _assumed.get()
     if assumed is not None:
         return assumed
@@ -23,7 +23,7 @@ def job_size() -> int:
 
 @contextmanager
 def assume_job_size(size: int) -> Iterator[None]:
-    """Set the number of ranks of the job for the block, in this thread: `job_size` returns `size`."""
+    """Context manager: inside the block, in this thread, `job_size` returns `size`."""
     token = _assumed.set(size)
     try:
         yield

@@ -1,1 +1,1 @@
-"""Peers: detection of dead ranks, and the connections through which ranks reach each other."""
+"""Peers, the other ranks of a group: detection of dead ranks, and connections between ranks."""

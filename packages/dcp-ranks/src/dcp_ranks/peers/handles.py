@@ -1,6 +1,6 @@
-"""Handles that a rank holds to watch and reach peers: connections, listening sockets, processes, and their poller.
+"""File descriptors that a rank has open to watch and reach peers: connections, listening sockets and processes.
 
-The modules of this folder use them.
+Used by `monitor`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ __all__ = ["PeerHandles"]
 
 @dataclass(slots=True)
 class PeerHandles:
-    """All handles of a rank by file descriptor, so that they can be closed in the end."""
+    """The connections, listening sockets and watched processes of one rank, with one poller for all of them."""
 
     poller: select.epoll = field(default_factory=select.epoll)
     doors: dict[int, socket.socket] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
     watched: dict[int, int] = field(default_factory=dict)
-    """File descriptors of processes → their ranks."""
+    """File descriptor of a watched process → rank of that process."""
 
     def add_link(self, link: Link) -> None:
-        """Register a connection."""
+        """Register a connection, and poll it for data."""
         self.links[link.fileno()] = link
         self.poller.register(link.fileno(), select.EPOLLIN)
 
     def drop_link(self, link: Link) -> bool:
-        """Close a connection; returns False if the connection is no longer registered."""
+        """Close a registered connection. Returns False, and does nothing, if it is not registered any more."""
         if self.links.pop(link.fileno(), None) is None:
             return False
         self.poller.unregister(link.fileno())
@@ -40,31 +40,31 @@ class PeerHandles:
         return True
 
     def add_doors(self, doors: Iterable[socket.socket]) -> None:
-        """Register listening sockets."""
+        """Register listening sockets, and poll them for incoming connections."""
         for door in doors:
             self.doors[door.fileno()] = door
             self.poller.register(door.fileno(), select.EPOLLIN)
 
     def shut_doors(self) -> None:
-        """Close the listening sockets: all ranks have connected."""
+        """Close all listening sockets, which are not needed once every rank has connected."""
         for descriptor, door in self.doors.items():
             self.poller.unregister(descriptor)
             door.close()
         self.doors.clear()
 
     def add_process(self, descriptor: int, rank: int) -> None:
-        """Register the file descriptor of a rank's process."""
+        """Register the file descriptor (pidfd) of a rank's process, and poll it for the end of the process."""
         self.watched[descriptor] = rank
         self.poller.register(descriptor, select.EPOLLIN)
 
     def drop_process(self, descriptor: int) -> int:
-        """Close the file descriptor of a process, and return its rank."""
+        """Close the file descriptor of a process, and return the rank of that process."""
         self.poller.unregister(descriptor)
         os.close(descriptor)
         return self.watched.pop(descriptor)
 
     def close(self) -> None:
-        """Close all handles."""
+        """Close all connections, listening sockets and descriptors of processes."""
         for link in self.links.values():
             link.close()
         for door in self.doors.values():

@@ -1,9 +1,9 @@
-"""Monitor of the other ranks, run by one rank: processes of its host, connections to the ranks above and below.
+"""Monitor of the other ranks: watches processes on the same host, and connections to the ranks above and below.
 
 The ranks form a tree with the coordinator at the top. Every rank watches the processes of its host through the kernel
-(pidfd). A rank that cannot watch the rank above it in this way holds a connection to that rank, and the kernels check
-with TCP keepalive that both hosts answer: nothing here needs a thread, and a process that is suspended for minutes does
-not count as dead. In large groups one rank of each host (its leader) is between the other ranks of the host and the
+(pidfd). A rank that cannot watch the rank above it in this way holds a TCP connection to that rank, and the kernels
+check with TCP keepalive that both hosts answer. So the monitor needs no thread, and a process that is suspended for
+minutes does not count as dead. In large groups the leader of each host is between the other ranks of the host and the
 coordinator, and the connections also carry the messages of the phases. Not in this module: phases.
 """
 
@@ -46,19 +46,19 @@ _log = logging.getLogger(__name__)  # records hold numbers alone: nothing that a
 
 
 class Peers:
-    """The other ranks of a process group: detects lost ranks, and connects this rank to its neighbours in the tree.
+    """Monitor of the other ranks of a process group: detects lost ranks, and connects this rank to others in the tree.
 
     One instance serves all operations of a group with the same coordinator rank, in all threads of this process.
 
     Args:
-        store: Connection to the store, in which this rank leaves its card (its process and addresses).
-        number: Number that distinguishes these peers from others in the same store; the same on all ranks.
-        rank: Number of this rank.
-        world_size: Number of ranks.
-        coordinator_rank: Rank at the top of the tree.
-        options: Options for watching and connecting, the same on all ranks.
-        process: Process identity of this rank, if one process acts as several ranks.
-        errors: Classes of the errors to raise.
+        store: Connection to the group's store, in which this rank publishes its process identity and addresses.
+        number: Number that distinguishes this monitor from others in the same store; the same on all ranks.
+        rank: Rank of this process within the group.
+        world_size: Number of ranks in the group.
+        coordinator_rank: Rank within the group at the top of the tree.
+        options: Options for watching and connecting to ranks, the same on all ranks.
+        process: Identity of this rank's process; None for the calling process.
+        errors: Exception classes to raise.
     """
 
     def __init__(
@@ -105,32 +105,35 @@ class Peers:
 
     @property
     def lost(self) -> dict[int, str]:
-        """The ranks known to be lost, and the evidence for each."""
+        """Lost rank → description of its loss, such as "its process has ended"."""
         return self._lost
 
     @property
     def below(self) -> list[int]:
-        """The connected ranks directly below this one."""
+        """The connected ranks directly below this rank in the tree."""
         return list(self._below)
 
     @property
     def above_rank(self) -> int:
-        """The rank directly above this one, once it has been looked up; -1 on the coordinator."""
+        """The rank directly above this rank in the tree; -1 on the coordinator, and before `meet`."""
         return -1 if self._above_card is None else self._above_card.rank
 
     @property
     def cut_off(self) -> bool:
-        """Whether the rank above cannot be reached over a connection, though it may be alive."""
+        """Whether this rank has no connection to the rank above, although that rank may be alive."""
         above = self._above_card
         return above is not None and self._above is None and above.rank not in self._lost
 
     @property
     def sending_down(self) -> bool:
-        """Whether frames wait to be sent to ranks below."""
+        """Whether frames (messages) to ranks below have not been sent completely."""
         return any(link.sending for link in list(self._below.values()))
 
     def meet(self, store: KeyValueStore) -> None:
-        """Find and watch the other ranks, once all have left their cards; a second call does nothing."""
+        """Find the other ranks in the store, watch them, and connect to the rank above; a second call does nothing.
+
+        Every rank must have published its process identity in the store before (see `CardBox.leave`).
+        """
         with self._lock:
             if self._met:
                 return
@@ -146,13 +149,13 @@ class Peers:
             self._shut_doors_if_all_came()
 
     def look_around(self, store: KeyValueStore) -> None:
-        """Watch the ranks of this host that have left their cards; does nothing once all have met."""
+        """Watch those ranks of this host that are already in the store; does nothing after `meet`."""
         with self._lock:
             if not self._met:
                 self._watch_host(self._wire(store))
 
     def pause(self, seconds: float) -> None:
-        """Wait for the next event, but at most this long, and handle the event."""
+        """Wait at most `seconds` for events of connections and processes, and handle them."""
         if seconds < _SLEEP_BELOW_SECONDS and not self.relays:
             time.sleep(max(0.0, seconds))
             seconds = 0.0
@@ -167,40 +170,40 @@ class Peers:
             self._see_out(self._guests.unwelcome())
 
     def begin(self, sequence: int) -> None:
-        """Begin an operation: keep its incoming frames (messages) from now on."""
+        """Begin the operation with this sequence number: keep its incoming frames (messages) until `take` or `end`."""
         with self._lock:
             self._mail.begin(sequence)
 
     def end(self, sequence: int) -> None:
-        """End an operation: drop its incoming frames."""
+        """End the operation with this sequence number: discard its frames that were not taken or sent."""
         with self._lock:
             self._mail.end(sequence)
 
     def read(self, key: Key) -> None:
-        """Receive the frames of a phase from now on, including large ones."""
+        """Allow the ranks below to send large frames of a phase from now on; small frames need no permission."""
         with self._lock:
             self._mail.reading.add(key)
             for link in list(self._below.values()):
                 self._send(link, Frame(_READING, *key, self._rank, b""))
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
-        """Return the frames that have come in for a phase, each with the neighbour that sent it."""
+        """Return and remove the frames received for a phase, each with the rank that sent it."""
         with self._lock:
             return self._mail.take(key)
 
     def send_up(self, frame: Frame) -> None:
-        """Send a frame to the rank above, now or as soon as that rank is connected and reads."""
+        """Send a frame to the rank above, or queue it until that rank is connected and ready to receive."""
         with self._lock:
             self._mail.keep_for_above(frame)
             self._send_waiting()
 
     def take_back(self, key: Key) -> list[Frame]:
-        """Return the frames of a phase that wait to be sent up, and drop them from the outbox."""
+        """Return and remove the frames of a phase that are queued for the rank above."""
         with self._lock:
             return self._mail.take_back(key)
 
     def send_down(self, rank: int, frame: Frame) -> None:
-        """Send a frame to a rank directly below, if that rank is connected."""
+        """Send a frame to a rank directly below; does nothing if that rank is not connected."""
         with self._lock:
             if rank in self._below:
                 self._send(self._below[rank], frame)

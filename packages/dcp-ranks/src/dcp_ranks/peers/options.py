@@ -1,4 +1,4 @@
-"""`PeerOptions`: the user's options for how ranks watch and reach each other."""
+"""`PeerOptions`: options for how ranks watch each other and connect to each other."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["PeerOptions"]
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """Options for how ranks watch and reach each other; the same on all ranks.
+    """Options for how ranks watch each other and connect to each other; the same on all ranks.
 
     Attributes:
-        peer_timeout_seconds: Time after which a host that does not answer counts as lost.
-        leaders_above: Largest number of ranks that are all directly below the coordinator in the tree of messages; in
-            larger groups one rank of each host, its leader, is in between.
-        fan_out: Number of leaders of hosts directly below one leader.
-        network: Network, such as `10.0.0.0/8`: ranks accept connections only on their addresses in it. None for the
-            network over which they reach the store.
+        peer_timeout_seconds: Time in seconds after which a host that does not answer counts as lost.
+        leaders_above: Largest world size without leaders: up to this size, every rank communicates directly with the
+            coordinator; in larger groups, the leader of each host communicates for the ranks of that host.
+        fan_out: Largest number of leaders that communicate directly with the same leader or with the coordinator.
+        network: IP network, such as `10.0.0.0/8`, in which ranks accept connections from each other. None for the
+            network through which the ranks reach the store.
 
     Raises:
         ValueError: `network` is not a valid network.
@@ -38,6 +38,6 @@ class PeerOptions:
     network: str | None = None
 
     def __post_init__(self) -> None:
-        """Validate the network."""
+        """Check that `network` is a valid IP network; raises ValueError if not."""
         if self.network is not None:
             ipaddress.ip_network(self.network, strict=False)

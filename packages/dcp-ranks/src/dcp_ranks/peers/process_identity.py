@@ -1,4 +1,4 @@
-"""Identity of a rank's process, which no other process ever has, and watching a process of the same machine.
+"""Unique identity of a process in a cluster, and watching a process on the same machine until it ends.
 
 Not in this module: which rank watches which.
 
@@ -20,13 +20,13 @@ _START_FIELD = 19  # field of /proc/<pid>/stat, counted after the process's name
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of one process in the cluster: its machine and container, its process id (pid), and its start time.
+    """Unique identity of a process in a cluster: machine and container, process id (pid), and start time.
 
     Attributes:
-        host: Boot id of the machine, and pid namespace; processes with the same `host` see each other's pids.
-        pid: Process id within that namespace.
-        started: Clock ticks from the boot to the start of the process, which tell it from a later process with the same
-            pid.
+        host: Text of the machine's boot id and the pid namespace; processes with the same `host` see each other's pids.
+        pid: Process id within that pid namespace.
+        started: Start time of the process in clock ticks since the boot; a later process with the same pid has another
+            start time.
     """
 
     host: str
@@ -43,14 +43,15 @@ def own_identity() -> ProcessIdentity:
 
 
 def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
-    """Open a file descriptor that becomes readable when the process has ended, without that process's help.
+    """Open a file descriptor (pidfd) that becomes readable when a process ends.
 
     Args:
         process: The process to watch.
         own_host: `ProcessIdentity.host` of this process.
 
     Returns:
-        The descriptor, which belongs to the caller; None if the process cannot be seen from here.
+        The file descriptor, which the caller must close; None if the process is on another machine or in another
+        container, or the kernel has no pidfd.
 
     Raises:
         ProcessLookupError: The process has ended.

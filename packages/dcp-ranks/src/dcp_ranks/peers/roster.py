@@ -1,8 +1,8 @@
-"""Roster of ranks: which share a host and which is above which, found through cards that the ranks leave in the store.
+"""Roster of ranks in the store: a card (process identity and addresses) of each rank, and the tree of all ranks.
 
 Keys under `dcp/peers/<sequence>/`, which stay as long as the store: `token` (the secret of the job), `root` (the
-coordinator's card), `host/<host>` and `hosts` (how many cards and hosts there are), `host/<host>/<n>` and `hosts/<n>`
-(the cards of a host's ranks, and of the first of each host: its leader). Not in this module: connections.
+coordinator's card), `host/<host>` (number of cards of a host), `hosts` (number of hosts), `host/<host>/<n>` (the cards
+of a host's ranks), `hosts/<n>` (the cards of the leaders). Not in this module: connections.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ __all__ = ["Card", "CardBox"]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One rank's card: its process, and the address on which it accepts connections, if it does."""
+    """Record of one rank in the store: process identity, and the addresses on which the rank accepts connections."""
 
     rank: int
     process: ProcessIdentity
     addresses: tuple[str, ...] = ()
     port: int = 0
     challenge: bytes = b""
-    """Challenge that callers have to answer."""
+    """Random bytes that a connecting rank must authenticate with the secret of the job; see `handshake`."""
 
 
 class CardBox:
-    """The cards of one group's ranks: leaves this rank's card, and reads the cards of the other ranks.
+    """Reader and writer of the cards of a group's ranks in the store.
 
-    With leaders, a rank is below the leader of its host, and a leader is below another leader or the coordinator; each
-    of these has up to `fan_out` leaders directly below. Without leaders, all ranks are below the coordinator.
+    In a tree with leaders, a rank is below the leader of its host, and a leader is below another leader or the
+    coordinator, each of which has at most `fan_out` leaders directly below. Without leaders, all ranks are directly
+    below the coordinator.
 
     Args:
-        wire: Store under the group's prefix for cards.
+        wire: Access to the store's keys under the prefix of the cards.
         process: Identity of this rank's process.
-        fan_out: Number of leaders directly below one leader; None for no leaders.
+        fan_out: Largest number of leaders directly below one leader; None for a tree without leaders.
     """
 
     def __init__(self, wire: StoreWire, process: ProcessIdentity, fan_out: int | None) -> None:
@@ -57,14 +58,14 @@ class CardBox:
     def leave(
         self, wire: StoreWire, rank: int, *, leads: bool, open_door: Callable[[], tuple[tuple[str, ...], int]]
     ) -> None:
-        """Leave this rank's card; waits for no rank.
+        """Write this rank's card to the store; does not wait for other ranks.
 
         Args:
-            wire: Store that gets the card.
-            rank: Number of this rank.
+            wire: Access to the store's keys under the prefix of the cards.
+            rank: Rank of this process within the group.
             leads: Whether this rank is the coordinator.
-            open_door: Function that opens listening sockets, called if other ranks are to connect to this rank; returns
-                addresses and port for the card.
+            open_door: Function that opens listening sockets and returns their addresses and port; called only if other
+                ranks are to connect to this rank.
         """
         number = wire.add(self._host)
         first = self._fan_out is not None and number == 1
@@ -77,12 +78,12 @@ class CardBox:
         wire.put(f"{self._host}/{number}", encode(card))
 
     def of_host(self, wire: StoreWire) -> list[Card]:
-        """Return the cards that this host's ranks have left, this one's included."""
+        """Return the cards of this host's ranks that are in the store so far, including this rank's card."""
         keys = [f"{self._host}/{number}" for number in range(1, wire.count(self._host) + 1)]
         return [_read(wire, key) for key in keys if wire.has(key)]
 
     def above(self, wire: StoreWire) -> Card:
-        """Return the card of the rank above this rank; must not be called on the coordinator."""
+        """Return the card of the rank directly above this rank in the tree. Not for the coordinator."""
         if self._fan_out is None:
             return _read(wire, "root")
         if self._leader_number is None:

@@ -1,1 +1,1 @@
-"""Phases, the agreed steps of several ranks: attempt, exchange outcomes, conclude."""
+"""Phases of an operation: each rank runs a function, ranks exchange outcomes, the coordinator decides the result."""

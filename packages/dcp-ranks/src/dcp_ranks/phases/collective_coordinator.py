@@ -1,7 +1,8 @@
-"""Coordinator over object collectives, for groups whose store cannot be used. Phases are defined in `phases`.
+"""Coordinator over object collectives, for process groups whose store cannot be used. Phases are defined in `phases`.
 
-Deadlines are the group's own (`init_process_group(timeout=...)`). Collectives of one group pair up by their order, so
-operations run one after another: on every rank, an operation waits for the end of those that were started before it.
+The deadline of a phase is the timeout of the group (`init_process_group(timeout=...)`). Collectives of one group are
+matched by their order, so operations run one at a time: an operation waits on every rank until all earlier operations
+have ended.
 """
 
 from __future__ import annotations
@@ -55,16 +56,17 @@ _turns_lock = threading.Lock()
 
 
 class CollectiveCoordinator(PhasedCoordinator):
-    """Coordinator of ranks that communicate by object collectives. Close it: the group's next operation waits for that.
+    """Coordinator of ranks that communicate by object collectives of a process group.
 
-    A missing rank is detected only by the group's own timeout, whose error names no rank. While an operation is in
-    flight in another thread, the trainer must not use the same group.
+    Close it after the operation: the group's next operation waits for `close`. A missing rank is detected only by the
+    group's own timeout, whose error names no rank. While an operation runs in another thread, the trainer must not use
+    the same group.
 
     Args:
         group: Process group of the ranks.
         coordinator_rank: Rank within the group that runs each `reduce_fn`.
-        timeout_seconds: Time that an operation waits for this rank's earlier operations on the group.
-        errors: Classes of the errors that the coordinator raises.
+        timeout_seconds: Time in seconds that an operation waits for this rank's earlier operations on the group.
+        errors: Exception classes that the coordinator raises.
 
     Example:
         ```python
@@ -99,7 +101,10 @@ class CollectiveCoordinator(PhasedCoordinator):
         self._closed = False
 
     def save_nonce(self) -> str:
-        """Return a random string; see `Coordinator`. The first call is a separate phase: every rank must make it."""
+        """Return a random string, equal on all ranks; see `Coordinator.save_nonce`.
+
+        Ranks: every rank must call it; the first call is a phase of its own.
+        """
         if self._nonce is None:
             self._nonce = self.broadcast("save nonce", lambda: secrets.token_hex(8))
         return self._nonce

@@ -1,6 +1,6 @@
-"""The contract of a coordinator, and the coordinator of one process.
+"""`Coordinator`, the contract of coordinators of ranks, and `LocalCoordinator` for a single process.
 
-A coordinator is for one operation, such as a save. `make_coordinator` decides how its ranks reach each other.
+A coordinator serves one operation, such as a save. `make_coordinator` chooses how the ranks communicate.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT_SECONDS", "Coordinator", "LocalCoordinator"]
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
-"""Time in seconds that a rank waits for the others in one phase."""
+"""Default time in seconds that a rank waits for the other ranks in one phase."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Coordinator(ABC):
-    """Coordinator of one operation, such as a save: leads all ranks through the same phases. A context manager.
+    """Coordinator of the ranks in one operation, such as a save: each method is a phase. A context manager.
 
     Every rank calls the same methods in the same order. A phase ends the same way on all ranks: when a `map_fn` raises
-    on any rank, or the coordinator's `reduce_fn` does, all ranks raise `PhaseFailedError` with every failing rank's
-    traceback. `KeyboardInterrupt`, `SystemExit` and others that are no `Exception` pass through unchanged on the
-    rank that raised them, after a report to the other ranks, which raise `PhaseFailedError`. Waiting ends with
-    `PeerLostError` or `CoordinatorTimeoutError`, which name ranks, or with `CoordinatorLostError`.
+    on any rank, or `reduce_fn` raises on the coordinator, all ranks raise `PhaseFailedError` with the tracebacks of all
+    failing ranks. `KeyboardInterrupt`, `SystemExit` and others that are no `Exception` are re-raised unchanged on
+    the rank where they occurred, and the other ranks raise `PhaseFailedError`. A rank never waits without limit: it
+    raises `PeerLostError` or `CoordinatorTimeoutError`, which name ranks, or `CoordinatorLostError`.
 
-    Values are pickled to be sent to other ranks of the job; the coordinator gets its own value directly, not pickled.
+    The results of `map_fn` and `reduce_fn` are pickled for other ranks; the coordinator's own are passed directly.
 
     Args:
-        rank: Number of this rank within the group.
-        world_size: Number of ranks.
-        coordinator_rank: Number of the rank that runs each `reduce_fn`.
-        errors: Classes of the errors that the coordinator raises.
+        rank: Rank of this process within the group.
+        world_size: Number of ranks in the group.
+        coordinator_rank: Rank within the group that runs each `reduce_fn`.
+        errors: Exception classes that the coordinator raises.
     """
 
     def __init__(self, rank: int, world_size: int, coordinator_rank: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:
@@ -58,49 +58,75 @@ class Coordinator(ABC):
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this rank runs each `reduce_fn`."""
+        """Whether this rank is the coordinator, which runs each `reduce_fn`."""
         return self.rank == self.coordinator_rank
 
     @abstractmethod
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:
-        """Give each rank its own element of `reduce_fn` applied to every rank's `map_fn` value, in rank order."""
+        """Run `map_fn` on every rank and `reduce_fn` on the coordinator; return to each rank its own element.
+
+        Args:
+            phase: Name of the phase, for errors and events.
+            map_fn: Function that returns this rank's value.
+            reduce_fn: Function that the coordinator calls with the values of all ranks in rank order; returns one
+                element for each rank, in rank order.
+
+        Ranks: every rank; collective.
+        """
 
     @abstractmethod
     def all_reduce(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], R]) -> R:
-        """Give all ranks the one result of `reduce_fn` applied to every rank's `map_fn` value, in rank order."""
+        """Run `map_fn` on every rank and `reduce_fn` on the coordinator; return the result to all ranks.
+
+        Args:
+            phase: Name of the phase, for errors and events.
+            map_fn: Function that returns this rank's value.
+            reduce_fn: Function that the coordinator calls with the values of all ranks in rank order.
+
+        Ranks: every rank; collective.
+        """
 
     @abstractmethod
     def all_gather(self, phase: str, map_fn: Callable[[], T]) -> list[T]:
-        """Give all ranks every rank's `map_fn` value, in rank order."""
+        """Run `map_fn` on every rank, and return the results of all ranks, in rank order, to all ranks.
+
+        Ranks: every rank; collective.
+        """
 
     @abstractmethod
     def broadcast(self, phase: str, fn: Callable[[], T]) -> T:
-        """Give all ranks the value of `fn`, which runs on the coordinator alone."""
+        """Run `fn` on the coordinator alone, and return its result to all ranks.
+
+        Ranks: every rank; collective.
+        """
 
     @abstractmethod
     def barrier(self, phase: str) -> None:
-        """Wait until every rank has called this."""
+        """Wait until every rank has called this method.
+
+        Ranks: every rank; collective.
+        """
 
     @abstractmethod
     def save_nonce(self) -> str:
-        """Return a fresh random string, equal on all ranks of this operation."""
+        """Return a random string that is equal on all ranks of this operation and differs from other operations'."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the operation on this rank and remove its keys from the store. May be called again."""
+        """End the operation on this rank, and delete its keys from the store. Later calls do nothing."""
 
     def agree(self, phase: str, value: object, describe: str) -> None:
-        """Return only if `value` is equal on all ranks.
+        """Check that all ranks pass an equal `value`; raise on every rank if not.
 
         Args:
-            phase: Name of the phase.
-            value: Value to compare; it can be pickled and compared with `==`.
-            describe: Description of the values, in the plural, for the error message.
+            phase: Name of the phase, for errors and events.
+            value: This rank's value; supports pickling and `==`.
+            describe: Name of the values in the plural for the error message, such as `checkpoint ids`.
 
         Raises:
-            RankDisagreementError: The values differ; raised on every rank, naming each value and its ranks.
+            RankDisagreementError: The values differ; the message lists each value with its ranks.
 
-        Ranks: every rank; the call is a separate phase.
+        Ranks: every rank; collective, as a phase of its own.
         """
         disagreement = self.all_reduce(phase, lambda: value, lambda values: _disagreement(values, describe))
         if disagreement is not None:
@@ -116,7 +142,7 @@ class Coordinator(ABC):
 
 
 class LocalCoordinator(Coordinator):
-    """Coordinator of one process: every phase is a plain call, and errors are raised unchanged.
+    """Coordinator of a single process: each method calls its functions directly, and errors are raised unchanged.
 
     Example:
         ```python

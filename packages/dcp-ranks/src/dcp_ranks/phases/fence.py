@@ -1,7 +1,7 @@
-"""Fence against publishing late: checks inside a phase whether the other ranks have abandoned it.
+"""Fence: a check, right before publishing, that the other ranks still wait for the coordinator in this phase.
 
-While a rank is suspended for longer than the deadline, the other ranks stop waiting for it: when it resumes, it must
-not publish any more. Not in this module: how a coordinator detects this.
+If the coordinator is suspended for longer than the deadline, the other ranks stop waiting and raise; when it resumes,
+it must not publish any more. Not in this module: how a coordinator detects this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ _check: ContextVar[Callable[[], None] | None] = ContextVar("_check", default=Non
 
 @contextmanager
 def fenced(check: Callable[[], None]) -> Iterator[None]:
-    """Install `check` for the block, in this thread: `check_fence` calls it; it raises if the phase was abandoned."""
+    """Context manager: inside the block, `check_fence` calls `check` in this thread.
+
+    Args:
+        check: Function that raises if the other ranks have ended the phase.
+    """
     token = _check.set(check)
     try:
         yield
@@ -26,9 +30,10 @@ def fenced(check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_fence() -> None:
-    """Raise if the other ranks have abandoned the phase in which this is called; return otherwise, and outside phases.
+    """Raise if the other ranks have ended the current phase without the coordinator; outside phases, do nothing.
 
-    For a `reduce_fn` that makes something final: a storage writer's `finish` calls it right before it publishes.
+    Call it in a `reduce_fn` right before a step that cannot be undone: `finish` of a storage writer calls it right
+    before publishing.
 
     Raises:
         OperationError: The other ranks have ended the phase, or can no longer be reached.

@@ -1,7 +1,7 @@
-"""Messages between ranks about one phase: outcomes of the ranks to the coordinator, its verdict (result) back to them.
+"""Messages of one phase: each rank's outcome for the coordinator, and the verdict (the phase's result) for all ranks.
 
-A failure is sent as text, and as the exception itself only if that survives pickling, so that no exception can prevent
-its own report. Nothing here communicates.
+A failure contains the traceback as text, and the exception itself only if it can be pickled, so every failure can be
+reported. Not in this module: communication.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_FULL_TRACEBACKS = 32
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One phase of one operation: its number from 0, the kind of exchange between ranks, and its name."""
+    """One phase of an operation: number (from 0), kind of exchange (`all_gather`, `barrier`, …), and name."""
 
     number: int
     kind: str
@@ -28,20 +28,20 @@ class Step:
 
     @property
     def label(self) -> str:
-        """Text that is equal on all ranks in the same phase."""
+        """Text of kind and name, by which the coordinator checks that all ranks are in the same phase."""
         return f"{self.kind} {self.phase!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of one rank: the traceback as text, and the exception pickled where that is possible."""
+    """An exception on one rank: traceback as text, and the pickled exception or None."""
 
     rank: int
     text: str
     exception: bytes | None
 
     def revive(self) -> BaseException | None:
-        """Return the exception, or None where it cannot be rebuilt in this process."""
+        """Unpickle and return the exception; None if it was not pickled or cannot be unpickled in this process."""
         if self.exception is None:
             return None
         try:
@@ -53,7 +53,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of one rank's part of a phase: pickled value or failure, label of the phase, and duration in seconds."""
+    """Outcome of a phase's function on one rank: pickled result or failure, the phase's label, duration in seconds."""
 
     label: str
     value: bytes | None = None
@@ -63,11 +63,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a phase, the same for every rank: `ok`, or which ranks failed, did not arrive, were lost or disagree.
+    """Result of a phase, the same on every rank: success, or the ranks that failed, are missing, lost or disagree.
 
-    `common` is the answer for all ranks; with `scattered` each rank's answer is sent separately. `missing` ranks did
-    not arrive in time; `lost` ranks have died, each with the evidence for it; `unheard` ranks were still busy when a
-    failure was reported. `slowest` is the rank whose part took longest, and how many seconds that took.
+    `failures` are exceptions on ranks; `missing` ranks did not arrive within `waited_seconds`; `lost` ranks have died,
+    each with a description; `unheard` ranks were still busy when a failure was reported. `common` is the pickled return
+    value for all ranks; with `scattered`, each rank's return value is sent separately. `slowest` is the rank whose
+    function took longest, with the duration in seconds.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -82,12 +83,12 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the phase went well on every rank."""
+        """Whether the phase succeeded on every rank."""
         return not self.failures and not self.missing and not self.lost and self.disagreement is None
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:
-    """Describe an exception of a rank as a `Failure` that can be sent, even if the exception itself cannot."""
+    """Return an exception on a rank as a `Failure`, which can be sent even if the exception cannot be pickled."""
     # The outermost frame is the coordinator's own call of the user's function.
     inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
     try:
@@ -98,14 +99,14 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 
 
 def shorten(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Return the failures in the order of ranks, with whole tracebacks for the first few."""
+    """Return the failures in the order of ranks; only the first few keep their whole tracebacks."""
     ordered = sorted(failures, key=lambda failure: failure.rank)
     whole, rest = ordered[:_MAX_FULL_TRACEBACKS], ordered[_MAX_FULL_TRACEBACKS:]
     return (*whole, *(Failure(each.rank, each.text.rstrip().rpartition("\n")[2], None) for each in rest))
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as text: `rank 3`, `ranks 0-2, 5`."""
+    """Return a text that lists ranks, such as `rank 3` or `ranks 0-2, 5`."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:

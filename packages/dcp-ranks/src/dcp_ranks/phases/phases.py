@@ -1,7 +1,7 @@
-"""Phases of several ranks over any transport: attempt, exchange, conclude.
+"""Phases of coordinated ranks, independent of how messages are sent: `PhasedCoordinator` and its subclasses.
 
-Not in this module: stores and collectives. A subclass of `PhasedCoordinator` sends the outcome of each rank to the
-coordinator, and the verdict (the result of the phase) back; this narrow interface permits other topologies than a star.
+A subclass of `PhasedCoordinator` sends the outcome of each rank to the coordinator, and the verdict (the result of the
+phase) back to all ranks, directly or relayed by other ranks. Not in this module: stores and collectives.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class Answer:
-    """The coordinator's decision: the verdict, and if it is `scattered`, the answer for each other rank as bytes.
+    """The coordinator's decision about a phase: the verdict, and the return values for the ranks.
 
-    `own` is the coordinator's own answer, not pickled; `error` is the error of its `reduce_fn`.
+    `each` holds the pickled return value for each rank if the verdict is `scattered`; `own` is the coordinator's own
+    return value, not pickled; `error` is the exception of its `reduce_fn`.
     """
 
     verdict: Verdict
@@ -40,10 +41,10 @@ class Answer:
 
 
 class PhasedCoordinator(Coordinator):
-    """Phases in two transfers: every rank's outcome to the coordinator, and one verdict back to every rank."""
+    """Base of coordinators that send each rank's outcome to the coordinator, and one verdict back to every rank."""
 
     _sends_own_value = False
-    """Whether the coordinator's own outcome holds its value as bytes, which only a fake group reads."""
+    """Whether the coordinator pickles the result of its own `map_fn` too, which only fake process groups need."""
 
     def __init__(self, rank: int, world_size: int, coordinator_rank: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:
         super().__init__(rank, world_size, coordinator_rank, errors=errors)

@@ -1,10 +1,11 @@
-"""Coordinator over a process group's store: no collective, any number of operations at once, any backend.
+"""Coordinator over a process group's store: no collectives, concurrent operations, any backend.
 
 Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` are `nonce`, `closed`, and
-for each phase under `<number>/`: `up/<rank>` an outcome, `arrived` how many there are, `ready` when all ranks have
-arrived or one failed, `verdict` how the phase ended, `each/<rank>` answers. Each rank removes the keys that it wrote
-and those that it alone reads; the coordinator removes keys that all ranks have read; the last rank that closes its
-coordinator removes the rest. (Keys of peers: see `roster`.)
+for each phase under `<number>/`: `up/<rank>` (outcome of a rank), `arrived` (number of ranks that have arrived),
+`ready` (set when all ranks have arrived or one has failed), `verdict` (result of the phase), `each/<rank>` (return
+values of `scattered` phases). Each rank deletes the keys that it wrote and those that it alone reads; the coordinator
+deletes keys that all ranks have read; the last rank that closes its coordinator deletes the rest. (Keys of peers: see
+`roster`.)
 """
 
 from __future__ import annotations
@@ -31,24 +32,25 @@ _SEE_SECONDS = 0.5
 
 
 class StoreCoordinator(PhasedCoordinator):
-    """Coordinator of ranks that communicate through a store. Each rank may use several at once, in any threads.
+    """Coordinator of ranks that communicate through a store. A rank may use several at the same time, in any threads.
 
-    Constructing one draws the operation's sequence number, so all ranks must construct their coordinators in the same
-    order, before any user code runs. Constructing waits for no rank.
+    The constructor draws the operation's sequence number, so all ranks must construct their coordinators in the same
+    order, before any user code runs. The constructor does not wait for other ranks.
 
     Args:
-        store: Connection to the store that only this coordinator uses (see `borrow_store`).
-        rank: Number of this rank within the group.
+        store: Connection to the store; no other coordinator may use it meanwhile (see `borrow_store`).
+        rank: Rank of this process within the group.
         world_size: Number of ranks in the group.
-        coordinator_rank: Number of the rank that runs each `reduce_fn`.
-        sequence: Sequence number of the operation, if `draw` was called for it before.
-        timeout_seconds: Time that a rank waits for the others in one phase, counted from its own arrival.
-        hosts_store: Whether this process may be the server of the store: `close` then waits (seconds at most) until
-            every rank has read how the last phase ended, as the store ends with this process.
-        release: Function that `close` calls if the connection works and can be reused.
-        peers: Monitor that detects lost ranks and, in large groups, carries the messages; with None, lost ranks are
-            noticed only at the deadline.
-        errors: Classes of the errors that the coordinator raises.
+        coordinator_rank: Rank within the group that runs each `reduce_fn`.
+        sequence: Sequence number of the operation, from an earlier call of `draw`; None to draw one.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
+            arrival.
+        hosts_store: Whether this process may be the server of the store, which ends with the process: `close` then
+            waits a few seconds at most until every rank has read the result of the last phase.
+        release: Function that `close` calls if the connection still works and can be reused.
+        peers: Monitor that detects lost ranks and, in large groups, sends the messages; with None, lost ranks are
+            detected only at the deadline.
+        errors: Exception classes that the coordinator raises.
 
     Example:
         ```python
@@ -93,11 +95,14 @@ class StoreCoordinator(PhasedCoordinator):
 
     @staticmethod
     def draw(store: KeyValueStore, rank: int, errors: ErrorTypes = ERROR_TYPES) -> int:
-        """Draw the next operation's sequence number on this rank. The other ranks wait for each drawn operation."""
+        """Return the sequence number of this rank's next operation, and count it in the store.
+
+        A rank that draws a number must run that operation: the other ranks wait for this rank in it.
+        """
         return StoreWire(store, "dcp/", 1, errors=errors).add(f"drawn/{rank}")
 
     def save_nonce(self) -> str:
-        """Return a random string; see `Coordinator`. Waits for no rank."""
+        """Return a random string, equal on all ranks; see `Coordinator.save_nonce`. Does not wait for other ranks."""
         return self._wire.claim("nonce", secrets.token_hex(8))
 
     def _exchange(
@@ -150,7 +155,10 @@ class StoreCoordinator(PhasedCoordinator):
         return "".join(f"; rank {rank} is gone ({how})" for rank, how in self._peers.lost.items())
 
     def close(self) -> None:
-        """Close; see `Coordinator`. Never raises because of the store; may wait some seconds, see `hosts_store`."""
+        """End the operation on this rank; see `Coordinator.close`.
+
+        Errors of the store are not raised. If `hosts_store` is set, `close` may wait for a few seconds.
+        """
         if self._closed:
             return
         self._closed = True

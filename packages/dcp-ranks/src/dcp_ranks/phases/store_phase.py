@@ -1,8 +1,7 @@
-"""One phase through a store: ranks arrive, then wait until the phase has a verdict, which is its result.
+"""One phase through a store: each rank writes its outcome, then waits for the verdict (the result of the phase).
 
-Any rank may declare how the phase ended, and the first one decides: normally the coordinator, otherwise a rank that
-stops waiting or finds that another rank is lost. The meaning of a verdict, and the lifetime of an operation, are
-defined elsewhere.
+Any rank may set the verdict, and the first one set is final: normally the coordinator sets it, otherwise a rank that
+reaches its deadline or detects a lost rank. Verdicts are defined in `outcomes`, operations in `store_coordinator`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SEARCH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One rank's place in an operation: its number, the other ranks, and its timeout."""
+    """One rank's rank, world size, coordinator rank and timeout in an operation."""
 
     rank: int
     world_size: int
@@ -40,22 +39,22 @@ class Seat:
 
 
 def shared_keys(number: int) -> list[str]:
-    """Return the keys of a phase that no single rank owns."""
+    """Return the store keys of a phase that all ranks use together."""
     return [f"{number}/{name}" for name in ("arrived", "ready", "verdict")]
 
 
 class StoreRound:
-    """One phase on one rank.
+    """Run of one phase on one rank, through a store.
 
     Attributes:
-        INLINE_BYTES: Largest size of a verdict that is stored in the phase's key `verdict` itself; larger ones have
-            keys of their own.
+        INLINE_BYTES: Largest size in bytes of a verdict that is stored in the key `verdict` itself; larger verdicts are
+            stored under further keys.
 
     Args:
-        wire: Store with the keys of the operation.
+        wire: Access to the store's keys of the operation.
         step: Phase to run.
-        seat: Place of this rank in the operation.
-        peers: Monitor that detects lost ranks; with None, they are noticed only at the deadline.
+        seat: Rank, world size, coordinator rank and timeout of this rank.
+        peers: Monitor that detects lost ranks; with None, lost ranks are detected only at the deadline.
     """
 
     INLINE_BYTES = 48 << 10
@@ -74,7 +73,19 @@ class StoreRound:
         self._next_search = self._started + _SEARCH_SECONDS
 
     def run(self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, bytes | None]:
-        """Exchange outcomes and verdict; see `PhasedCoordinator._exchange`."""
+        """Run the phase: send this rank's outcome, and return the verdict.
+
+        Args:
+            outcome: Outcome of this rank.
+            conclude: Function that decides the verdict; called once, on the coordinator, with every rank's outcome in
+                rank order.
+
+        Returns:
+            The verdict, and this rank's own pickled return value if the verdict is `scattered` and this rank is not the
+            coordinator; otherwise None.
+
+        Ranks: every rank; collective.
+        """
         if self._wire.has(self._verdict):  # others have given up on this rank
             return self._read(), None
         self._own_keys = self._arrive(outcome)
@@ -87,7 +98,7 @@ class StoreRound:
         return verdict, answer
 
     def leave(self, failure: Failure) -> Verdict:
-        """Make the phase fail without waiting for any rank, unless the phase has ended; returns its verdict."""
+        """Make the phase fail on all ranks unless it has ended, without waiting; returns the verdict that holds."""
         verdict = self._declare(Verdict(failures=(failure,)))
         self._wire.delete(self._own_keys)
         return verdict

@@ -1,9 +1,9 @@
-"""One phase over a tree of connections: outcomes are relayed up from rank to rank, the verdict and the answers down.
+"""One phase over a tree of connections: ranks relay outcomes up to the coordinator, and its verdict down to all ranks.
 
-The store still decides: a verdict (result of the phase) is set there before it is sent down, so that a rank that fails,
-stops waiting or finds another rank lost can end the phase as in `store_phase`; all ranks poll the store from time to
-time. More keys of a phase: `here/<rank>` of ranks that have waited for long, `strays` and `stray/<n>` of ranks that
-cannot connect to the rank above. Not in this module: connections.
+The verdict (result of the phase) is set in the store before it is sent down, and all ranks poll the store from time to
+time: a rank that fails, reaches its deadline or detects a lost rank can therefore end the phase as in `store_phase`.
+Further keys of a phase: `here/<rank>` of ranks that have waited for long, `strays` and `stray/<n>` of ranks that cannot
+connect to the rank above. Not in this module: connections.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Answers = Mapping[int, bytes]
 
 
 class RelayRound(StoreRound):
-    """One phase on one rank of a group whose ranks relay each other's messages.
+    """Run of one phase on one rank of a group whose ranks relay each other's messages.
 
     Args:
-        wire: Store with the keys of the operation.
+        wire: Access to the store's keys of the operation.
         step: Phase to run.
-        seat: Place of this rank in the operation.
+        seat: Rank, world size, coordinator rank and timeout of this rank.
         peers: Connections to the ranks above and below.
         sequence: Sequence number of the operation.
     """
@@ -66,7 +66,7 @@ class RelayRound(StoreRound):
         self._here_at: float | None = self._started + min(_HERE_AFTER_SECONDS, seat.timeout_seconds / 8)
 
     def run(self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, bytes | None]:
-        """Exchange outcomes and verdict; see `PhasedCoordinator._exchange`."""
+        """Run the phase over the connections of the tree; arguments and results as in `StoreRound.run`."""
         self._links.read(self._key)
         self._told[self._seat.rank] = outcome
         if self._leads:

@@ -1,4 +1,4 @@
-"""Coordinators of each kind for tests on ranks, and signals between those ranks apart from the coordinators."""
+"""Coordinators of each kind for tests on several ranks, and signals between ranks that use no coordinator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 STORE_KINDS: Final = ("store", "relay")
 KINDS: Final = (*STORE_KINDS, "collective")
-"""Kinds of coordinators; with `relay`, leaders relay messages: one leader and two ranks per pretended host."""
+"""Kinds of coordinators for tests; with `relay`, each pretended host has two ranks, whose leader relays messages."""
 
 _RELAYING = PeerOptions(leaders_above=1, fan_out=1)
 _HEAR_SECONDS = 40.0
@@ -41,7 +41,7 @@ _LASTING = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
 
 
 def coordinator(kind: str, **options: Any) -> Coordinator:
-    """Return a coordinator of the default group, of one of the `KINDS`. Called on every rank."""
+    """Return a coordinator of the default process group, of a kind in `KINDS`. Every rank must call this function."""
     if kind == "collective":
         return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
     if kind == "relay":
@@ -56,7 +56,7 @@ def coordinator(kind: str, **options: Any) -> Coordinator:
 
 @contextlib.contextmanager
 def pretended_host(name: object) -> Iterator[None]:
-    """Context manager: this rank behaves as if on another host; ranks with the same name share a host."""
+    """Context manager: this rank acts as if it ran on another host; ranks with the same `name` share a host."""
     own = own_identity()
     with mock.patch("dcp_ranks.peers.monitor.own_identity", return_value=replace(own, host=f"{own.host}{name}")):
         yield
@@ -64,7 +64,10 @@ def pretended_host(name: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def every_failure_is_heard() -> Iterator[None]:
-    """Context manager: errors also name ranks that fail long after the first. Every rank must enter it."""
+    """Context manager: errors of phases also name ranks that fail up to 60 s after the first rank, on every rank.
+
+    Ranks: every rank must enter the block.
+    """
     with contextlib.ExitStack() as stack:
         for module in ("store_phase", "tree_phase"):
             stack.enter_context(mock.patch(f"dcp_ranks.phases.{module}.GRACE_SECONDS", 60.0))
@@ -72,7 +75,10 @@ def every_failure_is_heard() -> Iterator[None]:
 
 
 def leftover_keys() -> list[str]:
-    """Wait for all ranks, and return the keys that ended operations have left in the group's store."""
+    """Return the keys that ended operations have left in the default group's store, which should be none.
+
+    Ranks: every rank; collective.
+    """
     dist.barrier()
     left = [key for key in keys_of_group() if "dcp/" in key]
     dist.barrier()
@@ -80,7 +86,7 @@ def leftover_keys() -> list[str]:
 
 
 def caught(call: Callable[[], object]) -> BaseException | None:
-    """Return the exception that `call` raises."""
+    """Call the function `call`, and return the exception that it raises; None if it raises none."""
     try:
         call()
     except BaseException as error:  # noqa: BLE001 - an interrupt is looked at, too
@@ -89,12 +95,12 @@ def caught(call: Callable[[], object]) -> BaseException | None:
 
 
 def say(word: object) -> None:
-    """Send a signal to the ranks that wait for it in `hear`."""
+    """Send the signal named `word` to the ranks that wait for this signal in `hear`."""
     group_store().set(f"said {word}", "yes")
 
 
 def hear(word: object) -> None:
-    """Wait, by polling, for the signal that another rank sends with `say`."""
+    """Wait until another rank has sent the signal named `word` with `say`; fails after 40 s."""
     store = group_store()
     deadline = time.monotonic() + _HEAR_SECONDS
     while not store.check([f"said {word}"]):

@@ -1,4 +1,4 @@
-"""The TCPStore of a test's process group, through which ranks exchange messages apart from the code under test."""
+"""Connection to the TCPStore of a test's process group, for messages between ranks without the code under test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["group_store", "keys_of_group"]
 
 
 def group_store() -> Any:
-    """Connect to the store of the default group; the caller owns the connection, which closes when it is deleted."""
+    """Open a new connection to the default group's store, which closes when the returned object is deleted."""
     group = dist.group.WORLD
     found = None if group is None else borrow_store(group)
     assert found is not None, "these ranks have no store"
@@ -20,6 +20,6 @@ def group_store() -> Any:
 
 
 def keys_of_group() -> list[str]:
-    """Return every key in the store; an empty list before torch 2.8, which cannot list keys."""
+    """Return all keys in the default group's store; an empty list before torch 2.8, which cannot list keys."""
     store = group_store()
     return list(store.list_keys()) if hasattr(store, "list_keys") else []

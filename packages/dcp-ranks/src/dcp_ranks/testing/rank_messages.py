@@ -1,4 +1,4 @@
-"""Messages between the pool and its rank processes, and their transport over a socket. Imports no torch."""
+"""Messages between a `RankPool` and its rank processes, and their transport over a socket. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Request to leave the present default process group and to join a new one; if `backend` is None, to join none.
+    """Request to leave the current default process group and to join a new one; with `backend` None, only to leave.
 
-    `port` is None for the rank that hosts the group's store. It replies twice: with the port, and when it has joined.
+    `port` is None for the rank that hosts the group's store; that rank replies twice: with the port, and when it has
+    joined.
     """
 
     rank: int
@@ -29,9 +30,9 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Request: call a pickled `(function, arguments)`, under the caller's warning filters.
+    """Request to call a function in a rank process: pickled `(function, arguments)`, and the caller's warning filters.
 
-    `modules` lists the files of modules that a rank process might not find by itself.
+    `modules` maps names of modules to their files, for modules that the rank process cannot import by name.
     """
 
     function: bytes
@@ -42,14 +43,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Reply: a call or a join succeeded; `result` is pickled."""
+    """Reply of a rank process whose `Call` or `Join` succeeded; `result` is the pickled return value."""
 
     result: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Reply: a call or a join raised; the exception is pickled, or None if it cannot be pickled."""
+    """Reply of a rank process whose `Call` or `Join` raised; the exception is pickled, or None if that fails."""
 
     text: str
     exception: bytes | None
@@ -57,19 +58,19 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A process ended without a reply. Never sent: the pool records this in place of a reply."""
+    """Record of the pool, in place of a reply, that a rank process ended without replying. Never sent."""
 
     text: str
 
 
 def send_message(connection: socket.socket, message: object) -> None:
-    """Send one complete message."""
+    """Pickle a message, and send all of it over a socket."""
     data = pickle.dumps(message, protocol=5)
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def read_message(connection: socket.socket) -> Any:
-    """Receive one complete message.
+    """Receive one complete message from a socket, and unpickle it.
 
     Raises:
         EOFError: The peer has closed its connection.

@@ -1,4 +1,4 @@
-"""Handle of the pool on one rank process: start, exchange of messages, timeout, end."""
+"""Handle of a `RankPool` for one rank process: start, messages, timeout and end of the process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ENVIRONMENT = {
 
 
 class RankProcess:
-    """A running `dcp_ranks.testing.rank_worker`. Its output goes to a file; `output` returns the latest part."""
+    """Handle of one rank process, which runs `dcp_ranks.testing.rank_worker`, its stdout and stderr in a file."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -58,12 +58,12 @@ class RankProcess:
         return self._process.poll() is None
 
     def send(self, message: object) -> None:
-        """Send a message. Does nothing if the process has ended: the next `read` raises EOFError then."""
+        """Send a message to the process; does nothing if it has ended: the next `read` then raises EOFError."""
         with contextlib.suppress(ConnectionError):
             send_message(self.connection, message)
 
     def read(self) -> Any:
-        """Return the next message of the process.
+        """Wait for the next message of the process, and return it.
 
         Raises:
             EOFError: The process has ended.
@@ -71,28 +71,28 @@ class RankProcess:
         return read_message(self.connection)
 
     def mark_output(self) -> None:
-        """Mark the current end of the output, where `output` starts."""
+        """Mark the current end of the process's output, so that `output` returns only later text."""
         self._shown_from = os.fstat(self._output.fileno()).st_size
 
     def output(self) -> str:
-        """Return the output since `mark_output`, or its last part if it is long."""
+        """Return the process's stdout and stderr since `mark_output`; only the end if the text is long."""
         size = os.fstat(self._output.fileno()).st_size
         start = max(self._shown_from, size - _SHOWN_BYTES)
         return os.pread(self._output.fileno(), size - start, start).decode(errors="replace")
 
     def kill_after(self, seconds: float) -> None:
-        """Kill the process after this time, unless `keep` is called first."""
+        """Kill the process (SIGKILL) after `seconds`, unless `keep` is called before."""
         self._kill_timer = threading.Timer(seconds, self._process.kill)
         self._kill_timer.start()
 
     def keep(self) -> None:
-        """Cancel `kill_after`."""
+        """Cancel a kill that `kill_after` has scheduled."""
         if self._kill_timer is not None:
             self._kill_timer.cancel()
             self._kill_timer = None
 
     def how_it_ended(self) -> str:
-        """Describe how the process ended; waits briefly if it has not ended yet."""
+        """Return a text about the end of the process, such as `exited with status 1`; waits briefly for the end."""
         try:
             code = self._process.wait(_ABORT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -100,7 +100,7 @@ class RankProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
     def abort(self) -> None:
-        """End a stuck process by a signal on which it prints its stack."""
+        """End a stuck process with SIGABRT, on which the process prints its stacks."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(signal.SIGABRT)
@@ -110,7 +110,7 @@ class RankProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """End the process, and release its resources."""
+        """Kill the process, and close its connection and output file."""
         self.keep()
         self.connection.close()
         self._process.kill()

@@ -1,4 +1,4 @@
-"""Main program of a rank process of `RankPool`: serves calls until its parent ends.
+"""Main program of a rank process of `RankPool`: runs the functions that the pool sends, until the parent process ends.
 
 Started by `RankProcess` through `main`, with a socket's descriptor and the parent's process id.
 
@@ -43,7 +43,7 @@ _Filter: TypeAlias = "tuple[Any, re.Pattern[str] | str | None, type[Warning], re
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the calls of the pool that arrive over a socket.
+    """Run the functions that the pool sends over a socket, until the pool closes the socket.
 
     Args:
         arguments: The socket's file descriptor and the process id of the pool's process.

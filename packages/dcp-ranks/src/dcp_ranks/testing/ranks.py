@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes that are kept between tests, since starting torch takes seconds.
+"""`RankPool`: real rank processes for tests, kept between tests because starting torch takes seconds.
 
 Not for use outside tests. The program of a rank process is `dcp_ranks.testing.rank_worker`.
 """
@@ -34,7 +34,7 @@ _START_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """Failure of one rank: a readable text, the exception if it could be pickled, and the output of the rank."""
+    """Failure of one rank: description, exception (None if it could not be pickled), and stdout and stderr."""
 
     text: str
     exception: BaseException | None
@@ -42,11 +42,11 @@ class RankFailure:
 
 
 class RankError(RanksError, RuntimeError):
-    """A function failed on at least one rank.
+    """A function that `RankPool.run` called failed on at least one rank.
 
     Args:
         what: Description of the call that failed.
-        failures: Rank → failure of that rank.
+        failures: Failed rank → its failure.
         outputs: Rank → stdout and stderr, for the ranks that did not fail.
     """
 
@@ -64,15 +64,15 @@ class RankError(RanksError, RuntimeError):
 class RankPool:
     """Pool of real rank processes on this machine that runs functions on every rank of a process group.
 
-    Processes start when they are first needed, and are kept; one that dies or gets stuck is replaced. Each call starts
-    with torch's seed 0, the caller's warning filters, and the initial environment and working directory of the process.
-    The group is the default group, over loopback, with its store on rank 0. It is kept between calls with the same
-    world size and backend, and replaced after a failed call.
+    Processes start when they are first needed, and are kept; a process that dies or gets stuck is replaced. Each call
+    starts with torch's seed 0, the caller's warning filters, and the initial environment and working directory of the
+    process. The process group is the default group, over loopback, with its store on rank 0; it is kept between calls
+    with the same world size and backend, and replaced after a failed call.
 
     Args:
-        max_ranks: The largest world size.
-        timeout_seconds: Default timeout of a call.
-        grace_seconds: Time that the other ranks get to finish after one has failed.
+        max_ranks: Largest world size.
+        timeout_seconds: Default timeout of a call in seconds.
+        grace_seconds: Time in seconds that the other ranks have to finish after one rank has failed.
     """
 
     def __init__(self, max_ranks: int = 4, *, timeout_seconds: float = 60.0, grace_seconds: float = 10.0) -> None:
@@ -99,8 +99,8 @@ class RankPool:
             function: Function that cloudpickle can pickle, including functions of test modules, lambdas and closures.
             args: Arguments of the function, the same on each rank.
             timeout: Seconds after which unfinished ranks are ended, and reported with their stacks.
-            kill_after: Rank → seconds after which its process is killed (SIGKILL).
-            expect_death: Ranks whose processes must end before the function returns; their result is None.
+            kill_after: Rank → seconds after which the process of that rank is killed (SIGKILL).
+            expect_death: Ranks whose processes must end before `function` returns; their results are None.
             backend: Backend of the group, such as `gloo`, `nccl` or `cpu:gloo,cuda:nccl`; None for no group at all.
 
         Raises:
@@ -128,7 +128,7 @@ class RankPool:
     __call__ = run
 
     def close(self) -> None:
-        """End all processes."""
+        """End all rank processes."""
         for process in self._processes.values():
             process.close()
         self._processes.clear()

@@ -1,1 +1,1 @@
-"""Transport of bytes between ranks: keys of a torch store, and TCP connections."""
+"""Transport of bytes between ranks: through the keys of a `torch.distributed` store, and over TCP connections."""

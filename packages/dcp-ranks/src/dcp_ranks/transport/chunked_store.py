@@ -1,7 +1,7 @@
-"""Values, claims and waits on a `torch.distributed` store: chunked, interruptible, with an error if the store is lost.
+"""`StoreWire`: keys of a `torch.distributed` store, with large values in chunks, and an error if the store is lost.
 
-Waiting is polling with growing pauses: a blocking `wait` holds its connection, blocks the handling of signals, and
-prints a warning at each timeout. The meaning of the keys, and the making of connections, are elsewhere.
+Waiting is polling with growing pauses, because the blocking `wait` of a store holds its connection, blocks the handling
+of signals, and prints a warning at each timeout. Not in this module: the meaning of the keys, opening connections.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _POLLS_PER_SECOND = 10_000
 
 
 class KeyValueStore(Protocol):
-    """The methods of `torch.distributed.Store` that are used here, with the same keys and values."""
+    """The methods of `torch.distributed.Store` that coordinators need."""
 
     def set(self, key: str, value: bytes, /) -> None: ...  # noqa: D102
     def add(self, key: str, amount: int, /) -> int: ...  # noqa: D102
@@ -40,17 +40,19 @@ class KeyValueStore(Protocol):
 
 
 class VanishedKeyError(CoordinatorLostError):
-    """A key that was in the store has been deleted."""
+    """A key that should be in the store is missing: another rank has deleted it."""
 
 
 class StoreWire:
-    """Values, counters and claims at a store, under a prefix; raises `CoordinatorLostError` if the store is lost.
+    """Keys of a `torch.distributed` store under a prefix: values of any size, counters, and keys that are set once.
+
+    All methods raise `CoordinatorLostError` if the store does not answer any more.
 
     Args:
-        store: Connection to the store, which no other thread uses.
+        store: Connection to the store; no other thread may use it.
         prefix: Prefix of every key.
-        world_size: Number of ranks that poll this store; the more ranks, the less often each one polls.
-        errors: Classes of the errors to raise.
+        world_size: Number of ranks that poll the store; with more ranks, each rank polls less often.
+        errors: Exception classes to raise.
 
     Example:
         ```python
@@ -73,7 +75,7 @@ class StoreWire:
         self._last_pause_seconds = _LAST_PAUSE_SECONDS * max(1.0, world_size / _RANKS_PER_LAST_PAUSE)
 
     def put(self, key: str, data: bytes) -> list[str]:
-        """Store a value of any size; returns all keys that hold its chunks, the given key last."""
+        """Set a key to bytes of any size; returns all keys that hold chunks of the bytes, `key` last."""
         with guard_store(key, self._errors):
             if len(data) <= CHUNK_BYTES:
                 self._store.set(self._prefix + key, _WHOLE + data)
@@ -86,7 +88,11 @@ class StoreWire:
             return [*parts, key]
 
     def get(self, key: str) -> tuple[bytes, list[str]]:
-        """Return an existing value, and all keys that hold its chunks."""
+        """Return the bytes that `put` stored under a key, and all keys that hold chunks of these bytes.
+
+        Raises:
+            VanishedKeyError: The key is not in the store.
+        """
         head = self._read(key)
         if head[:1] == _WHOLE:
             return head[1:], [key]
@@ -94,7 +100,7 @@ class StoreWire:
         return b"".join([self._read(part) for part in parts]), [*parts, key]
 
     def get_text(self, key: str) -> str:
-        """Return the text that `claim` set."""
+        """Return the text of a key that `claim` has set. Raises VanishedKeyError if the key is not in the store."""
         return self._read(key).decode()
 
     def _read(self, key: str) -> bytes:
@@ -106,39 +112,42 @@ class StoreWire:
         return data
 
     def mark(self, key: str) -> None:
-        """Store an empty value."""
+        """Set a key to an empty value, as a flag."""
         self.put(key, b"")
 
     def add(self, key: str) -> int:
-        """Add one to a counter that starts at 0; returns its new value."""
+        """Add 1 to the counter in a key, which starts at 0; returns the new count."""
         with guard_store(key, self._errors):
             return self._store.add(self._prefix + key, 1)
 
     def count(self, key: str) -> int:
-        """Return the value of a counter; 0 if it is not set."""
+        """Return the count of the counter in a key; 0 if nothing was added."""
         with guard_store(key, self._errors):
             return self._store.add(self._prefix + key, 0)
 
     def claim(self, key: str, text: str) -> str:
-        """Set a key unless another rank has set it; returns the text that the key then has. Short ASCII text only."""
+        """Set a key to a short ASCII text unless the key is set already; returns the text that the key now has."""
         with guard_store(key, self._errors):
             return self._store.compare_set(self._prefix + key, "", text).decode()
 
     def has(self, *keys: str) -> bool:
-        """Whether all of these keys are set."""
+        """Return whether all of these keys are in the store."""
         with guard_store(keys[0], self._errors):
             return self._store.check([self._prefix + key for key in keys])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete these keys, as far as they exist."""
+        """Delete these keys; keys that do not exist are ignored."""
         with guard_store("(deleting keys)", self._errors):
             for key in keys:
                 self._store.delete_key(self._prefix + key)
 
     def wait(self, ready: Callable[[], bool], deadline: float, sleep: Callable[[float], None] = time.sleep) -> bool:
-        """Poll until `ready()`, or until `time.monotonic()` reaches the deadline; returns whether it became ready.
+        """Poll `ready` until it returns true or the deadline has passed; returns False at the deadline.
 
-        `sleep(seconds)` waits between two polls, at most that many seconds.
+        Args:
+            ready: Function that returns whether to stop waiting.
+            deadline: Time of `time.monotonic()` at which to give up, in seconds.
+            sleep: Function that waits between two polls, at most as many seconds as its argument.
         """
         started = time.monotonic()
         while not ready():
@@ -152,7 +161,12 @@ class StoreWire:
 
 @contextmanager
 def guard_store(key: str, errors: ErrorTypes = ERROR_TYPES) -> Iterator[None]:
-    """Raise `CoordinatorLostError` for errors of the store in the block; `key` names the request."""
+    """Context manager that turns errors of the store in the block into `CoordinatorLostError`.
+
+    Args:
+        key: Key or description of the request, for the error message.
+        errors: Exception classes to raise.
+    """
     try:
         yield
     except RuntimeError as error:  # DistNetworkError, and what stores without errors of their own raise
@@ -160,7 +174,7 @@ def guard_store(key: str, errors: ErrorTypes = ERROR_TYPES) -> Iterator[None]:
 
 
 def store_lost(key: str, error: RuntimeError, errors: ErrorTypes = ERROR_TYPES) -> CoordinatorLostError:
-    """Return the error to raise for a store that does not answer."""
+    """Return the exception to raise when the store does not answer to a request for a key."""
     message = str(error).partition("\n")[0]
     return errors.coordinator_lost(
         f"the store over which the ranks coordinate cannot be reached (at key {key!r}: {message}); the process that "

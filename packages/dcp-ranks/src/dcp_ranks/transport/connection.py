@@ -1,8 +1,8 @@
 """One TCP connection between two ranks: non-blocking exchange of frames, with TCP keepalive by the kernel.
 
-The kernel answers the probes of the other host whatever the process does, closes the connection when the process ends,
-and ends it when the other host does not answer: no thread has to send heartbeats. Not in this module: which ranks
-connect, and why.
+The kernel answers the keepalive probes of the other host even if the process is busy, and closes the connection when
+the process ends or the other host does not answer; so no thread has to send heartbeats. Not in this module: which
+ranks connect, and why.
 
 Source: Linux `tcp(7)`: TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
 """
@@ -28,7 +28,7 @@ _PROBES = 4
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message: its kind, the phase and operation, the rank that it is about, and its bytes."""
+    """One message between ranks: kind, operation and phase, the rank that the message is about, and bytes."""
 
     kind: int
     sequence: int
@@ -38,11 +38,11 @@ class Frame:
 
 
 class Link:
-    """A connection that is established or in progress. Calls for one link must not overlap; none of them waits.
+    """A TCP connection to another rank, established or being established. Not thread-safe; no method blocks.
 
     Args:
-        connection: Socket, which belongs to the link from now on.
-        peer_timeout_seconds: Time without an answer of the other host after which the connection counts as broken.
+        connection: Socket; the link closes it.
+        peer_timeout_seconds: Time in seconds without an answer of the other host after which the connection is broken.
     """
 
     def __init__(self, connection: socket.socket, peer_timeout_seconds: float) -> None:
@@ -66,17 +66,17 @@ class Link:
 
     @property
     def sending(self) -> bool:
-        """Whether frames wait to be sent."""
+        """Whether a frame has not been sent completely."""
         return bool(self._out)
 
     def send(self, frame: Frame) -> None:
-        """Send as much of a frame as possible without blocking; `flush` sends the rest."""
+        """Send as much of a frame as possible without blocking, and queue the rest for `flush`."""
         self._out.append(memoryview(_HEAD.pack(frame.kind, frame.sequence, frame.step, frame.rank, len(frame.body))))
         self._out.append(memoryview(frame.body))
         self.flush()
 
     def flush(self) -> None:
-        """Send as much as the connection takes without blocking."""
+        """Send as much of the queued frames as possible without blocking."""
         while self._out and self.broken is None:
             try:
                 sent = self._socket.send(self._out[0])
@@ -92,7 +92,7 @@ class Link:
                 self._out.popleft()
 
     def receive(self) -> Iterator[Frame]:
-        """Yield the frames that have arrived whole; sets `broken` if the other end has closed."""
+        """Yield the frames that have arrived completely; sets `broken` if the other rank has closed the connection."""
         taken = 0
         while taken < _READ_BYTES and self.broken is None:
             try:
@@ -145,7 +145,10 @@ class Link:
 
 
 def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
-    """Make the kernel detect within this time that the peer's host is gone, whether or not data is in flight."""
+    """Set TCP options by which the kernel ends a connection whose other host has not answered for this many seconds.
+
+    This works both while data is being sent and while the connection is idle.
+    """
     wait_seconds = max(1, round(peer_timeout_seconds / (_PROBES + 2)))
     idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
     options = {
@@ -162,11 +165,14 @@ def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
 
 
 def listen(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """Return a listening socket on one address of this host. Raises OSError if that is not possible.
+    """Return a non-blocking listening TCP socket on one address of this host.
 
     Args:
-        address: Address, IPv4 or IPv6; connections to other addresses are not accepted.
+        address: IPv4 or IPv6 address; connections to other addresses of the host are not accepted.
         port: Port number; 0 for any free port.
+
+    Raises:
+        OSError: The address is not one of this host, or the port is in use.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     made = socket.create_server((address, port), family=family, backlog=4096, reuse_port=False)
@@ -175,7 +181,7 @@ def listen(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
 
 
 def own_addresses() -> list[str]:
-    """Return this host's addresses, loopback last; resolves no name, which takes seconds on some hosts."""
+    """Return the IP addresses of this host, loopback last. Makes no name look-up, which is slow on some hosts."""
     return [*_own_v4(), *_own_v6(), "127.0.0.1"]
 
 

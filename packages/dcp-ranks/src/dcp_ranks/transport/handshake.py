@@ -1,10 +1,9 @@
-"""Handshake by which two ranks prove to each other over a connection that they belong to the same job.
+"""Handshake that authenticates two ranks of the same job to each other over a TCP connection.
 
-Both ranks know a secret, which is sent only over the group's store: over connections they send codes (HMAC) of fresh
-random numbers. The listener leaves its random number, the challenge, in the store; the caller sends a random number of
-its own, with a code that proves that the caller knows the secret; the answer of the listener proves the same. So the
-first bytes of a connection decide, and a stranger sees only codes. This module opens no connection, and does not
-encrypt what is sent afterwards.
+All ranks share a secret through the group's store; over connections they send only authentication codes (HMAC) of
+random numbers. The listener publishes a random number, the challenge, in the store. The caller (the connecting rank)
+sends a random number of its own with an HMAC of both numbers, and the listener answers with another HMAC: each proves
+that the sender knows the secret. This module opens no connection, and does not encrypt later messages.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ _CODE = "sha256"
 
 
 def new_challenge() -> bytes:
-    """Return a random number for one listener, which the listener leaves in the store."""
+    """Return a challenge: random bytes for one listener, which the listener publishes in the store."""
     return os.urandom(_NONCE_BYTES)
 
 
 class Call:
-    """The caller's side of the handshake on one connection. Each connection needs its own instance.
+    """The connecting rank's side of the handshake on one connection. Each connection needs its own instance.
 
     Args:
         secret: Secret of the job.
-        challenge: Challenge that the listener left in the store.
-        rank: Rank of the caller.
+        challenge: Challenge that the listener published in the store.
+        rank: Rank of the connecting process.
     """
 
     def __init__(self, secret: bytes, challenge: bytes, rank: int) -> None:
@@ -38,20 +37,20 @@ class Call:
 
     @property
     def hello(self) -> bytes:
-        """The first bytes that the caller sends."""
+        """The first bytes that the connecting rank sends: a random number and an HMAC."""
         return self._parts[1] + _code(self._secret, b"call", *self._parts)
 
     def is_answered_by(self, welcome: bytes | bytearray) -> bool:
-        """Whether the answer proves a listener that knows the secret."""
+        """Return whether the listener's answer proves that the listener knows the secret of the job."""
         return hmac.compare_digest(welcome, _code(self._secret, b"answer", *self._parts))
 
 
 class Listener:
-    """The listener's side of the handshake, for all its connections.
+    """The listening rank's side of the handshake, for all of its connections.
 
     Args:
         secret: Secret of the job.
-        challenge: Challenge that the listener left in the store.
+        challenge: Challenge that this rank published in the store.
     """
 
     def __init__(self, secret: bytes, challenge: bytes) -> None:
@@ -60,11 +59,11 @@ class Listener:
         self._used: set[bytes] = set()
 
     def answer(self, hello: bytes | bytearray, rank: int) -> bytes | None:
-        """Return the answer for a caller that has proved itself; None for a stranger, or for a replayed greeting.
+        """Return the bytes to send to an authenticated caller; None if `hello` is not authentic or is a replay.
 
         Args:
-            hello: First bytes received from the caller.
-            rank: Number of the rank that the caller claims to be.
+            hello: First bytes received from the connecting rank.
+            rank: Rank that the caller claims to have.
         """
         nonce, code = bytes(hello[:_NONCE_BYTES]), hello[_NONCE_BYTES:]
         parts = (self._challenge, nonce, rank)

@@ -1,4 +1,4 @@
-"""Listening sockets of a rank, only on the addresses that it announces: those in the network of the store.
+"""Listening sockets of a rank, on addresses in the network of the store or in a given network.
 
 Not in this module: the connections themselves.
 """
@@ -21,18 +21,16 @@ _MAX_DOORS = 16
 
 
 def addresses_to_announce(store: Any, network: str | None) -> list[str]:
-    """Return this host's addresses by which the other ranks are likely to reach it, the likeliest first.
-
-    With `network`, these are the host's addresses in that network. Otherwise it is the address from which this host
-    reaches the store, as all ranks reach the store. If the store has no server, or the server's name resolves to a
-    loopback address (`127.0.1.1` for a host's own name), these are all addresses of the host.
+    """Return the addresses of this host at which other ranks can probably connect, the most probable first.
 
     Args:
-        store: Store of the group.
-        network: Network such as `10.0.0.0/8`; None for the network of the store.
+        store: Store of the process group.
+        network: IP network such as `10.0.0.0/8`; None for the network of the store.
 
     Returns:
-        The addresses; none if the host has no address in the network: then other ranks cannot connect, and report that.
+        With `network`, the addresses of this host in that network; empty if there is none, in which case no rank can
+        connect to this rank. Without it, the address from which this host reaches the store; all addresses of this host
+        if the store has no server or the server's name resolves to a loopback address.
     """
     own = own_addresses()
     if network is not None:
@@ -46,7 +44,11 @@ def addresses_to_announce(store: Any, network: str | None) -> list[str]:
 
 
 def open_doors(addresses: Iterable[str]) -> tuple[list[socket.socket], tuple[str, ...], int]:
-    """Open listening sockets on one free port; returns those that opened, their addresses and the port (0 if none)."""
+    """Open a listening socket on each address, all on the same free port.
+
+    Returns:
+        The sockets that could be opened, their addresses, and the port (0 if no socket could be opened).
+    """
     doors: list[socket.socket] = []
     announced: list[str] = []
     port = 0

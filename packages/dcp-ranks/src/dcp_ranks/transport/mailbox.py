@@ -1,6 +1,6 @@
-"""Mailbox for frames of operations and phases that share connections: frames are kept until their phase fetches them.
+"""Mailbox of frames (messages): received frames wait for their phase, and outgoing frames until they can be sent.
 
-Not in this module: connections.
+Several operations share the connections between ranks. Not in this module: connections.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dcp_ranks.transport.connection import Frame
 __all__ = ["Key", "Mail"]
 
 Key = tuple[int, int]
-"""A phase: the operation's sequence number, and the step within it."""
+"""Key of a phase: sequence number of the operation, and number of the phase within the operation."""
 
 # Size that fits into the buffers of a connection: larger frames are sent only to a rank that is reading. A busy rank
 # takes no bytes, and a kernel gives up on a connection that takes none for the peer timeout.
@@ -20,7 +20,7 @@ _UNASKED_BYTES = 16 << 10
 
 
 class Mail:
-    """Inbox and outbox of frames, by phase. Not thread-safe: the caller holds a lock."""
+    """Inbox and outbox of one rank's frames, by phase. Not thread-safe: callers must hold a lock."""
 
     def __init__(self) -> None:
         self._inbox: defaultdict[Key, list[tuple[int, Frame]]] = defaultdict(list)
@@ -30,15 +30,15 @@ class Mail:
         self._operations: set[int] = set()
         self._newest = 0
         self.reading: set[Key] = set()
-        """The phases in which this rank reads."""
+        """The phases in which this rank is ready to receive large frames."""
 
     def begin(self, sequence: int) -> None:
-        """Begin an operation on this rank: keep its frames."""
+        """Begin the operation with this sequence number: keep its frames from now on."""
         self._operations.add(sequence)
         self._newest = max(self._newest, sequence)
 
     def end(self, sequence: int) -> None:
-        """End an operation on this rank: drop its frames."""
+        """End the operation with this sequence number: discard its frames."""
         self._operations.discard(sequence)
         for kept in (self._inbox, self._outbox, self._unasked_bytes):
             for key in [key for key in kept if key[0] == sequence]:
@@ -47,28 +47,31 @@ class Mail:
         self.reading = {key for key in self.reading if key[0] != sequence}
 
     def put(self, sender: int, frame: Frame) -> None:
-        """Keep a frame, unless its operation has ended."""
+        """Put a received frame into the inbox; a frame of an ended operation is discarded."""
         if frame.sequence in self._operations or frame.sequence > self._newest:
             self._inbox[frame.sequence, frame.step].append((sender, frame))
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
-        """Return the frames that have arrived for a phase, each with the neighbour that sent it."""
+        """Return and remove the received frames of a phase, each with the rank that sent it."""
         return self._inbox.pop(key, [])
 
     def keep_for_above(self, frame: Frame) -> None:
-        """Queue a frame for the rank above."""
+        """Put a frame for the rank above into the outbox."""
         self._outbox.setdefault((frame.sequence, frame.step), []).append(frame)
 
     def take_back(self, key: Key) -> list[Frame]:
-        """Return the frames queued for the rank above in a phase that were not sent, and drop them."""
+        """Return and remove the frames of a phase in the outbox, which have not been sent."""
         return self._outbox.pop(key, [])
 
     def asked(self, key: Key) -> None:
-        """Mark that the rank above reads in this phase."""
+        """Note that the rank above is ready to receive large frames of this phase."""
         self._asked.add(key)
 
     def ready_for_above(self) -> list[Frame]:
-        """Return the frames that the rank above will take now, small or requested; they are removed."""
+        """Return and remove the frames in the outbox that may be sent now.
+
+        These are small frames, and all frames of phases for which the rank above is ready.
+        """
         ready: list[Frame] = []
         for key, frames in list(self._outbox.items()):
             if key not in self._asked:

@@ -1,4 +1,4 @@
-"""Pickles of values that ranks of one job send each other; they trust each other."""
+"""Pickling of messages between ranks of one job, which trust each other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["decode", "encode"]
 
 
 def encode(value: Any) -> bytes:
-    """Pickle a value for another rank of the same job."""
+    """Pickle a Python object for another rank of the same job."""
     return pickle.dumps(value, protocol=5)
 
 
 def decode(data: bytes | bytearray) -> Any:
-    """Unpickle a value from another rank of the same job; bytes from elsewhere must never be passed."""
+    """Unpickle bytes from another rank of the same job. Unsafe for bytes from any other source."""
     return pickle.loads(data)

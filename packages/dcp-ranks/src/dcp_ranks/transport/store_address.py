@@ -1,4 +1,4 @@
-"""Stores of `torch.distributed` from outside: under a prefix, without their prefixes, over a new connection."""
+"""Connections to a `torch.distributed` store, and adding or removing key prefixes of stores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dcp_ranks.transport.chunked_store import KeyValueStore
 __all__ = ["STORE_TIMEOUT", "connect_store", "innermost_store", "prefixed_store"]
 
 STORE_TIMEOUT = timedelta(seconds=30)
-"""Timeout for connecting, and for a `get` of a key that should exist."""
+"""Timeout for connecting to a store, and for requests over the new connection."""
 
 
 def connect_store(host: str, port: int) -> KeyValueStore:
-    """Connect to a running `TCPStore`, for the caller alone. Raises torch's error if none is there."""
+    """Open a new connection to a running `TCPStore`. Raises RuntimeError, as torch does, if no server answers."""
     made: Any = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, None, False, timeout=STORE_TIMEOUT, wait_for_workers=False
     )
@@ -24,13 +24,13 @@ def connect_store(host: str, port: int) -> KeyValueStore:
 
 
 def prefixed_store(prefix: str, store: Any) -> KeyValueStore:
-    """Return a store whose keys are those of `store` under a prefix."""
+    """Return a store that adds a prefix to each key and accesses `store`."""
     made: Any = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
     return cast("KeyValueStore", made)
 
 
 def innermost_store(store: Any) -> Any:
-    """Return the store below all prefixes."""
+    """Return the store inside all nested `PrefixStore`s; a store without a prefix is returned unchanged."""
     while (below := getattr(store, "underlying_store", None)) is not None:
         store = below
     return store
