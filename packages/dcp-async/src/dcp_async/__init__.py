@@ -1,6 +1,6 @@
-"""Asynchronous saving: stage the state dict in a reused host buffer, and save it from there in a thread or process.
+"""Asynchronous saving: copy the state dict to a reused host buffer, and save the copy in a thread or process.
 
-`dcp_core` plans and writes; this package decides when, from which memory and in which process a save runs.
+`dcp_core` plans and writes a save; this package decides when and in which thread or process the save runs.
 """
 
 from __future__ import annotations

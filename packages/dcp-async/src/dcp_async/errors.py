@@ -1,4 +1,4 @@
-"""Errors of saves in the background, in addition to those of any save."""
+"""Exceptions of asynchronous saves, in addition to the exceptions of synchronous saves."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ __all__ = [
 
 
 class StagingLimitError(DcpError, MemoryError):
-    """The state does not fit into the memory limit of staging."""
+    """The copy of a state dict would exceed the memory limit of staging, `max_staging_bytes`."""
 
 
 class MutatedWhileStagedError(DcpError, RuntimeError):
-    """A tensor changed while it was copied: the copy may mix old and new values."""
+    """A tensor changed while it was being staged, so the copy may mix old and new elements; nothing is saved."""
 
 
 class StagingMismatchError(DcpError, RuntimeError):
-    """The staged copy of a tensor does not match its description; the copy is not used."""
+    """The staged copy of a tensor does not match its recorded dtype, shape, strides or memory; nothing is saved."""
 
 
 class NestedSaveError(DcpError, RuntimeError):
-    """A thread started a save while it was already starting another one."""
+    """A thread started a save while it was already starting another save, for example in a `state_dict()` method."""
 
 
 class SaveSkippedError(DcpError, RuntimeError):
-    """This save was skipped, because an earlier one was still running and the policy is `skip`."""
+    """A save was skipped because an earlier save was still running; the overlap policy is `skip`."""
 
 
 class SaveSupersededError(DcpError, RuntimeError):
-    """This save was superseded by a later one before it began; the policy is `latest`."""
+    """A queued save was replaced by a later save before it began; the overlap policy is `latest`."""
 
 
 class SaverClosedError(DcpError, RuntimeError):
-    """The saver is closed, and takes no more saves."""
+    """The saver is closed and accepts no more saves."""
 
 
 class SaverDeadlineError(DcpError, TimeoutError):
-    """A save, or waiting for all saves, exceeded its deadline."""
+    """A save, a copy, or the wait for earlier saves took longer than its limit."""
 
 
 class WorkerError(DcpError, RuntimeError):
-    """The worker process could not be started, or could not receive what it needs."""
+    """The worker process of a saver could not be started, or an object for it could not be pickled or unpickled."""
 
 
 class WorkerLostError(DcpError, ConnectionError):
-    """The worker process ended, or stopped responding, during a save; the next save starts another one."""
+    """The worker process of a saver ended or stopped responding during a save; the next save starts a new process."""

@@ -1,4 +1,4 @@
-"""Options of savers, as records: the overlap policy, deadlines, and the worker's share of the machine."""
+"""Options of asynchronous savers: overlap policies, deadlines, and priority and cores of the worker process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
 __all__ = ["AsyncCheckpointerType", "Overlap", "SaverOptions", "WorkerOptions", "check_overlap"]
 
 Overlap = Literal["wait", "skip", "latest"]
-"""Policy for a save that starts while another one runs: `wait` for it, `skip` the new one, or let the new one replace
-the save that is queued (`latest`)."""
+"""Overlap policy for a new save while an earlier save runs: `wait` for the earlier save, `skip` the new save, or let
+the new save replace the queued save (`latest`)."""
 
 
 class AsyncCheckpointerType(Enum):
-    """Where a save runs: in a thread of this process, or in a worker process."""
+    """Kind of an asynchronous saver: saves run in a thread of this process, or in a worker process."""
 
     THREAD = "thread"
     PROCESS = "process"
@@ -26,19 +26,19 @@ class AsyncCheckpointerType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Options of the worker process: its share of the machine, and the timeout after which it counts as dead.
+    """Options of the worker process of a saver: scheduling priority, cores and timeouts.
 
     Attributes:
-        nice: Increment of the niceness, so that the trainer has priority on a shared core.
+        nice: Increment of the worker's niceness; a positive number gives the trainer priority on a shared core.
         batch: Whether the kernel schedules the worker as a batch job (`SCHED_BATCH`), which does not preempt running
             threads when it wakes up.
-        ionice: I/O scheduling class and level (`("best-effort", 7)`, `("idle", 0)`); None leaves it unchanged.
-        torch_threads: Number of threads for one operation of torch.
-        cpu_affinity: The cores that the worker may run on; None leaves them unchanged.
-        process_group: Whether the worker joins a gloo group of all savers over the trainer's store, for storage writers
+        ionice: I/O scheduling class and level, such as `("best-effort", 7)` or `("idle", 0)`; None keeps the trainer's.
+        torch_threads: Number of threads of one torch operation in the worker.
+        cpu_affinity: Numbers of the cores on which the worker may run; None keeps the trainer's.
+        process_group: Whether the workers of all ranks form a gloo group over the trainer's store, for storage writers
             that use collectives.
-        start_seconds: Timeout of the worker's start.
-        silence_seconds: Time without a heartbeat after which the worker is killed.
+        start_seconds: Time in seconds within which the worker must start.
+        silence_seconds: Time in seconds without a heartbeat after which the worker is killed.
 
     Example:
         ```python
@@ -66,19 +66,20 @@ def _copy_threads() -> int:
 
 @dataclass(frozen=True, slots=True)
 class SaverOptions:
-    """Options of a saver: staging memory, timeouts, and the worker process.
+    """Options of an asynchronous saver: staging memory, timeouts, and the worker process.
 
     Attributes:
-        max_staging_bytes: Limit of the memory for all staged copies of this rank; None for no limit.
-        copy_threads: Number of threads that copy tensors in host memory while `save` waits.
-        pin_memory: Whether staging memory is pinned, if CUDA is available.
-        mutation_guard: Whether samples of each copy are compared with the source after copying: see `mutation_guard`.
-        save_seconds: Deadline of one save in a worker process, which is killed after it; a save in a thread has no
-            deadline. Also the limit of waiting for an earlier save, and for a copy.
-        close_seconds: Limit of the time that `close` waits for running saves.
-        timeout_seconds: Timeout of a rank that waits for the others in one phase; see `dcp_core.save`.
-        peers: Options of the connections by which savers of different ranks watch each other; see `dcp_core.save`.
-        worker: Options of the worker process.
+        max_staging_bytes: Limit in bytes of the memory for all staged copies of this rank; None for no limit.
+        copy_threads: Number of threads that copy tensors in host memory during `save`.
+        pin_memory: Whether the memory for staged copies is pinned, if CUDA is available.
+        mutation_guard: Whether samples of the tensors' bytes are compared before and after copying, to detect tensors
+            that change during the copy.
+        save_seconds: Time in seconds after which the worker process of a running save is killed; a save in a thread is
+            not limited. Also the longest time that `save` waits for an earlier save, or a save for its copy.
+        close_seconds: Longest time in seconds that `close` waits for running saves.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase; see `dcp_core.save`.
+        peers: Options for how the savers of different ranks watch each other and connect; see `dcp_core.save`.
+        worker: Options of the worker process; a thread saver ignores them.
 
     Example:
         ```python
@@ -108,6 +109,6 @@ class SaverOptions:
 
 
 def check_overlap(overlap: str) -> None:
-    """Raise ValueError for an unknown overlap policy."""
+    """Check that `overlap` is an overlap policy; raises ValueError if not."""
     if overlap not in get_args(Overlap):
         raise ValueError(f"overlap={overlap!r} is not known; choose one of {', '.join(map(repr, get_args(Overlap)))}")

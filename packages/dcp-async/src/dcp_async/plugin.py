@@ -1,4 +1,4 @@
-"""Registers the savers of this package. Imports nothing heavy."""
+"""Plug-in that registers the thread saver and the process saver. Imports nothing heavy."""
 
 from dcp_hooks import hookimpl
 
@@ -7,7 +7,7 @@ __all__ = ["dcp_register_savers"]
 
 @hookimpl
 def dcp_register_savers() -> dict[str, str]:
-    """Return the saver factories by the values of `AsyncCheckpointerType`."""
+    """Return the savers of this package: value of `AsyncCheckpointerType` → `module:attribute` of the factory."""
     return {
         "thread": "dcp_async.savers.thread_saver:ThreadBackend",
         "process": "dcp_async.savers.process_saver:ProcessBackend",

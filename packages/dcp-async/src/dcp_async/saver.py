@@ -1,6 +1,6 @@
-"""`AsyncSaver`: saves in the background, from a staged copy, one after the other.
+"""`AsyncSaver`: copies state dicts and saves the copies in the background, one at a time.
 
-A `Backend` (a thread, a process) carries out the saves; plugins register backends. `staging` makes the copies.
+A `Backend` (thread or process) runs the saves; plug-ins register backends. The copies are made in `staging`.
 """
 
 from __future__ import annotations
@@ -46,38 +46,46 @@ __all__ = ["AsyncSaver", "Backend"]
 
 
 class Backend(Protocol):
-    """Backend that carries out saves. Plugins register its factory under a name; the factory gets `SaverOptions`."""
+    """Contract of a backend, which runs the saves of an `AsyncSaver` in a thread or process.
+
+    Plug-ins register a factory of the backend under a name; the factory is called with a `SaverOptions`.
+    """
 
     shares_memory: bool
-    """Whether copies must be made in memory that another process can map."""
+    """Whether staged copies must be in memory that another process can map."""
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Prepare for the first save of a group; if a staged state is given, also for states of its structure."""
+        """Prepare for the first save of a process group, for example by starting a process.
+
+        Args:
+            link: Link to the other ranks of the group.
+            staged: Staged copy of a state dict whose structure later saves will have; None if unknown.
+        """
         ...
 
     def before_save(self) -> None:
-        """Prepare for a save before its number is drawn and its copy made; in the caller's thread, without waiting."""
+        """Prepare for a save, in the thread that calls `save`, before the state dict is copied. Must not wait."""
         ...
 
     def run(self, job: SaveJob) -> Metadata:
-        """Carry out one save; always called in the same thread."""
+        """Run one save, and return the checkpoint's metadata. All calls come from one thread."""
         ...
 
     def close(self) -> None:
-        """Release all resources. A backend must also do this when it is garbage-collected with its saver."""
+        """Release all resources, such as processes. Garbage collection of the backend must release them too."""
         ...
 
 
 class AsyncSaver:
-    """Saves in the background; a context manager that waits for all saves when it ends.
+    """Asynchronous saver: copies state dicts and saves them in the background. A context manager that closes itself.
 
     Args:
-        kind: `AsyncCheckpointerType.PROCESS`, `THREAD`, or the name of a saver that a plugin registers.
+        kind: `AsyncCheckpointerType.PROCESS`, `AsyncCheckpointerType.THREAD`, or the name of a saver from a plug-in.
         overlap: Policy for a save that starts while another one runs: `wait`, `skip` or `latest`.
-        options: See `SaverOptions`.
+        options: Options of the saver; None for the defaults of `SaverOptions`.
 
-    Saves of one saver run in the order in which they were started. One saver may serve several groups, models and
-    checkpoint ids; ranks that are in several groups must start their saves in the same order.
+    Saves of one saver run one at a time, in the order in which they were started. One saver may serve several process
+    groups, models and checkpoint ids; ranks that are in several groups must start their saves in the same order.
 
     Example:
         ```python
@@ -123,17 +131,17 @@ class AsyncSaver:
 
     @property
     def closed(self) -> bool:
-        """Whether the saver is closed to new saves from this process."""
+        """Whether the saver is closed, or belongs to the parent process of a fork: `save` then raises."""
         return self._queue.closed or self._owner != os.getpid()
 
     @property
     def staging_bytes(self) -> int:
-        """Size of the memory for staged copies, in bytes, including idle buffers."""
+        """Size in bytes of the memory for staged copies, including memory kept for the next copy."""
         return self._pool.nbytes
 
     @property
     def backend(self) -> Backend:
-        """The backend that carries out the saves."""
+        """The backend that runs the saves, such as a `ThreadBackend`."""
         return self._backend
 
     def warm_up(
@@ -143,18 +151,18 @@ class AsyncSaver:
         state_dict: dict[str, Any] | None = None,
         no_dist: bool = False,
     ) -> None:
-        """Prepare for the first save: start the thread or worker process, and return when it is ready.
+        """Prepare for the first save: start the worker process, and return when the process is ready.
 
         Args:
-            process_group: The ranks that will save together; None takes all.
-            state_dict: The state to be saved later. If given, memory for its copy is allocated, and its structure is
-                sent to the worker.
-            no_dist: See `save`.
+            process_group: Process group of the ranks that will save together; None for all ranks.
+            state_dict: State dict like those that will be saved. If given, memory for a copy is allocated, and the
+                structure of the state dict is sent to the worker.
+            no_dist: Whether saves will be from this process alone.
 
         Raises:
-            WorkerError: The process cannot be started.
+            WorkerError: The worker process cannot be started.
             SaverClosedError: The saver is closed.
-            Exception: The state cannot be saved.
+            Exception: `state_dict` cannot be staged.
 
         Ranks: every rank of the group; does not wait for other ranks, only for this rank's own earlier saves.
         """
@@ -191,27 +199,27 @@ class AsyncSaver:
         """Copy a state dict and save the copy in the background.
 
         Args:
-            state_dict: State dict, as for `dcp_core.save`. Without `async_stager`, values may change as soon as this
-                method returns.
+            state_dict: State dict, as for `dcp_core.save`. Without `async_stager`, its tensors and objects may be
+                changed as soon as `save` returns.
             checkpoint_id: Path or URI of the checkpoint. A relative path is resolved at the time of this call.
-            storage_writer: Storage writer to use instead of that of the `checkpoint_id`'s scheme; a process saver uses
-                a copy.
-            planner: See `dcp_core.save`. A process saver uses a copy of a `DefaultSavePlanner`. Of all other planners,
-                also of its subclasses, the methods that access values run in this process.
-            process_group: The ranks that save together; None takes all.
-            async_stager: Stager that makes the copy. If its `stage` returns a future, this method may return before the
-                copy is complete.
+            storage_writer: Storage writer to use instead of the one that the scheme of `checkpoint_id` selects; a
+                process saver uses a copy of the writer.
+            planner: Save planner, as for `dcp_core.save`. A process saver runs a copy of a `DefaultSavePlanner` in the
+                worker; of all other planners, subclasses included, the methods that access tensors run in this process.
+            process_group: Process group of the ranks that save together; None for all ranks.
+            async_stager: Stager that copies the state dict. If its `stage` returns a future, `save` may return before
+                the copy is complete.
             no_dist: Whether to save from this process alone.
-            use_collectives: See `dcp_core.save`.
-            overlap: Overlap policy of this save; None takes the saver's.
+            use_collectives: Whether ranks plan together; with False, every rank plans alone (see `dcp_core.save`).
+            overlap: Overlap policy of this save; None for the saver's policy.
 
         Returns:
-            A future of the metadata, done when the checkpoint exists; with a stager that returns futures, an
-            `AsyncSaveResponse`, which has a second future for the copy.
+            Future of the checkpoint's metadata, done when the checkpoint is published; with a stager that returns
+            futures, an `AsyncSaveResponse`, which has a second future for the copy.
 
         Raises:
-            Exception: The copy failed, or an earlier save whose future was never read. Other ranks get the error from
-                their futures.
+            Exception: The copy failed, or an earlier save failed and its future was never read. The futures of the
+                other ranks raise the error of the copy, too.
             SaverClosedError: The saver is closed.
             SaverDeadlineError: An earlier save of this rank, or a thread in `lock`, takes longer than `save_seconds`.
             NestedSaveError: This thread is already starting a save, for example in the `state_dict()` of an object.
@@ -243,31 +251,38 @@ class AsyncSaver:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold a lock while values change: waits until no copy is in progress; other threads' saves wait for its end.
+        """Context manager for changing tensors: waits until no copy is in progress, and delays saves of other threads.
 
-        Needed for stagers that return futures; with others, every copy is complete before `save` returns. If the same
-        thread saves inside the block, `save` returns after the copy is complete, whatever the stager.
+        Only needed with a stager that returns futures; with other stagers, the copy is complete when `save` returns. If
+        this thread calls `save` inside the block, the copy is complete when `save` returns, with every stager.
         """
         self._check_here()
         with self._entry.lock():
             yield
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until every save has ended, successfully or not. Raises SaverDeadlineError after `seconds`."""
+        """Wait until every save has ended, successfully or not.
+
+        Args:
+            seconds: Longest time in seconds to wait; None for `SaverOptions.save_seconds`.
+
+        Raises:
+            SaverDeadlineError: A save has not ended within `seconds`.
+        """
         self._check_here()
         self._queue.drain(self.options.save_seconds if seconds is None else seconds)
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves, end the thread or worker, and raise errors that were never read.
+        """Wait for all saves, end the thread or worker process, and raise errors of saves whose futures were not read.
+
+        In a forked child process, `close` does nothing: the saver belongs to the parent.
 
         Args:
-            seconds: Limit of the time to wait; None takes `SaverOptions.close_seconds`.
+            seconds: Longest time in seconds to wait; None for `SaverOptions.close_seconds`.
 
         Raises:
-            SaverDeadlineError: A save takes longer; see `end`.
+            SaverDeadlineError: A save has not ended within `seconds`; the saves are then ended as by `end`.
             Exception: An earlier save failed, and its future was never read; further errors are logged.
-
-        In a forked child this does nothing: the saver is its parent's.
         """
         if self._owner != os.getpid():
             return
@@ -282,15 +297,15 @@ class AsyncSaver:
             raise error
 
     def log_unasked(self) -> None:
-        """Log the errors of all failed saves that were never read, where they cannot be raised."""
+        """Log all errors of failed saves whose futures were not read, and mark them as read."""
         self._queue.log_unasked()
 
     def end(self) -> None:
-        """End what runs in the background, without waiting for saves.
+        """Close the saver without waiting for its saves, and end the worker process.
 
-        A save that has not begun is cancelled: its future raises SaverClosedError. A save in a worker process ends with
-        that process, and its checkpoint is not published. A save in a thread cannot be ended: it continues, its future
-        reports the outcome, and the interpreter waits for the thread.
+        A queued save is cancelled: its future raises SaverClosedError. A save that runs in the worker process ends with
+        the process, and its checkpoint is not published. A save that runs in a thread cannot be ended: it continues,
+        its future gets the result, and the interpreter waits for the thread before it exits.
         """
         self._warning.detach()
         if self._owner != os.getpid():

@@ -1,4 +1,4 @@
-"""Messages about a saver that ends without `close`: dropped by its owner, or at the interpreter's exit."""
+"""Warnings and errors about savers that were not closed before garbage collection or the interpreter's exit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["naming_the_end", "warn_dropped"]
 
 @contextlib.contextmanager
 def naming_the_end() -> Iterator[None]:
-    """Context manager that explains why a thread cannot be started, if the reason is the interpreter's exit."""
+    """Context manager that raises a clear error if a thread cannot be started because the interpreter exits."""
     try:
         yield
     except RuntimeError as error:
@@ -29,11 +29,11 @@ def naming_the_end() -> Iterator[None]:
 
 
 def warn_dropped(name: str, owner: int) -> None:
-    """Warn of a saver without references, in the process that made it; a finalizer.
+    """Warn that a saver was garbage-collected without `close`; does nothing in a forked child. A finalizer.
 
     Args:
-        name: Kind of the saver.
-        owner: Id of the process that made it.
+        name: Kind of the saver, such as `thread`.
+        owner: Id of the process that made the saver.
     """
     if os.getpid() == owner:
         warnings.warn(

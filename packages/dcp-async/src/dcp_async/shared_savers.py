@@ -1,4 +1,4 @@
-"""`async_save`: stock's function, with shared savers that this process keeps for later calls.
+"""`async_save`, with stock's signature: saves through asynchronous savers that are shared by all calls in a process.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.async_save` (signature, results).
 """
@@ -38,28 +38,30 @@ def async_save(
     use_collectives: bool = True,
     overlap: Overlap = "wait",
 ) -> Future[Metadata] | AsyncSaveResponse:
-    """Copy a state dict and save the copy in the background, with this process's shared saver of that type.
+    """Copy a state dict and save the copy in the background, through this process's shared saver.
 
-    For settings, or for more than one saver, make an `AsyncSaver`.
+    For other options, or for more than one saver, make an `AsyncSaver`. The interpreter completes running saves before
+    it exits.
 
     Args:
-        state_dict: See `AsyncSaver.save`, as for the other arguments.
+        state_dict: State dict to save; its tensors may be changed as soon as `async_save` returns, without
+            `async_stager`.
         checkpoint_id: Path or URI of the checkpoint.
-        storage_writer: Storage writer to use instead of that of the `checkpoint_id`'s scheme.
-        planner: Planner that decides which rank writes which item.
-        process_group: The ranks that save together; None takes all.
+        storage_writer: Storage writer to use instead of the one that the scheme of `checkpoint_id` selects.
+        planner: Save planner that decides which rank writes which item; see `AsyncSaver.save`.
+        process_group: Process group of the ranks that save together; None for all ranks.
         async_checkpointer_type: Whether the save runs in a thread or in a worker process.
-        async_stager: Stager that makes the copy.
+        async_stager: Stager that copies the state dict.
         no_dist: Whether to save from this process alone.
-        use_collectives: Whether ranks plan together; with False every rank plans alone.
-        overlap: The policy for a save that starts while another one runs: `wait`, `skip` or `latest`.
+        use_collectives: Whether ranks plan together; with False, every rank plans alone.
+        overlap: Overlap policy of this save while an earlier save runs: `wait`, `skip` or `latest`.
 
     Returns:
-        A future of the metadata, done when the checkpoint exists; with a stager that returns futures, an
-        `AsyncSaveResponse`. Saves that run when the interpreter ends are completed first.
+        Future of the checkpoint's metadata, done when the checkpoint is published; with a stager that returns futures,
+        an `AsyncSaveResponse`, which has a second future for the copy.
 
     Raises:
-        Exception: See `AsyncSaver.save`.
+        Exception: Any error that `AsyncSaver.save` raises.
 
     Ranks: every rank of the group; does not wait for other ranks, only for this rank's own earlier saves if the
         policy is `wait`.
@@ -91,11 +93,11 @@ def async_save(
 def shared_saver(
     kind: AsyncCheckpointerType | str = AsyncCheckpointerType.PROCESS, options: SaverOptions | None = None
 ) -> AsyncSaver:
-    """Return the saver that `async_save` uses for a type: to warm it up, to lock, to wait, to close.
+    """Return the `AsyncSaver` that `async_save` uses, for its methods `warm_up`, `lock`, `wait` and `close`.
 
     Args:
-        kind: The type, or the name of a saver that a plugin registers.
-        options: Options of the saver, if this call makes it.
+        kind: Type of the saver, or the name of a saver from a plug-in.
+        options: Options for the saver if it does not exist yet.
 
     Raises:
         ValueError: The saver already exists with other options; close it first.
@@ -111,7 +113,7 @@ def shared_saver(
 
 
 def close_savers() -> None:
-    """Close the shared savers: see `AsyncSaver.close`. The next `async_save` makes new ones."""
+    """Close all shared savers of `async_save`, see `AsyncSaver.close`. The next `async_save` makes a new saver."""
     with _lock:
         savers = [*_savers.values()]
         _savers.clear()

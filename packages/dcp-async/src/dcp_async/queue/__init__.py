@@ -1,1 +1,1 @@
-"""The queue of saves: one after the other, in the same order on every rank, with overlap policies."""
+"""Queue of asynchronous saves: one at a time, in the same order on every rank, with overlap policies."""

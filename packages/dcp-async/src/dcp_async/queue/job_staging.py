@@ -1,6 +1,6 @@
-"""Staging of one save: chooses the stager and the thread, and prepares the copy for custom planners.
+"""Staging of one asynchronous save: chooses the stager and the thread, and prepares the copy for custom planners.
 
-Not in this module: how tensors are copied (`staging`), and which save may begin (`saver`).
+Not in this module: how tensors are copied (`staging`), and which save may begin (`save_queue`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["JobStager"]
 
 
 class JobStager:
-    """Stages the states of one saver's saves.
+    """Staging of the state dicts that one saver saves.
 
     Args:
-        stager: Stager that copies the states.
-        entry: Start lock of the saver, which the caller of `stage` holds.
-        seconds: Limit of the time to wait for a copy.
+        stager: Stager that copies the state dicts.
+        entry: Lock of the saver for the start of saves; the caller of `stage` holds it.
+        seconds: Longest time in seconds that `await_copy` waits.
     """
 
     def __init__(self, stager: Stager, entry: Entry, seconds: float) -> None:
@@ -38,17 +38,29 @@ class JobStager:
         self._thread: ThreadPoolExecutor | None = None
 
     def stage_now(self, state_dict: dict[str, Any], link: GroupLink) -> Staged:
-        """Stage a state without a save, as a warm-up; the caller must then call `give_back`."""
+        """Stage a state dict without a save, as a warm-up. Return the copy's memory with `give_back` afterwards."""
         return self._stager.stage(_values(state_dict, link))
 
     def give_back(self, staged: Staged) -> None:
-        """Return a staged state's arena to the pool."""
+        """Return the memory of a copy from `stage_now` to the pool."""
         self._stager.pool.give_back(staged.arena)
 
     def stage(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
-        """Stage the state of a save, now or in a thread; raises errors of its values and of the caller's stager."""
+        """Stage the state dict of a save: before returning, or in a thread if the stager is asynchronous.
+
+        Args:
+            job: Save whose state dict is staged.
+            state_dict: State dict to stage.
+            stager: Stager of the caller; None for the storage writer's own stager, or the saver's if there is none.
+
+        Returns:
+            Future of the save; an `AsyncSaveResponse` if the stager is asynchronous.
+
+        Raises:
+            Exception: A tensor or object cannot be staged, or the caller's stager failed.
+        """
         try:
             return self._begin_copy(job, state_dict, stager)
         except BaseException as error:
@@ -91,7 +103,10 @@ class JobStager:
         job.done.append(lambda: self._stager.pool.give_back(arena))
 
     def plan_and_copy(self, job: SaveJob) -> None:
-        """Prepare a custom stager's copy, or a custom planner's plan and values, for a backend in another process."""
+        """Run a custom planner's local planning, and copy the data of the save into memory that the worker shares.
+
+        Needed for a custom stager or a custom planner when saves run in a worker process.
+        """
         values, job.staged_state = job.staged_state or {}, None
         if job.planner is not None and type(job.planner) is not DefaultSavePlanner:
             coordinates = job.link.seat.rank == 0
@@ -133,13 +148,18 @@ class JobStager:
         )
 
     def await_copy(self, job: SaveJob) -> None:
-        """Wait until the copy is complete; raises the error of staging, or SaverDeadlineError."""
+        """Wait until the copy of a save is complete.
+
+        Raises:
+            SaverDeadlineError: The copy was not complete in time.
+            Exception: Staging failed.
+        """
         if wait([job.staging], self._seconds).not_done:
             raise self._late_copy(job)
         job.staging.result()
 
     def end(self) -> None:
-        """Stop staging, and release the memory once no copy is in use."""
+        """End the threads of staging; each copy's memory is released once the copy is not in use any more."""
         self._stager.copier.close()
         self._stager.pool.close()
         if self._thread is not None:

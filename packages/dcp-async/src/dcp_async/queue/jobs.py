@@ -1,4 +1,4 @@
-"""The record of one queued save, and the future that its caller holds."""
+"""`SaveJob`, the record of one asynchronous save, and `SaveFuture`, the future that the caller gets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ __all__ = ["AsyncSaveResponse", "SaveFuture", "SaveJob"]
 
 
 class SaveFuture(Future[Metadata]):
-    """The future of a save's metadata. Remembers whether its result or error was ever retrieved."""
+    """Future of an asynchronous save, whose result is the checkpoint's metadata.
+
+    An error that the caller never retrieves from the future is raised by the saver's next `save` or `close`, or logged.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +31,12 @@ class SaveFuture(Future[Metadata]):
         self._owner = os.getpid()
 
     def result(self, timeout: float | None = None) -> Metadata:
-        """Return the checkpoint's metadata once it is published; raises the save's error."""
+        """Wait until the checkpoint is published, at most `timeout` seconds, and return its metadata.
+
+        Raises:
+            TimeoutError: The save has not ended within `timeout` seconds.
+            Exception: The save failed with this error.
+        """
         self._check_here()
         try:
             return super().result(timeout)
@@ -36,14 +44,14 @@ class SaveFuture(Future[Metadata]):
             self.asked = self.asked or self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the save's error; None if the checkpoint was published."""
+        """Wait until the save has ended, at most `timeout` seconds, and return its error; None if it succeeded."""
         self._check_here()
         found = super().exception(timeout)
         self.asked = True
         return found
 
     def add_done_callback(self, fn: Callable[[Future[Metadata]], object]) -> None:
-        """Call `fn` with this future when the save has ended."""
+        """Call `fn` with this future once the save has ended; at once if it has ended already."""
         self.asked = True
         super().add_done_callback(fn)
 
@@ -55,15 +63,17 @@ class SaveFuture(Future[Metadata]):
             )
 
     def failure(self) -> BaseException | None:
-        """Return the error of a save that has ended, without marking it as retrieved."""
+        """Return the error of an ended save, None if it succeeded, without marking the error as retrieved."""
         return super().exception()
 
 
 @dataclass
 class AsyncSaveResponse:
-    """Two futures: one for staging (values may change again), one for the published checkpoint.
+    """Result of an asynchronous save with an asynchronous stager: two futures.
 
-    As in stock, its attributes can be changed, and subclasses may set both futures in their own `__init__`.
+    `staging_completion` is done when the state dict has been copied and may be changed again; `upload_completion` is
+    done when the checkpoint is published. As in stock, the attributes can be reassigned, and a subclass may set them in
+    its own `__init__`.
 
     Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.AsyncSaveResponse`.
     """
@@ -74,7 +84,7 @@ class AsyncSaveResponse:
 
 @dataclass(slots=True, eq=False)
 class SaveJob:
-    """A queued save, from its call to its end."""
+    """Record of one asynchronous save, from the call of `save` to the end of the save."""
 
     link: GroupLink
     ticket: Ticket
@@ -85,18 +95,18 @@ class SaveJob:
     future: SaveFuture = field(default_factory=SaveFuture)
     staged: Staged | None = None
     staged_state: dict[str, Any] | None = None
-    """Result of the caller's own stager, instead of `staged`."""
+    """State dict that the caller's own stager returned; `staged` is used otherwise."""
     planned: Any = None
-    """Plan of the caller's own planner, if that planner runs in the trainer."""
+    """Local plan of a custom planner, made in the trainer for a worker process; None with `DefaultSavePlanner`."""
     staging: Future[None] = field(default_factory=Future)
-    """Future that is done when the values may change again."""
+    """Future that is done when the state dict has been copied and may be changed again."""
     surroundings: Surroundings = field(default_factory=Surroundings.now)
-    """Working directory and environment at the start of the save."""
+    """Working directory and environment variables of the trainer when `save` was called."""
     group_store: object = None
     """The process group's store. This reference keeps its server running after `destroy_process_group`."""
     may_be_superseded: bool = False
     done: list[Callable[[], object]] = field(default_factory=list)
-    """Callbacks that are run when the save has ended."""
+    """Functions that `release` calls after the save, such as those that free the copy's memory."""
 
     def __post_init__(self) -> None:
         # A save cannot be stopped by its caller, so neither future can be cancelled (`asyncio.wrap_future` tries).
@@ -104,12 +114,16 @@ class SaveJob:
         self.staging.set_running_or_notify_cancel()
 
     def adopt(self) -> None:
-        """Adapt another library's storage and planner by an installed bridge plugin. Raises if there is none."""
+        """Adapt a storage writer and planner of another library, such as stock's, through an installed bridge.
+
+        Raises:
+            PluginNotFoundError: No installed plug-in has a bridge for that library.
+        """
         self.storage_writer = adopt_writer(self.storage_writer)
         self.planner = adopt_save_planner(self.planner)
 
     def release(self) -> None:
-        """Run the release callbacks, once nothing uses the copy any more."""
+        """Call the functions in `done`, after staging has ended. For the end of a save, when nothing uses its copy."""
         self.staging.add_done_callback(lambda _: self._call_done())
 
     def _call_done(self) -> None:

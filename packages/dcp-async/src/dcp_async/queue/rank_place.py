@@ -1,6 +1,6 @@
-"""A rank's place in a group of savers, and the coordinators of its saves; used in the trainer or in a worker.
+"""Connection settings of a saver's rank (`Seat`), and the coordinators of its saves, in the trainer or in a worker.
 
-The queue of saves is not in this module.
+Not in this module: the queue of saves.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ __all__ = ["Meeting", "Seat", "StoreAddress", "Ticket"]
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Address of the TCP store through which the ranks meet, and the prefix of its keys."""
+    """Host and port of the TCP store through which ranks communicate, and the prefix of their keys."""
 
     host: str
     port: int
     prefix: str
 
     def connect(self) -> KeyValueStore:
-        """Connect to the store, over a new connection.
+        """Open a new connection to the store.
 
-        Raises CoordinatorLostError at once if no server listens there.
+        Raises:
+            CoordinatorLostError: No server listens at the address; raised without waiting.
         """
         with guard_store("(connecting)", RANK_ERRORS):
             try:  # torch would try for a minute
@@ -48,37 +49,40 @@ class StoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A rank's place in a group of savers: rank, sizes, store and timeouts. Sent to a worker once per group."""
+    """Connection settings of one rank's saver for a process group: rank, sizes, store address and timeouts.
+
+    The trainer sends it to the worker process once for each group.
+    """
 
     key: str
-    """Key of the group, unique among the groups of this process."""
+    """Identifier of the group, unique among the groups of this process."""
     rank: int
     world_size: int
     job_size: int
     hosts_store: bool
     address: StoreAddress | None
-    """Address of the group's store; None for a rank that saves alone, or if other processes cannot reach the store."""
+    """Address of the group's store; None if the rank saves alone, or if a worker process cannot reach the store."""
     timeout_seconds: float
     peers: PeerOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A save's sequence number in its group, with the group's count of ended workers (`epoch`) at that time."""
+    """Sequence number of a save in its group, and epoch: how many worker processes of the group had ended before."""
 
     sequence: int
     epoch: int = 0
     overlap: str = ""
-    """Overlap policy of the rank that drew this number first; empty if it is not known."""
+    """Overlap policy of the rank that drew this sequence number first; empty if unknown."""
 
 
 class Meeting:
     """Factory of the coordinators of successive saves.
 
     Args:
-        seat: This rank's place in the group.
-        store: The store under the savers' prefix, over a connection that only this object uses; None connects to the
-            address of `seat`.
+        seat: Connection settings of this rank for the group.
+        store: Store under the savers' key prefix, over a connection that nothing else uses; None opens a connection to
+            the address in `seat`.
     """
 
     def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
@@ -94,7 +98,7 @@ class Meeting:
 
         Args:
             ticket: Sequence number and epoch of the save.
-            watch: Whether this process watches the other ranks' savers, and lets them watch it.
+            watch: Whether this process and the other ranks' savers watch each other, to detect lost processes.
         """
         seat = self.seat
         if self.store is None:

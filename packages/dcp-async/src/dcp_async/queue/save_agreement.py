@@ -1,8 +1,8 @@
-"""Agreement of all ranks on asynchronous saves: sequence numbers, and the outcome of each (run, skipped, superseded).
+"""Agreement of all ranks on asynchronous saves: sequence numbers, and whether a save runs, is skipped or superseded.
 
-Keys in the store under `dcp-async/<group>/<saver>/`: the keys of the coordinators; `epoch`, a counter of ended workers;
-and for each save `epoch/<sequence>` (epoch and overlap policy) and `fate/<sequence>` (the outcome), set by the first
-rank that needs them.
+Keys in the store under `dcp-async/<group>/<saver>/`: the keys of the coordinators; `epoch`, the number of ended worker
+processes; and for each save `epoch/<sequence>` (epoch and overlap policy) and `fate/<sequence>` (whether it runs), each
+set by the first rank that needs the key.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _KEPT_SAVES = 1024
 
 
 class GroupLink:
-    """Link of a saver to the other ranks of one group.
+    """Link of a saver to the other ranks of one process group.
 
-    This class serves a rank that saves alone, and needs no communication; its subclasses talk to other ranks.
+    This class is for a rank that saves alone, without communication; subclasses communicate with other ranks.
     """
 
     agrees = True
-    """Whether ranks can agree on the outcome of a save without waiting for each other."""
+    """Whether ranks can agree to skip or supersede a save without waiting for each other."""
 
     def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
         self.seat = seat
@@ -51,13 +51,16 @@ class GroupLink:
         self._drawn = 0
 
     def draw(self, overlap: str = "") -> Ticket:
-        """Draw the next save's sequence number, with this rank's overlap policy. Does not wait for other ranks."""
+        """Return the next save's sequence number on this rank, and publish this rank's overlap policy for the save.
+
+        Ranks: every rank of the group, once for each save; does not wait for other ranks.
+        """
         del overlap
         self._drawn += 1
         return Ticket(self._drawn)
 
     def take_number(self, overlap: str) -> Ticket:
-        """Draw a number as `draw` does; an interrupt withdraws it, so that the other ranks fail instead of waiting."""
+        """Return a sequence number as `draw` does; if a signal handler raises meanwhile, `withdraw` from the save."""
         ticket = None
         try:
             with interrupts_deferred():
@@ -69,43 +72,43 @@ class GroupLink:
         return ticket
 
     def decide(self, ticket: Ticket, wish: str) -> str:
-        """Decide the outcome of a save, the same on all ranks: the first rank's proposal wins."""
+        """Propose whether a save runs, is skipped or superseded; returns the decision, the first rank's proposal."""
         del ticket
         return wish
 
     def coordinator(self, ticket: Ticket) -> Coordinator:
-        """Return the coordinator of a save in this process."""
+        """Return the coordinator for a save that runs in this process."""
         return self.meeting.coordinator(ticket)
 
     def group_store(self) -> object:
-        """Return the store that a save must keep alive until its end; None if there is none."""
+        """Return the group's store, which a running save must keep referenced; None if no store is used."""
         return None
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """Withdraw this rank from a save because of `error`; the save fails on the other ranks, too."""
+        """Withdraw this rank from a save: the save fails on all other ranks with this rank's `error`."""
         coordinator = self.meeting.coordinator(ticket, watch=False)
         coordinator.__exit__(type(error), error, error.__traceback__)
 
     def for_worker(self) -> Seat:
-        """Return this rank's place in the group, for a worker process.
+        """Return the connection settings with which a worker process can save for this rank.
 
         Raises:
-            WorkerError: Another process cannot meet the other ranks.
+            WorkerError: A worker process cannot reach the other ranks, because the group's store is no TCP store.
         """
         return self.seat
 
     def worker_ended(self) -> None:
-        """Report to all ranks that this rank's worker will be replaced."""
+        """Notify all ranks that this rank's worker process has ended and will be replaced."""
 
 
 class StoreLink(GroupLink):
-    """Link over a store through which the ranks of a group meet.
+    """Link of a saver to the other ranks through the process group's store.
 
     Args:
-        seat: This rank's place in the group.
+        seat: Connection settings of this rank for the group.
         group: The process group.
-        store: Connection to the store for the caller's thread.
-        background: Connection to the store for saves in this process.
+        store: Connection to the store for the thread that calls `save`.
+        background: Connection to the store for saves that run in a thread of this process.
     """
 
     def __init__(self, seat: Seat, group: dist.ProcessGroup, store: KeyValueStore, background: KeyValueStore) -> None:
@@ -136,7 +139,7 @@ class StoreLink(GroupLink):
         return None if group is None else store_of(group)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """See `GroupLink.withdraw`. Uses the caller's connection, since `background` may be busy."""
+        """See `GroupLink.withdraw`. Uses the connection `store`, because `background` may be busy."""
         with self._lock:
             coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
             coordinator.__exit__(type(error), error, error.__traceback__)
@@ -157,11 +160,11 @@ class StoreLink(GroupLink):
 
 
 class CollectiveLink(GroupLink):
-    """Link for a group without a usable store, over a gloo group of its own, separate from the trainer's collectives.
+    """Link of a saver to the other ranks without a usable store: over a gloo group that only the saver uses.
 
     Args:
-        seat: This rank's place in the group.
-        group: The trainer's group.
+        seat: Connection settings of this rank for the group.
+        group: Process group of the trainer.
     """
 
     agrees = False
@@ -203,7 +206,7 @@ class CollectiveLink(GroupLink):
 
 
 class LinkTable:
-    """The links of one saver, by process group."""
+    """Table of one saver's links to other ranks: process group → `GroupLink`."""
 
     def __init__(self, options: SaverOptions) -> None:
         self._options = options
@@ -212,13 +215,13 @@ class LinkTable:
         self._lock = threading.Lock()
 
     def of(self, group: dist.ProcessGroup | None, *, no_dist: bool) -> GroupLink:
-        """Return the link of a group (None: the default group); the first call for a group is collective.
-
-        Any thread may call this method.
+        """Return the link for a process group; None is the default group. Thread-safe.
 
         Raises:
             ValueError: This process is not in the group.
-            CoordinatorLostError: The group's store is gone.
+            CoordinatorLostError: The group's store does not answer.
+
+        Ranks: every rank of the group; the first call for a group is collective.
         """
         initialized = dist.is_available() and dist.is_initialized()
         job_size = dist.get_world_size() if initialized else 1

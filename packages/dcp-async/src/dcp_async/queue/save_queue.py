@@ -1,6 +1,6 @@
-"""Single-worker save queue with overlap policies (wait, skip, latest); logs errors of futures that were never read.
+"""Queue of saves with overlap policies (`wait`, `skip`, `latest`), which runs one save at a time in a thread.
 
-The saves themselves are implemented elsewhere.
+Errors of saves whose futures were never read are raised later, or logged. Not in this module: how a save runs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ GO, SKIP, SUPERSEDED = "go", "skip", "superseded"
 
 
 class SaveQueue:
-    """Runs saves of one process one at a time, in the order in which they were queued.
+    """Queue of one process's saves: a thread runs one save at a time, in the order in which they were queued.
 
     Args:
-        run: Function that carries out a save.
+        run: Function that runs a save and returns the checkpoint's metadata.
         name: Name of the thread.
-        save_seconds: Limit of the time to wait for an earlier save.
+        save_seconds: Longest time in seconds to wait for an earlier save.
     """
 
     def __init__(self, run: Callable[[SaveJob], Metadata], name: str, save_seconds: float = 3600.0) -> None:
@@ -48,7 +48,7 @@ class SaveQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether a save runs or waits."""
+        """Whether a save is running or queued."""
         return self._running is not None or self._waiting is not None
 
     @property
@@ -62,26 +62,29 @@ class SaveQueue:
             raise SaverClosedError("the saver is closed: make another one, or close it after the last save")
 
     def raise_unasked(self) -> None:
-        """Raise the first unread error of an earlier save; later calls raise the others."""
+        """Raise the first error of an earlier save whose future was not read, and mark the error as read.
+
+        Each further call raises the next such error; without unread errors, the call does nothing.
+        """
         error = self.next_unasked()
         if error is not None:
             raise error
 
     def next_unasked(self) -> BaseException | None:
-        """Return the first unread error of a failed save, and mark it as read."""
+        """Return the first error of a save whose future was not read, and mark it as read; None if there is none."""
         return _next_unasked(self._failed)
 
     def log_unasked(self) -> None:
-        """Log the errors of all failed saves that were never read, where they cannot be raised."""
+        """Log all errors of failed saves whose futures were not read, and mark them as read."""
         _log_unasked(self._failed)
 
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
-        """Admit a save to staging, after waiting if the policy is `wait`; False if the save is skipped.
+        """Return whether a save may be staged now, or False if it is skipped; with the policy `wait`, wait before.
 
         Raises:
             SaverDeadlineError: An earlier save takes longer than `save_seconds`.
 
-        Ranks: every rank of the job's group gets the same result.
+        Ranks: every rank of the save's group; all ranks get the same result.
         """
         if overlap == "wait" or not job.link.agrees:
             self.wait_turn()
@@ -92,11 +95,11 @@ class SaveQueue:
         return True
 
     def wait_turn(self) -> None:
-        """Wait until no save runs or is queued. Raises SaverDeadlineError if one of them exceeds `save_seconds`."""
+        """Wait until no save is running or queued. Raises SaverDeadlineError if one takes more than `save_seconds`."""
         self._wait_turn(lambda: not self.busy)
 
     def put(self, job: SaveJob) -> None:
-        """Queue a save."""
+        """Queue a save, which runs after the earlier saves. Raises SaverClosedError if the queue is closed."""
         with self._changed:
             self.check_open()
             self._waiting = job
@@ -111,7 +114,7 @@ class SaveQueue:
             raise
 
     def drain(self, seconds: float) -> None:
-        """Wait until no save runs or is queued.
+        """Wait until no save is running or queued.
 
         Raises:
             SaverDeadlineError: The saves take longer than `seconds`.
@@ -125,13 +128,13 @@ class SaveQueue:
             )
 
     def close(self) -> None:
-        """Close the queue to new saves. Does not wait."""
+        """Close the queue: it accepts no more saves. Does not wait for queued or running saves."""
         with self._changed:
             self._closed = True
         self._thread.shutdown(wait=False)
 
     def drop(self) -> None:
-        """Cancel the queued save of a closed queue, also on the other ranks."""
+        """Cancel the save that is still queued in a closed queue: its future fails here and on the other ranks."""
         with self._changed:
             job, self._waiting = self._waiting, None
             self._changed.notify_all()

@@ -1,8 +1,6 @@
-"""Lock that keeps the start of a save and changes of tensors from overlapping.
+"""`Entry`: a lock that prevents changes of tensors while a save starts or copies them.
 
-Both locks are acquired together or not at all, so that no thread holds one of them and waits for the other.
-
-The order of saves is decided in `save_queue`.
+Not in this module: the order of saves (`save_queue`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ __all__ = ["Entry"]
 
 
 class Entry:
-    """Lock between the starts of saves, copies in progress and threads that change values."""
+    """Lock of a saver: either a save starts or copies tensors, or a thread changes tensors inside `lock`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -34,7 +32,10 @@ class Entry:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock while values change; inside, the same thread may lock again, and may start saves."""
+        """Context manager: no other thread starts a save or copies tensors while this thread is inside the block.
+
+        The same thread may enter further such blocks and start saves inside the block.
+        """
         here = threading.get_ident()
         with self._changed:
             # A thread may change values while it begins its own save (in the caller's `state_dict()`).
@@ -51,9 +52,9 @@ class Entry:
                     self._changed.notify_all()
 
     def enter(self, seconds: float) -> bool:
-        """Acquire the lock for the start of a save; False on a timeout.
+        """Acquire the lock for the start of a save; returns False after `seconds` without success.
 
-        Until `leave`, no other thread can enter `lock`, so that values stay unchanged.
+        Until `leave`, no other thread can enter `lock`, so tensors stay unchanged.
 
         Raises:
             NestedSaveError: This thread is already starting a save.
@@ -71,13 +72,17 @@ class Entry:
             return free
 
     def leave(self) -> None:
-        """Release the lock after the start of a save, successful or not."""
+        """Release the lock after the start of a save, even if the start failed."""
         with self._changed:
             self._entered_by = None
             self._changed.notify_all()
 
     def copy_later(self) -> Callable[[], None]:
-        """Keep other threads out of `lock` after `leave`, until the returned function is called."""
+        """Announce a copy that continues after `leave`: no thread can enter `lock` before the copy has ended.
+
+        Returns:
+            Function to call when the copy has ended.
+        """
         with self._changed:
             self._copies += 1
         return self._end_copy

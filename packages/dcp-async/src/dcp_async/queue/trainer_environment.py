@@ -1,4 +1,4 @@
-"""Working directory and environment variables of the trainer, recorded at the start of a save for the worker process.
+"""Working directory and environment variables of the trainer, which the worker process uses during a save.
 
 Imports no torch.
 """
@@ -15,15 +15,15 @@ __all__ = ["Surroundings", "SurroundingsChange"]
 
 @dataclass(frozen=True, slots=True)
 class SurroundingsChange:
-    """The difference between two recorded environments."""
+    """Changes of working directory and environment variables between two saves."""
 
     folder: str | None
-    """The new working directory; None if it is unchanged, or has been removed."""
+    """Path of the new working directory; None if it is unchanged or no longer exists."""
     variables: dict[str, str | None]
-    """Changed environment variables with their new values; None for removed ones."""
+    """Changed environment variables: name → new value, or None if the variable was removed."""
 
     def apply(self) -> None:
-        """Apply the change to this process. A working directory that no longer exists is ignored."""
+        """Set the changed working directory and variables in this process; a missing directory is ignored."""
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 os.chdir(self.folder)
@@ -36,7 +36,7 @@ class SurroundingsChange:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Working directory and environment variables at one moment."""
+    """Record of a process's working directory and environment variables."""
 
     folder: str | None = None
     """Path of the working directory; None if it is not known."""
@@ -52,7 +52,7 @@ class Surroundings:
         return cls(folder, dict(os.environ))
 
     def since(self, before: Surroundings) -> SurroundingsChange | None:
-        """Return the change since an earlier record; None if there is none."""
+        """Return the changes since an earlier record; None if nothing has changed."""
         folder = None if self.folder == before.folder else self.folder
         variables: dict[str, str | None] = {
             name: value for name, value in self.environment.items() if before.environment.get(name) != value

@@ -1,7 +1,7 @@
-"""Custom planners with a process saver: the trainer plans, and the worker saves by that plan.
+"""Custom save planners with a process saver: local planning in the trainer, global planning in the worker process.
 
-Methods that access values (`set_up_planner`, `create_local_plan`, `resolve_data`) run in the trainer, on the staged
-copy; methods that only access plans (`create_global_plan`, `finish_plan`) run in the worker, on a copy of the planner.
+Methods that access tensors (`set_up_planner`, `create_local_plan`, `resolve_data`) run in the trainer, on the staged
+copy; methods that access only plans (`create_global_plan`, `finish_plan`) run in the worker, on a copy of the planner.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PlannedElsewhere", "StagedPlanner", "pickled", "plan_here"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedElsewhere:
-    """The local plan that a custom planner made in the trainer, and the names of the staged values of its items."""
+    """The local plan that a custom planner made in the trainer, and the names under which its items' data is staged."""
 
     plan: SavePlan
     names: dict[MetadataIndex, str]
@@ -32,10 +32,18 @@ class PlannedElsewhere:
 def plan_here(
     planner: SavePlanner, state_dict: dict[str, Any], *, is_coordinator: bool
 ) -> tuple[PlannedElsewhere, dict[str, Any]]:
-    """Run a planner's local planning in this process; returns the plan, and the items' values as a flat state dict.
+    """Run a custom planner's local planning in this process.
+
+    Args:
+        planner: The custom planner.
+        state_dict: Staged state dict to plan.
+        is_coordinator: Whether this rank is the coordinator.
+
+    Returns:
+        The local plan, and the data of its items as a flat state dict.
 
     Raises:
-        Exception: Any error of the planner.
+        Exception: The planner failed.
     """
     set_up_save_planner(planner, state_dict, None, is_coordinator=is_coordinator)
     plan = planner.create_local_plan()
@@ -49,12 +57,12 @@ def plan_here(
 
 
 class StagedPlanner(SavePlanner):
-    """Planner of the worker for a local plan and values that the trainer's planner has made.
+    """Save planner of the worker process, which uses the local plan that a custom planner has made in the trainer.
 
     Args:
-        planner: A copy of the trainer's planner, without values.
-        planned: The local plan of that planner.
-        values: The staged values, by their names in `planned`.
+        planner: Copy of the custom planner, without tensors.
+        planned: Local plan of the custom planner.
+        values: Staged tensors and objects, by their names in `planned`.
     """
 
     def __init__(self, planner: SavePlanner, planned: PlannedElsewhere, values: Mapping[str, Any]) -> None:
@@ -65,33 +73,33 @@ class StagedPlanner(SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Do nothing: the original planner has been set up."""
+        """Do nothing: the custom planner was set up in the trainer."""
 
     def create_local_plan(self) -> SavePlan:
-        """Return the original planner's local plan."""
+        """Return the local plan that the custom planner made in the trainer."""
         return self._planned.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Any]:
-        """Return the global plan that the original planner makes."""
+        """Return the global plan that the copy of the custom planner makes. Called on the coordinator."""
         return self.stands_for.create_global_plan(all_plans)
 
     def plan_key(self) -> Hashable | None:
-        """Return the original planner's plan key; None if it has none."""
+        """Return the custom planner's plan key; None if the planner has no `plan_key`."""
         find = abilities(self.stands_for, SavePlannerAbilities).plan_key
         return None if find is None else find()
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Any) -> None:
-        """Pass the global plan to the original planner, if that planner has such a method."""
+        """Pass a reused global plan to the custom planner; do nothing if it has no `adopt_global_plan`."""
         adopt = abilities(self.stands_for, SavePlannerAbilities).adopt_global_plan
         if adopt is not None:
             adopt(plans, metadata)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan as the original planner finishes it."""
+        """Return this rank's plan after the custom planner's `finish_plan`."""
         return self.stands_for.finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the staged value of an item, or the part of it that this rank writes."""
+        """Return the staged tensor (only the chunk of the item) or serialized object that an item writes."""
         name = self._planned.names.get(write_item.index)
         planned = write_item.tensor_data
         if name is not None:
@@ -121,10 +129,14 @@ class StagedPlanner(SavePlanner):
 
 
 def pickled(what: str, value: object) -> bytes:
-    """Pickle a value for the worker.
+    """Pickle an object for the worker process.
+
+    Args:
+        what: Name of the object for the error message.
+        value: Object to pickle.
 
     Raises:
-        WorkerError: The value cannot be pickled; the message has the remedy.
+        WorkerError: The object cannot be pickled; the message names a remedy.
     """
     try:
         return pickle.dumps(value, protocol=5)

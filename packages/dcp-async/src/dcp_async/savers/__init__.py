@@ -1,1 +1,1 @@
-"""Backends of savers: in a thread, or in a worker process."""
+"""Backends of asynchronous savers: a thread, or a worker process."""

@@ -1,7 +1,7 @@
-"""Portable keys of state dicts: keys of classes that the worker cannot import, replaced by their names.
+"""Portable keys of state dicts: replacements for keys whose classes the worker process cannot import.
 
-The worker cannot import classes of the trainer's script. A checkpoint stores only the text of a key, so that text
-is enough.
+The worker cannot import classes that the trainer's script defines. A checkpoint stores keys only as text, so a portable
+key keeps only the texts that `str` and `repr` return for the original key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ANYWHERE = {str, int, float, complex, bool, bytes, type(None)}
 
 
 class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots of text
-    """Portable key for a subclass of `str`: equal to the same text, and printed as the original."""
+    """Portable key in place of a key of a `str` subclass: equal to the same text, same `str()` and `repr()`."""
 
     _name: str
     _repr: str
@@ -33,7 +33,7 @@ class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots 
 
 
 class NamedKey:
-    """Portable key for any other class: printed as the original, equal to nothing else."""
+    """Portable key in place of a key of any other class: same `str()` and `repr()`, equal only to itself."""
 
     _name: str
     _repr: str
@@ -61,7 +61,7 @@ def _stand_in(class_name: str, name: str, described: str, text: str | None) -> N
 
 
 def portable(skeleton: Skeleton) -> Skeleton:
-    """Return a skeleton that unpickles in any process; the argument itself if it already does."""
+    """Return a skeleton whose keys can be unpickled in any process; the argument itself if that is already so."""
     kind = skeleton[0]
     if kind == "l":
         below = _all_portable(skeleton[1])

@@ -1,6 +1,7 @@
 """The process saver: a worker process saves from memory that it shares with the trainer.
 
-The structure of a state is sent to the worker once; each save then sends its identifier and the changed scalars.
+The structure of a state dict is sent to the worker once; later saves send the structure's identifier, and the objects
+that have changed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Known:
 
 
 class ProcessBackend:
-    """Backend that saves in a worker process, started on first use and restarted after it has ended.
+    """Backend that saves in a worker process, which starts on first use and is replaced after it has ended.
 
     Args:
         options: Options of the saver.
@@ -80,11 +81,15 @@ class ProcessBackend:
 
     @property
     def worker(self) -> WorkerProcess | None:
-        """The worker process, if there is one."""
+        """Handle of the worker process; None before the first start and after `close`."""
         return self._worker
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Start the worker and send it the group, and a state's structure if one is given.
+        """Start the worker process, and send it the group's connection settings and the structure of `staged`.
+
+        Args:
+            link: Link to the other ranks of the group.
+            staged: Staged copy of a state dict; None to send no structure.
 
         Raises:
             WorkerError: The worker cannot be started, or cannot connect to the other ranks.
@@ -97,9 +102,9 @@ class ProcessBackend:
             self._send_arena(worker, staged.arena)
 
     def before_save(self) -> None:
-        """Start the first worker, whose imports then run while the state is copied; waits for nothing.
+        """Start the first worker process without waiting, so that its imports run while the state dict is copied.
 
-        If the worker has ended since the last save, the other ranks are informed that this save uses a new one.
+        If the worker has ended since the last save, notify the other ranks that this save uses a new worker.
         """
         worker = self._worker
         if worker is not None:
@@ -109,13 +114,13 @@ class ProcessBackend:
                 self._started()
 
     def run(self, job: SaveJob) -> Metadata:
-        """Carry out one save.
+        """Run one save in the worker process, and return the checkpoint's metadata.
 
         Raises:
-            WorkerError: The worker cannot be started, or cannot receive what it needs.
-            WorkerLostError: The worker ended while it saved.
+            WorkerError: The worker cannot be started, or the storage writer or planner cannot be sent to the worker.
+            WorkerLostError: The worker ended during the save.
             SaverDeadlineError: The save took longer than `save_seconds`.
-            Exception: Any error in the worker.
+            Exception: The save failed in the worker with this error.
         """
         self._phases.begin()
         try:
@@ -138,7 +143,7 @@ class ProcessBackend:
         return _metadata(job, answer, writer)
 
     def close(self) -> None:
-        """End the worker for good. May be called during `run`, which then raises."""
+        """End the worker process and start no other. May be called during `run`, which then raises."""
         with self._start_lock:
             self._closed = True
             worker, self._worker = self._worker, None

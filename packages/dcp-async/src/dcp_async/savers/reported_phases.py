@@ -1,4 +1,4 @@
-"""Phases of a save in a worker, as reported to observers in the trainer; phases that the worker does not end fail."""
+"""Events of saves in a worker process for the observers in the trainer, with failure events if the worker is killed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["ReportedPhases"]
 
 
 class ReportedPhases:
-    """Phases of the running save, and their events for observers.
+    """Record of the started phases of the save that runs in the worker.
 
-    Observers rely on an end event for every phase, and for every failed save. A killed worker reports neither.
+    Observers need an end event for every phase and every save. A killed worker sends none, so `fail` emits them.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class ReportedPhases:
         self._over = False
 
     def begin(self) -> None:
-        """Begin the next save, for which the worker has not reported any phase yet."""
+        """Forget the phases of the last save, because the next save begins."""
         self._open, self._over = [], False
 
     def pass_on(self, event: CheckpointEvent) -> None:
-        """Record an event of the worker, and notify observers of it."""
+        """Record an event that the worker has sent, and pass it to the observers in this process."""
         if event.state == "started":
             self._open.append(event)
         else:
@@ -37,7 +37,12 @@ class ReportedPhases:
         plugins.emit(event)
 
     def fail(self, job: SaveJob, error: BaseException) -> None:
-        """Notify observers that the save and its open phases failed, unless the worker has reported the end."""
+        """Emit `failed` events for a save and its unfinished phases, unless the worker has reported the save's end.
+
+        Args:
+            job: Save that failed.
+            error: Exception of the save.
+        """
         if self._over:
             return
         seat, place = job.link.seat, job.checkpoint_id

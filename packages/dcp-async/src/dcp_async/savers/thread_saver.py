@@ -1,6 +1,6 @@
-"""The thread saver: saves in a thread of the trainer's process.
+"""The thread saver: saves run in a thread of the trainer's process.
 
-For small jobs: the thread shares the trainer's interpreter lock.
+For small jobs, because the thread competes with the training for Python's global interpreter lock.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["ThreadBackend"]
 
 
 class ThreadBackend:
-    """Backend that saves in the calling thread.
+    """Backend that runs saves in the saver's thread.
 
     Args:
-        options: Options of the saver; this backend uses none of them.
+        options: Options of the saver, which this backend ignores.
     """
 
     shares_memory = False
@@ -36,7 +36,7 @@ class ThreadBackend:
         """Do nothing: there is no process that could have ended."""
 
     def run(self, job: SaveJob) -> Metadata:
-        """Save the copy, with the coordinator of this save, which uses none of the trainer's collectives."""
+        """Save the staged copy in the calling thread, without collectives on the trainer's process group."""
         state: dict[str, Any] = (job.staged.state_dict() if job.staged is not None else job.staged_state) or {}
         return save_with(
             job.link.coordinator(job.ticket),

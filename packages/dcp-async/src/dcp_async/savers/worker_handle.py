@@ -1,6 +1,6 @@
-"""Handle of the worker process in the trainer: starts it, exchanges messages, watches it, ends it.
+"""Handle of a saver's worker process in the trainer: start, messages, detection of death, end.
 
-The contents of the messages are defined elsewhere.
+The messages are defined in `worker_messages`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["WorkerProcess"]
 _TERM_SECONDS = 5.0
 _KILL_SECONDS = 5.0
 _SLICE_SECONDS = 1.0
-"""Length of one slice of waiting for an answer. If this process is stopped (SIGSTOP), at most one slice is counted."""
+"""Length in seconds of one wait for an answer. While this process is stopped (SIGSTOP), at most one is counted."""
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -51,9 +51,9 @@ class WorkerProcess:
 
     Args:
         options: Options of the worker process.
-        on_end: Callback for when the process has ended by itself; called in a separate thread.
-        environment: Environment variables of the process, in addition to its search path.
-        on_event: Callback for each event of the worker's saves; called in the thread that waits for an answer.
+        on_end: Function that is called, in a separate thread, when the process has ended by itself.
+        environment: Environment variables of the process; `PYTHONPATH` is set to this process's `sys.path`.
+        on_event: Function that is called with each event of the worker's saves, in the thread that waits in `read`.
     """
 
     def __init__(
@@ -93,16 +93,16 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The worker's process id."""
+        """Process id of the worker."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the worker runs, and can be used."""
+        """Whether the worker process is running and can be used."""
         return not self._given_up and not self._ended()
 
     def wait_ready(self) -> None:
-        """Wait until the worker has imported what it needs.
+        """Wait until the worker has imported its modules and is ready for messages.
 
         Raises:
             WorkerError: The worker could not start.
@@ -123,10 +123,10 @@ class WorkerProcess:
         self._ready = True
 
     def send(self, message: object, descriptor: int | None = None) -> None:
-        """Send a message.
+        """Send a message to the worker, with a file descriptor if one is given.
 
         Raises:
-            WorkerLostError: The process has ended, or accepted nothing for too long, and was therefore killed.
+            WorkerLostError: The worker has ended, or has accepted no data for too long and was killed.
         """
         try:
             self._connection.settimeout(self._options.silence_seconds)
@@ -139,11 +139,15 @@ class WorkerProcess:
             raise WorkerLostError(self._how_it_ended()) from error
 
     def read(self, deadline: float, *, starts: bool = False) -> Any:
-        """Return the worker's next answer; events, logs and warnings that come before it are passed on.
+        """Wait for the worker's next answer and return it; pass on events, log records and warnings that come before.
+
+        Args:
+            deadline: Time of `time.monotonic()`, in seconds, at which the worker is killed.
+            starts: Whether the worker is still starting.
 
         Raises:
-            WorkerLostError: The process ended, or gave no sign of life for too long, and was therefore killed.
-            SaverDeadlineError: `time.monotonic()` reached the deadline; the process was killed.
+            WorkerLostError: The worker has ended, or has sent no heartbeat for too long and was killed.
+            SaverDeadlineError: The deadline has passed; the worker was killed.
         """
         left = deadline - time.monotonic()
         silence = left if starts else self._options.silence_seconds
@@ -197,12 +201,12 @@ class WorkerProcess:
         return message
 
     def settle(self) -> None:
-        """Wait for the `on_end` callback if the worker has ended."""
+        """Wait until the function `on_end` has returned, if the worker has ended by itself."""
         if self._ended():
             self._report_end()
 
     def kill(self) -> None:
-        """Kill the worker. If the kernel does not end it soon (a hanging disk), the process is abandoned."""
+        """Kill the worker process, and wait briefly for its end; a process that hangs in the kernel is abandoned."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
@@ -218,7 +222,7 @@ class WorkerProcess:
             self._report_end()
 
     def close(self) -> None:
-        """Close the connection, upon which the worker ends by itself."""
+        """Close the connection to the worker, which then exits by itself."""
         self._closing = True
         _shut(self._connection)
         if self._given_up:

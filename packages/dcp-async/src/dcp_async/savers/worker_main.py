@@ -1,7 +1,7 @@
-"""Main program of the worker process: `main` takes a socket's descriptor and the trainer's process id.
+"""Main program of a saver's worker process.
 
-The worker imports what it needs while the trainer continues, saves on request from memory that it shares with the
-trainer, and ends as soon as the trainer ends, even if the trainer is killed. It opens no port.
+The worker imports its modules while the trainer continues, saves on request from memory that it shares with the
+trainer, and exits as soon as the trainer ends, even if the trainer is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BEAT_SECONDS = 1.0
 
 
 class Trainer:
-    """The worker's connection to the trainer."""
+    """Connection of the worker process to the trainer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -35,7 +35,7 @@ class Trainer:
         self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, message: object) -> None:
-        """Send a message; ends the process if the trainer is gone."""
+        """Send a message to the trainer; exits the worker process if the trainer has ended."""
         with self._lock:
             try:
                 send_message(self._connection, message)
@@ -43,10 +43,13 @@ class Trainer:
                 os._exit(1)
 
     def listen(self, parent: int) -> None:
-        """Queue the trainer's messages, and end the process when the trainer has ended.
+        """Receive the trainer's messages into a queue, and exit the worker process when the trainer has ended.
 
         The trainer's process is watched as well as the socket, because a process forked by the trainer may keep the
         socket open.
+
+        Args:
+            parent: Process id of the trainer.
         """
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
@@ -69,12 +72,12 @@ class Trainer:
                 self.messages.put(message)
 
     def refuse(self, error: BaseException) -> None:
-        """Report the error of a message that has no answer, and ignore all later messages."""
+        """Send the trainer the error of a message to which no answer is expected, and ignore all later messages."""
         self.heeded = False
         _report(self, error)
 
     def beat(self) -> None:
-        """Send heartbeats until the process ends."""
+        """Send heartbeats to the trainer until the worker process ends."""
         pause = threading.Event()
         while True:
             self.send(Beat())
@@ -82,10 +85,10 @@ class Trainer:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the trainer at the other end of a socket.
+    """Run the worker: handle the trainer's messages from a socket until the trainer ends.
 
     Args:
-        arguments: The socket's descriptor, and the trainer's process id.
+        arguments: File descriptor of the socket, and process id of the trainer, as texts.
     """
     descriptor, parent = map(int, arguments)
     # Both are for the trainer, which may want a last save before it ends; this process ends with it.

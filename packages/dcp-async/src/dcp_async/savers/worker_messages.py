@@ -1,7 +1,7 @@
-"""The message protocol between trainer and worker, and its framing on their socket. Imports no torch.
+"""Messages between the trainer and the worker process of a saver, and their transport over a socket. Imports no torch.
 
-Messages are pickled, which is safe since both processes belong to the same program and user. A file descriptor is sent
-with one extra byte after its message (SCM_RIGHTS).
+Messages are pickled, which is safe because both processes belong to the same program and user. A file descriptor is
+sent with one extra byte after its message (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class NotUnderstoodError(Exception):
-    """A message arrived completely, but cannot be unpickled in this process; the cause has the reason."""
+    """A message was received completely, but cannot be unpickled in this process; `__cause__` has the error."""
 
 
 _LENGTH = struct.Struct("<Q")
@@ -43,7 +43,7 @@ _PART_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The trainer's first message: the worker's options, a `WorkerOptions`."""
+    """First message of the trainer, with the options of the worker, a `WorkerOptions`."""
 
     sys_path: tuple[str, ...]
     options: Any
@@ -52,9 +52,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class NewArena:
-    """Request to map a memory file as an arena, the shared memory that holds copied tensors.
+    """Request to map a memory file as an arena, the shared memory that holds staged tensors.
 
-    The descriptor of the file is sent with this message. The arena replaces an earlier one of the same number.
+    The file descriptor of the memory file is sent with this message. The arena replaces an earlier arena with the same
+    number.
     """
 
     number: int
@@ -63,35 +64,35 @@ class NewArena:
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A rank's place in a group, as a `rank_place.Seat`."""
+    """Message with a rank's connection settings for a process group, a `rank_place.Seat`."""
 
     seat: Any
 
 
 @dataclass(frozen=True, slots=True)
 class NewStructure:
-    """The structure of a state, as a `staging.copy_state.Structure`."""
+    """Message with the structure of a state dict, a `staging.copy_state.Structure`, for later saves."""
 
     structure: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Request to drop a structure that is no longer saved."""
+    """Request to drop the structure of a state dict from the worker's cache."""
 
     identifier: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetArena:
-    """Request to unmap an arena that is no longer used, so that its memory is freed."""
+    """Request to unmap an arena that is not used any more, which frees its memory."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Request to run one save. Fields that are None have the values of the last save of that structure."""
+    """Request to run one save. A field that is None stands for its content in the last save of the same structure."""
 
     number: int
     structure: str
@@ -101,33 +102,33 @@ class Save:
     checkpoint_id: Any
     use_collectives: bool
     objects: dict[int, Any] = field(default_factory=dict)
-    """Changed objects, by their position in the structure."""
+    """Objects that have changed since the last save: position in the structure → object."""
     means: bytes | None = None
     """Pickled `(storage writer, planner, plan)`."""
     surroundings: Any = None
-    """Change of the trainer's environment, as a `trainer_environment.SurroundingsChange`."""
+    """Changed working directory and environment variables, a `trainer_environment.SurroundingsChange`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Message that the worker has imported what it needs."""
+    """Message that the worker has imported its modules and is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat of the worker."""
+    """Heartbeat: message that the worker process is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventSent:
-    """A `CheckpointEvent` of a save, for the observers in the trainer."""
+    """Message with a `CheckpointEvent` of a save, for the observers in the trainer."""
 
     event: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A log record of the worker."""
+    """Message with a log record of the worker, which the trainer logs."""
 
     logger: str
     level: int
@@ -136,7 +137,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """A warning of the worker; `category` is pickled."""
+    """Message with a warning of the worker, which the trainer issues; `category` is the pickled warning class."""
 
     category: bytes
     text: str
@@ -144,7 +145,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Message that a save succeeded. Its metadata is in storage under `save_id`, or in `metadata`."""
+    """Message that a save succeeded, with the save id by which the trainer reads the metadata, or with the metadata."""
 
     number: int
     save_id: str | None
@@ -153,14 +154,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Message that a save, or the worker's start (number 0), failed; has a `dcp_ranks.phases.outcomes.Failure`."""
+    """Message that a save, or the worker's start (`number` 0), failed, with a `dcp_ranks.phases.outcomes.Failure`."""
 
     number: int
     failure: Any
 
 
 def send_message(connection: socket.socket, message: object, descriptor: int | None = None) -> int:
-    """Send one complete message, with its file descriptor if any; returns the number of bytes.
+    """Send one complete message, with a file descriptor if one is given; returns the number of bytes sent.
 
     Raises:
         TimeoutError: The connection has a timeout, and the peer accepted nothing for that long.
@@ -175,12 +176,12 @@ def send_message(connection: socket.socket, message: object, descriptor: int | N
 
 
 def read_message(connection: socket.socket) -> Any:
-    """Receive one complete message; a `NewArena` is returned as a pair with its descriptor.
+    """Receive one complete message; for a `NewArena`, returns the pair of message and file descriptor.
 
     Raises:
         EOFError: The peer has closed the connection.
-        TimeoutError: The connection has a timeout, and nothing arrived.
-        NotUnderstoodError: The message does not unpickle.
+        TimeoutError: The connection has a timeout, and no data arrived for that long.
+        NotUnderstoodError: The message cannot be unpickled.
     """
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     data = _read(connection, length)

@@ -1,4 +1,4 @@
-"""Saves in the worker: its cache of structures and arenas from save to save, and one save at a time."""
+"""Saves in a worker process, one at a time, with a cache of state dict structures and mapped memory."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class _Known:
 
 
 class WorkerSaves:
-    """Carries out saves in the worker, and keeps its caches.
+    """Runner of saves in a worker process, with the worker's caches.
 
     Args:
         send: Function that sends a message to the trainer.
-        hello: The trainer's first message.
+        hello: First message of the trainer, with the worker's options.
     """
 
     def __init__(self, send: Send, hello: Hello) -> None:
@@ -79,7 +79,7 @@ class WorkerSaves:
         _forward(send, hello.log_level)
 
     def handle(self, message: Any) -> None:
-        """Handle a message of the trainer."""
+        """Handle one message of the trainer: run a save, or update the caches."""
         if isinstance(message, tuple):
             self._map(*message)
         elif isinstance(message, NewStructure):

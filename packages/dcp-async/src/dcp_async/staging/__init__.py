@@ -1,1 +1,1 @@
-"""Staging: copies of state dicts in one reused allocation."""
+"""Staging: copying state dicts to reused host memory, so that training may change them during a save."""

@@ -1,9 +1,9 @@
-"""The staging buffer: one allocation, reused by every save and grown rarely; can be shared with a process.
+"""Arenas: reusable memory buffers for staged tensors, which can be shared with a worker process.
 
-The layout of the buffer and the copying are in `placement` and `copying`.
+The layout of tensors in an arena and the copying are in `placement` and `copying`.
 
-Source: Linux `memfd_create(2)`: memory with a descriptor but no name, so nothing is left when the last process that
-uses it ends.
+Source: Linux `memfd_create(2)`: a memory file without a name, which the kernel frees when the last process that uses it
+ends.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _CUDA_HOST_REGISTER_PORTABLE = 1
 
 
 class Arena:
-    """A reusable memory buffer for the staged tensors of one save at a time.
+    """A reusable memory buffer that holds the staged tensors of one save at a time.
 
     Args:
-        shared: Whether the buffer is a memory file, which another process can map through `descriptor`.
-        pinned: Whether the buffer is pinned for CUDA, if CUDA is available.
+        shared: Whether the buffer is a memory file, which another process can map by its file descriptor `descriptor`.
+        pinned: Whether the buffer is pinned memory, if CUDA is available.
     """
 
     def __init__(self, *, shared: bool, pinned: bool) -> None:
@@ -53,11 +53,11 @@ class Arena:
 
     @property
     def address(self) -> int:
-        """Address of the buffer in this process."""
+        """Memory address of the buffer in this process."""
         return self._memory.ctypes.data
 
     def in_use(self) -> bool:
-        """Whether a view of the buffer is still referenced."""
+        """Return whether a tensor that is a view of the buffer is still referenced."""
         return self._user is not None and self._user() is not None
 
     def reserve(self, nbytes: int) -> None:
@@ -78,13 +78,13 @@ class Arena:
             self._pin()
 
     def view(self) -> torch.Tensor:
-        """Return the whole buffer as bytes; the buffer is in use until the last tensor on these bytes is released."""
+        """Return the whole buffer as a uint8 tensor; the buffer is in use until the last view of it is deleted."""
         own = self._memory[:]
         self._user = weakref.ref(own)
         return torch.from_numpy(own)
 
     def close(self) -> None:
-        """Release the memory once no view of it is referenced."""
+        """Release the memory of the buffer as soon as no view of it is referenced."""
         self.closed = True
         self._release()
         if self._close is not None:
@@ -105,12 +105,12 @@ class Arena:
 
 
 class ArenaPool:
-    """The pool of a saver's arenas: one per save whose copy exists, within a limit of bytes.
+    """Pool of a saver's arenas: one for each save whose copy is in use, and idle arenas for later saves.
 
     Args:
-        shared: See `Arena`.
-        pinned: See `Arena`.
-        max_bytes: Limit of the memory of all arenas together; None for no limit.
+        shared: Whether the arenas are memory files, which another process can map.
+        pinned: Whether the arenas are pinned memory, if CUDA is available.
+        max_bytes: Limit in bytes of the memory of all arenas together; None for no limit.
         until_dropped: Whether a returned arena stays in use until the last tensor in it is deleted.
     """
 
@@ -125,15 +125,15 @@ class ArenaPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arenas."""
+        """Size of all arenas together, in bytes."""
         with self._lock:
             return sum(arena.nbytes for arena in (*self._free, *self._taken))
 
     def take(self, nbytes: int) -> Arena:
-        """Take an idle arena of at least `nbytes` bytes; return it with `give_back`.
+        """Return an unused arena of at least `nbytes` bytes, which must be returned with `give_back`.
 
         Raises:
-            StagingLimitError: The arena would exceed the limit; the message has the sizes.
+            StagingLimitError: All arenas together would exceed `max_bytes`; the message has the sizes.
         """
         with self._lock:
             idle = sorted(
@@ -172,7 +172,7 @@ class ArenaPool:
         return None
 
     def give_back(self, arena: Arena) -> None:
-        """Return an arena to the pool after its save; its contents may be overwritten."""
+        """Give an arena back to the pool after its save; the next `take` may return and overwrite it."""
         with self._lock:
             if arena in self._taken:
                 self._taken.remove(arena)

@@ -1,6 +1,6 @@
-"""Staging of one save: splits a state dict into a skeleton and tensors, and copies the tensors into an arena.
+"""`Stager`: splits a state dict into skeleton (structure) and tensors, and copies the tensors into an arena.
 
-The structure is cached, so that the next save of a state with the same structure costs little more than the copy.
+The structure is cached: the next save of a state dict with the same structure takes little longer than the copy.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _KEPT_STRUCTURES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """A staged state dict without its values."""
+    """Structure of a staged state dict: skeleton, and the layout of the tensors in the arena, but no tensors."""
 
     identifier: str
     skeleton: Skeleton
     offsets: tuple[int, ...]
-    """Offset of each tensor in the arena, bytes."""
+    """Offset of each tensor in the arena, in bytes."""
     compact: tuple[bool, ...]
     nbytes: int
 
 
 @dataclass(slots=True)
 class Staged:
-    """The copy of one state dict."""
+    """Staged copy of one state dict: structure, arena with the tensors, and objects."""
 
     structure: Structure
     arena: Arena
@@ -54,7 +54,7 @@ class Staged:
 
 
 def staged_tensors(structure: Structure, memory: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors of a structure as views of `memory`."""
+    """Return the tensors that a structure describes, as views of an arena's memory."""
     described = zip(leaves_of(structure.skeleton), structure.offsets, structure.compact, strict=True)
     return [
         arena_view(memory, offset, dtype, shape, copied_strides(shape, strides, compact=compact))
@@ -73,12 +73,12 @@ class _Known:
 
 @dataclass(slots=True)
 class Stager:
-    """Stages state dicts into a pool of arenas.
+    """Stager that copies state dicts into arenas (reusable memory buffers).
 
     Args:
-        pool: The pool of arenas.
+        pool: Pool of the arenas.
         copier: Copier of the tensors.
-        guard: Guard that compares samples of the copied tensors; None for no guard.
+        guard: Guard that detects tensors that change during the copy; None for no guard.
     """
 
     pool: ArenaPool
@@ -92,12 +92,12 @@ class Stager:
         """Copy a state dict into an arena; the copy is complete on return.
 
         Args:
-            state_dict: The state dict to copy.
-            nested: See `look_through`.
+            state_dict: State dict to copy.
+            nested: Whether nested containers are split; with False, each top-level container is copied as one object.
 
         Raises:
-            UnsupportedValueError: A value cannot be saved.
-            StagingLimitError: The copy would take more memory than allowed.
+            UnsupportedValueError: A tensor or object cannot be saved.
+            StagingLimitError: The copy would exceed the memory limit of staging.
             MutatedWhileStagedError: A tensor changed while it was copied.
             StagingMismatchError: A tensor moved to other memory meanwhile, or its copy does not match its description.
         """
@@ -105,9 +105,13 @@ class Stager:
             return self._copy(look_through(state_dict, nested=nested, forms=self._forms))
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
-        """Copy a state dict, keeping containers, DTensors and objects; the copied tensors are in the arena.
+        """Copy a state dict with its containers, DTensors and objects as they are, as custom planners need it.
 
-        Raises like `stage`.
+        Returns:
+            The copy, and the arena that holds its tensors.
+
+        Raises:
+            Exception: Any error that `stage` raises.
         """
         arenas: list[Arena] = []
 

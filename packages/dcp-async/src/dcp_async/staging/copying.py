@@ -1,6 +1,6 @@
-"""Copies into an arena, in parallel threads, by long C calls that release the interpreter lock.
+"""Copying of tensors into an arena, in parallel threads that release Python's global interpreter lock.
 
-The layout is decided in `placement`.
+The layout in the arena is decided in `placement`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _LARGE_BYTES = 1 << 20
 def arena_view(
     memory: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """Return the tensor stored at `offset` bytes of `memory`."""
+    """Return the tensor at a byte offset of an arena's memory, as a view with this dtype, shape and stride."""
     made = torch.empty(0, dtype=dtype, device="cpu")  # the caller may have another default device
     made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
     return made
 
 
 def copied_strides(shape: Sequence[int], strides: tuple[int, ...], *, compact: bool) -> tuple[int, ...]:
-    """Return the strides of a tensor's copy: those of the tensor, or without gaps if `compact`."""
+    """Return the strides, in elements, of a tensor's copy: the strides of the tensor, or contiguous if `compact`."""
     return torch.empty(shape, device="meta").stride() if compact else strides
 
 
 def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
-    """Wrap a function for another thread: its copies run after the work now on this thread's CUDA stream."""
+    """Wrap a function for another thread: its CUDA copies run after the work on the calling thread's current stream."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return function
     stream = torch.cuda.current_stream()
@@ -51,10 +51,10 @@ def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
 
 
 class Copier:
-    """Copies tensors to where a placement puts them.
+    """Copier of tensors into an arena, with several threads.
 
     Args:
-        threads: Number of threads that copy at the same time, including the caller's.
+        threads: Number of threads that copy at the same time, including the calling thread.
     """
 
     def __init__(self, threads: int) -> None:
@@ -63,7 +63,7 @@ class Copier:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def copy(self, placement: Placement, tensors: Sequence[torch.Tensor], memory: torch.Tensor) -> None:
-        """Copy the tensors to their places in `memory`; the copies are complete on return."""
+        """Copy tensors into an arena's memory at the offsets in `placement`; the copies are complete on return."""
         begin = memory.data_ptr()
         sources, offsets, lengths = (each.tolist() for each in placement.pieces)
         waiting = [self._copy_one(tensors[row], placement, row, memory) for row in placement.by_tensor.tolist()]
@@ -85,7 +85,7 @@ class Copier:
             wait()
 
     def close(self) -> None:
-        """End the threads."""
+        """End the copying threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 

@@ -1,7 +1,7 @@
-"""Mutation guard of staging: compares sampled bytes of some tensors before and after they are copied.
+"""Mutation guard of staging: detects tensors that change during the copy, by comparing sampled bytes.
 
-A sample takes microseconds, so the guard can always be on. Only changes of sampled bytes are detected: a step of an
-optimizer is detected; a change of a few elements of one tensor may not be.
+A sample takes microseconds, so the guard can always be on. Only changes of sampled bytes are detected: an optimizer
+step is detected, but a change of a few elements of one tensor may not be.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ class Samples:
     """Sampled bytes of tensors, taken before they were copied."""
 
     taken: list[tuple[str, int, int, bytes]]
-    """Name of the tensor, address of the source, offset in the arena, bytes."""
+    """One tuple per sample: name of the tensor, memory address, byte offset in the arena, sampled bytes."""
 
     def check(self, memory: torch.Tensor) -> None:
-        """Raise MutatedWhileStagedError if a source, or its copy in `memory`, differs from its sample."""
+        """Compare the samples with the tensors and with their copies in `memory`.
+
+        Raises:
+            MutatedWhileStagedError: A tensor or its copy differs from the sample.
+        """
         begin = memory.data_ptr()
         for name, source, offset, before in self.taken:
             now, copied = (ctypes.string_at(at, len(before)) for at in (source, begin + offset))
@@ -42,10 +46,10 @@ class Samples:
 
 
 class MutationGuard:
-    """Takes samples of contiguous tensors in host memory.
+    """Mutation guard: takes samples of contiguous tensors in host memory before they are copied.
 
     Args:
-        samples: Number of tensors to sample in each save; the next save samples others.
+        samples: Number of tensors to sample in each save; the next save samples other tensors.
     """
 
     def __init__(self, samples: int = 64) -> None:
@@ -53,7 +57,7 @@ class MutationGuard:
         self._random = random.Random(0)  # noqa: S311 - which places are looked at is no secret
 
     def sample(self, contents: Contents, placement: Placement) -> Samples:
-        """Return samples of the current contents of some tensors."""
+        """Return samples of the current bytes of some of the tensors, to be checked after the copy."""
         tensors = contents.tensors
         rows = self._random.sample(range(len(tensors)), min(self._samples, len(tensors)))
         taken = []

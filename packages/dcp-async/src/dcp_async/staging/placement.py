@@ -1,6 +1,6 @@
-"""Layout of tensor copies in an arena: memory that tensors share is copied once, and only the part that is used.
+"""Layout of tensor copies in an arena: bytes that several tensors share are copied once, and unused bytes are not.
 
-Works on addresses only. The copying, and the kinds of tensors, are handled elsewhere.
+This module computes only with addresses and sizes; tensors are copied in `copying`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sources:
-    """The memory extent of each tensor, from its first element to its last."""
+    """Memory extents of tensors: for each tensor, the range of bytes from its first element to its last."""
 
     devices: I64
-    """A number for each device; 0 is host memory."""
+    """Number of each tensor's device; 0 is host memory."""
     addresses: I64
     extents: I64
-    """Length of each extent, bytes; 0 for empty tensors."""
+    """Length of each tensor's extent in bytes; 0 for empty tensors."""
     element_bytes: I64
-    """Size of all elements of each tensor, bytes: less than the extent with gaps, more if elements share memory."""
+    """Number of elements times element size, in bytes: less than the extent if there are gaps, more with overlaps."""
     item_bytes: I64
-    """Size of one element of each tensor, bytes."""
+    """Size of one element of each tensor in bytes."""
     room: I64
-    """Size of each tensor's storage from the first element on, bytes."""
+    """Size in bytes of each tensor's storage from the tensor's first element to the end."""
 
     def same_as(self, other: Sources) -> bool:
-        """Whether both describe the same extents."""
+        """Return whether `other` describes the same memory extents."""
         return all(map(np.array_equal, self.columns(), other.columns()))
 
     def columns(self) -> tuple[I64, ...]:
-        """Return all fields as columns, in order."""
+        """Return the arrays of all fields, in the order of the fields."""
         return self.devices, self.addresses, self.extents, self.element_bytes, self.item_bytes, self.room
 
     def without_memory(self) -> list[int]:
-        """Return the rows of tensors whose storage is too small for them (it may have been freed)."""
+        """Return the indices of tensors that extend beyond their storage, which may have been freed."""
         nowhere = (self.addresses == 0) & (self.devices == 0)
         rows: list[int] = np.flatnonzero((self.extents > 0) & (nowhere | (self.extents > self.room))).tolist()
         return rows
@@ -52,20 +52,20 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Offsets of the copies in bytes from the start of the arena."""
+    """Layout of tensor copies in an arena; offsets are in bytes from the start of the arena."""
 
     offsets: I64
-    """Offset of each tensor's first element."""
+    """Offset of each tensor's first element in the arena, in bytes."""
     compact: npt.NDArray[np.bool_]
     """Whether a tensor is copied without the gaps between its elements, so that its copy is contiguous."""
     nbytes: int
     pieces: tuple[I64, I64, I64]
-    """Source address, offset and length of each range of host memory that is copied unchanged."""
+    """Ranges of host memory to copy unchanged: source addresses, offsets in the arena, lengths in bytes."""
     by_tensor: I64
-    """Rows of the tensors that are copied one by one: those on devices, and compact ones."""
+    """Indices of tensors that are copied one by one: tensors on devices, and tensors whose copies are `compact`."""
 
     def key(self) -> bytes:
-        """Return a key that is equal for placements with the same offsets and sizes."""
+        """Return bytes that are equal for placements with the same offsets."""
         return self.offsets.tobytes() + self.compact.tobytes()
 
 
@@ -96,7 +96,11 @@ def _extent(tensor: torch.Tensor) -> int:
 
 
 def place(sources: Sources) -> Placement:
-    """Lay out copies: overlapping extents stay together, so that views stay views; each group of them is aligned."""
+    """Return the layout of the copies of tensors in an arena.
+
+    Tensors that share memory share it in the arena, too, so views stay views. Each group of tensors that share memory
+    is aligned.
+    """
     # A tensor that is not aligned for its dtype is copied separately, as bytes: in the arena torch might crash on it.
     astray = sources.addresses % sources.item_bytes != 0
     lone = np.flatnonzero((sources.extents > 0) & astray)

@@ -1,8 +1,7 @@
-"""Self-check of staging: refuses to save a copy that does not match the description of its tensor.
+"""Self-check of staging: verifies that each staged tensor matches its recorded dtype, shape, strides and memory.
 
-A copy consists of bytes in an arena and of a separate description (dtype, sizes, strides). If the description did not
-match the bytes, wrong values would be stored with valid checksums. The checks compare descriptions and addresses, and
-never read the bytes.
+A copy consists of bytes in an arena and a separate description (dtype, shape, strides). With a wrong description, wrong
+tensors would be saved with valid checksums. The checks compare descriptions and addresses, and never read the bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Flags = npt.NDArray[np.bool_]
 
 
 def check_described(contents: Contents, sources: Sources) -> None:
-    """Compare the copied tensors with the skeleton's description and with their source addresses.
+    """Check that the copied tensors match their description in the skeleton and the memory that was copied.
 
     Args:
-        contents: The tensors that were copied, and their skeleton.
-        sources: The memory that was copied, taken from `contents.tensors` before.
+        contents: Tensors that were copied, with their skeleton.
+        sources: Memory extents of the tensors, as recorded before the copy.
 
     Raises:
-        StagingMismatchError: A tensor has another dtype, shape or strides than in the skeleton, or other memory.
+        StagingMismatchError: A tensor has another dtype, shape or strides than in the skeleton, or moved in memory.
     """
     leaves = [*leaves_of(contents.skeleton)]
     if len(leaves) != len(contents.tensors):
@@ -45,16 +44,16 @@ def check_described(contents: Contents, sources: Sources) -> None:
 
 
 def check_placed(contents: Contents, sources: Sources, placement: Placement) -> None:
-    """Check a placement before copying: each copy has room, is aligned, and covers its source's bytes.
+    """Check a layout before copying: each copy lies inside the arena, is aligned, and includes all bytes of its tensor.
 
     Args:
-        contents: The tensors, with their names.
+        contents: Tensors to copy, with their names.
         sources: Memory extents of the tensors.
-        placement: Layout of the copies.
+        placement: Layout of the copies in the arena.
 
     Raises:
-        UnsupportedValueError: The storage of a tensor is smaller than its sizes and strides say.
-        StagingMismatchError: The placement is wrong.
+        UnsupportedValueError: The storage of a tensor is smaller than the tensor's shape and strides require.
+        StagingMismatchError: The layout is wrong.
     """
     for row in sources.without_memory():
         check_memory(contents.names[row], contents.tensors[row])

@@ -1,10 +1,10 @@
-"""The skeleton of a state dict (its structure without values): compared with the last save's, and filled with copies.
+"""Skeletons of state dicts: the structure (keys, containers, dtypes, shapes) without tensor data and objects.
 
-A skeleton consists of tuples only, so that skeletons can be compared fast and sent to another process:
-`("d", keys, nodes)` a mapping (one more element if not all keys are strings), `("l", nodes)` a list,
-`("t", dtype, shape, stride, requires_grad)` a tensor, `("s", …)` this rank's part of a sharded tensor, `("q", …)` a
-quantized tensor, `("o",)` an object. Tensors and objects are those of `Contents`, in the order of the skeleton; the
-parts of quantized tensors are among the objects.
+A skeleton is a nested tuple, which can be compared fast and sent to another process: `("d", keys, nodes)` is a mapping
+(with one more element if not all keys are strings), `("l", nodes)` a list, `("t", dtype, shape, stride, requires_grad)`
+a tensor, `("s", …)` this rank's shard of a sharded tensor, `("q", …)` a quantized tensor, `("o",)` an object. The
+tensors and objects themselves are in `Contents`, in the order of the skeleton; components of quantized tensors are
+among the objects.
 
 The layout of the copies is decided in `placement`.
 """
@@ -47,36 +47,36 @@ _KEPT_FORMS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TensorByValue:
-    """A tensor whose values are not the bytes of its memory (quantized, or a view), as `torch.save` writes it."""
+    """A tensor that cannot be staged as plain bytes (such as a quantized tensor), serialized as by `torch.save`."""
 
     data: bytes
 
 
 @dataclass(slots=True)
 class Contents:
-    """A state dict split into skeleton and tensors."""
+    """A state dict, split into skeleton, tensors and objects."""
 
     skeleton: Skeleton = ()
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """The local tensors, on any device and with any strides; conjugated and negated views are resolved."""
+    """This rank's local tensors, on any device and with any strides; conjugate and negative views are resolved."""
     names: list[str] = field(default_factory=list)
-    """Names of the tensors."""
+    """Names (FQNs) of the tensors, in the same order."""
     objects: list[Any] = field(default_factory=list)
-    """Objects: scalars unchanged, all others as their bytes in a checkpoint, so that they cannot change."""
+    """Objects: scalars unchanged, all others serialized as in a checkpoint, so that they cannot change any more."""
 
 
 def look_through(
     state_dict: Mapping[Any, Any], *, nested: bool = True, forms: dict[Hashable, Any] | None = None
 ) -> Contents:
-    """Split a state dict into skeleton and tensors; tensors are not copied, objects are.
+    """Split a state dict into skeleton, tensors and objects. Objects are copied (serialized); tensors are not.
 
     Args:
-        state_dict: Nested containers, tensors of every kind, objects.
-        nested: Whether containers are split; with False each top-level value that is no tensor is one object.
-        forms: Cache of the descriptions of sharded tensors, which the caller keeps from save to save.
+        state_dict: State dict with nested containers, tensors and objects.
+        nested: Whether nested containers are split; with False, each top-level container is one object.
+        forms: Cache of descriptions of sharded tensors; pass the same dict for each save.
 
     Raises:
-        UnsupportedValueError: A value cannot be saved; the message has its FQN and the reason.
+        UnsupportedValueError: A tensor or object cannot be saved; the message has its FQN and the reason.
     """
     walk = _Walk(nested=nested, forms={} if forms is None else forms)
     walk.contents.skeleton = walk.mapping(state_dict, "", top=True)
@@ -174,7 +174,7 @@ def _facts(held: LocalTensor) -> tuple[Any, ...]:
 
 
 def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
-    """Return dtype, shape and strides of every tensor that a skeleton describes, in order."""
+    """Yield dtype, shape and strides of each tensor that a skeleton describes, in skeleton order."""
     kind = node[0]
     if kind == "t":
         yield node[1], node[2], node[3]
@@ -187,12 +187,15 @@ def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[i
 
 
 def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[Any]) -> dict[Any, Any]:
-    """Fill a skeleton with tensors; returns the state dict, sharded tensors as `LocalTensor`s.
+    """Build a state dict from a skeleton, tensors and objects.
 
     Args:
-        skeleton: Skeleton of a whole state dict.
-        tensors: The tensors in skeleton order, each as the skeleton describes it (strides may differ).
-        objects: The objects in skeleton order.
+        skeleton: Skeleton of the state dict.
+        tensors: Tensors in skeleton order, with the dtypes and shapes in the skeleton; strides may differ.
+        objects: Objects in skeleton order.
+
+    Returns:
+        The state dict; sharded tensors are `LocalTensor`s.
     """
     makers: dict[str, Callable[[Skeleton], Any]] = {}
 

@@ -1,4 +1,4 @@
-"""Stagers with stock's names, for callers that stage state dicts themselves or pass a stager to `async_save`.
+"""Stagers with the class names of stock, to pass to `async_save` or to copy state dicts to host memory directly.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{staging,_state_dict_stager}` (names and meanings).
 """
@@ -23,10 +23,10 @@ class StagingOptions:
     """Options of `DefaultStager`. Options about CUDA have no effect without CUDA.
 
     Attributes:
-        use_pinned_memory: Whether to copy into pinned memory.
-        use_shared_memory: Whether to copy into memory that another process can map.
+        use_pinned_memory: Whether copies are in pinned memory.
+        use_shared_memory: Whether copies are in memory that another process can map.
         use_async_staging: Whether `stage` copies in a thread and returns a future.
-        use_non_blocking_copy: Accepted as in stock, without effect: CUDA tensors are always copied on separate streams.
+        use_non_blocking_copy: No effect, accepted as in stock: CUDA tensors are always copied on separate streams.
 
     Example:
         ```python
@@ -45,13 +45,13 @@ class StagingOptions:
 
 
 class DefaultStager:
-    """Stager that copies state dicts into host memory, which is reused when an earlier copy's tensors are released.
+    """Stager that copies state dicts to host memory, which later copies reuse once all tensors of a copy are deleted.
 
-    Storages that tensors share are copied once, and views stay views. A saver that gets this
-    stager copies into its own memory, and uses only the option `use_async_staging`.
+    Tensors that share a storage share it in the copy, too. `AsyncSaver.save` with this stager copies into the saver's
+    own memory, and uses only the option `use_async_staging`.
 
     Args:
-        config: See `StagingOptions`.
+        config: Options of the stager.
 
     Example:
         ```python
@@ -78,13 +78,15 @@ class DefaultStager:
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Return False: the result of `stage` tells when the copy is complete."""
+        """Whether `synchronize_staging` must be called after `stage`: always False."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any] | Future[dict[str, Any]]:
-        """Copy a state dict to host memory; returns the complete copy, or with `use_async_staging` its future.
+        """Copy a state dict to host memory, with deep copies of containers and objects.
 
-        Containers and objects are deep copies. Values may change again once the copy is complete.
+        Returns:
+            The complete copy; with `use_async_staging`, a future of the copy. The tensors of `state_dict` must not
+            change before the copy is complete.
         """
         del kwargs  # stock's take none either
         if not self.config.use_async_staging:
@@ -95,12 +97,12 @@ class DefaultStager:
         return self._last
 
     def synchronize_staging(self) -> None:
-        """Wait until the last `stage` is done."""
+        """Wait until the copy of the last `stage` call is complete."""
         if self._last is not None:
             self._last.exception()
 
     def close(self) -> None:
-        """Wait for the copy in progress, and release the memory once no tensor of it is referenced."""
+        """Wait for a copy in progress, and release the host memory as soon as no copied tensor is referenced."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self._stager.copier.close()
@@ -113,12 +115,12 @@ class DefaultStager:
 
 
 class StateDictStager:
-    """Stager that copies synchronously; `DefaultStager` without a thread.
+    """Stager that copies state dicts to host memory synchronously, like `DefaultStager` without a thread.
 
     Args:
-        pin_memory: Whether to copy into pinned memory, if CUDA is available.
-        share_memory: Whether to copy into memory that another process can map.
-        pin_memory_min_bytes: No effect: all copies are in one allocation.
+        pin_memory: Whether copies are in pinned memory, if CUDA is available.
+        share_memory: Whether copies are in memory that another process can map.
+        pin_memory_min_bytes: No effect, accepted as in stock: all tensors of a copy are in one allocation.
 
     Example:
         ```python
@@ -139,17 +141,20 @@ class StateDictStager:
         self._stager = DefaultStager(StagingOptions(pin_memory, share_memory, use_async_staging=False))
 
     def stage(self, state_dict: Any, non_blocking: bool = False) -> Any:
-        """Copy a state dict to host memory; the copy is complete on return, even with `non_blocking`."""
+        """Copy a state dict to host memory and return the copy, which is complete even with `non_blocking`."""
         del non_blocking
         return self._stager.stage(state_dict)
 
     def close(self) -> None:
-        """Release the memory once no tensor of it is referenced."""
+        """Release the host memory as soon as no copied tensor is referenced."""
         self._stager.close()
 
 
 def is_plain_blocking(stager: object) -> bool:
-    """Whether a stager only copies, as `BlockingAsyncStager` does by default."""
+    """Return whether a stager is a `BlockingAsyncStager` with default options and no overridden methods.
+
+    Such a stager only copies, so a saver may copy into its own memory instead.
+    """
     steps = ("stage", "synchronize_staging", "should_synchronize_after_execute", "_synchronize_after_execute")
     if not isinstance(stager, BlockingAsyncStager) or any(
         getattr(type(stager), step) is not getattr(BlockingAsyncStager, step) for step in steps

@@ -1,4 +1,4 @@
-"""Deep copies of nested containers whose tensors are stored elsewhere."""
+"""Deep copies of nested state dicts, whose tensors are copied by a given function."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ __all__ = ["copy_tree"]
 def copy_tree(
     state_dict: dict[str, Any], copy_tensors: Callable[[Sequence[str], Sequence[torch.Tensor]], list[torch.Tensor]]
 ) -> dict[str, Any]:
-    """Return a deep copy that keeps the types of containers; references to one object stay references to one copy.
+    """Return a deep copy of a state dict with the same container types, as `copy.deepcopy` makes it.
+
+    An object that occurs several times is copied once.
 
     Args:
-        state_dict: State dict of values that can be deep-copied.
-        copy_tensors: Function that copies plain tensors, given their names and the tensors; local tensors of DTensors
-            are among them.
+        state_dict: State dict whose objects support `copy.deepcopy`.
+        copy_tensors: Function that is called with names and plain tensors (of DTensors, the local tensors), and returns
+            copies of the tensors.
 
     Raises:
         UnsupportedValueError: The storage of a tensor has been freed.
