@@ -55,12 +55,7 @@ class Backend(Protocol):
     """Whether staged copies must be in memory that another process can map."""
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Prepare for the first save of a process group, for example by starting a process.
-
-        Args:
-            link: Link to the other ranks of the group.
-            staged: Staged copy of a state dict whose structure later saves will have; None if unknown.
-        """
+        """Prepare for a process group's first save; `staged` is a copy of a state dict like those to save, or None."""
         ...
 
     def before_save(self) -> None:
@@ -263,11 +258,7 @@ class AsyncSaver:
     def wait(self, seconds: float | None = None) -> None:
         """Wait until every save has ended, successfully or not.
 
-        Args:
-            seconds: Longest time in seconds to wait; None for `SaverOptions.save_seconds`.
-
-        Raises:
-            SaverDeadlineError: A save has not ended within `seconds`.
+        Raises SaverDeadlineError after `seconds` (None: `SaverOptions.save_seconds`).
         """
         self._check_here()
         self._queue.drain(self.options.save_seconds if seconds is None else seconds)

@@ -1,7 +1,7 @@
-"""Planning, coordination and the contracts of distributed checkpoints: `save`, `load` and what plugs into them.
+"""Distributed checkpoints: `save`, `load`, planners, and the contracts of storages, stagers and transforms.
 
-Where bytes go is decided by storages (`dcp_fs` and others), found by entry point or passed in. Importing this package
-reads no entry points, no environment and no disk.
+The bytes are written and read by storages of other packages, such as `dcp_fs`, which are found by entry point or passed
+as arguments. Importing this package reads no entry points, environment variables or files.
 """
 
 from dcp_core import plugins

@@ -1,9 +1,9 @@
-"""Adapters for storages and planners of other libraries, made by an installed bridge.
+"""Adaptation of storages and planners of other libraries, such as stock, through an installed bridge.
 
-Nothing here imports such a library: an object's library is read from the modules of its base classes. Each function
-returns None, objects of this library, and objects that merely have the methods unchanged. It raises PluginNotFoundError
-for an object of `torch.distributed.checkpoint` if no bridge is installed, and TypeError for an object of this library
-that has another role (such as a reader passed as a writer).
+This module imports no other library: the library of an object is found from the modules of its base classes. Each
+function returns None, objects of `dcp_core` classes, and objects of unknown classes with the required methods
+unchanged. It raises PluginNotFoundError for an object of `torch.distributed.checkpoint` if no bridge is installed, and
+TypeError for a `dcp_core` object of the wrong kind, such as a reader passed as a writer.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _ROLES: tuple[type[Any], ...] = (StorageWriter, StorageReader, SavePlanner, Load
 
 
 def adopt_writer(value: StorageWriter | None) -> StorageWriter | None:
-    """Return a storage writer of this library for the one that a caller passed, adapted by a bridge if necessary."""
+    """Return a storage writer as a `dcp_core.StorageWriter`, adapted by a bridge if it belongs to another library."""
     made: StorageWriter | None = _adopted(value, StorageWriter)
     return made
 
 
 def adopt_reader(value: StorageReader | None) -> StorageReader | None:
-    """Return a storage reader of this library for the one that a caller passed, adapted by a bridge if necessary."""
+    """Return a storage reader as a `dcp_core.StorageReader`, adapted by a bridge if it belongs to another library."""
     made: StorageReader | None = _adopted(value, StorageReader)
     return made
 
 
 def adopt_save_planner(value: SavePlanner | None) -> SavePlanner | None:
-    """Return a save planner of this library for the one that a caller passed, adapted by a bridge if necessary."""
+    """Return a save planner as a `dcp_core.SavePlanner`, adapted by a bridge if it belongs to another library."""
     made: SavePlanner | None = _adopted(value, SavePlanner)
     return made
 
 
 def adopt_load_planner(value: LoadPlanner | None) -> LoadPlanner | None:
-    """Return a load planner of this library for the one that a caller passed, adapted by a bridge if necessary."""
+    """Return a load planner as a `dcp_core.LoadPlanner`, adapted by a bridge if it belongs to another library."""
     made: LoadPlanner | None = _adopted(value, LoadPlanner)
     return made
 

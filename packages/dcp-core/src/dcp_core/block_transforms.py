@@ -1,4 +1,4 @@
-"""Public names of `dcp_core.encoding.block_transforms`, for packages that offer a transform of blocks."""
+"""Public names of `dcp_core.encoding.block_transforms`, for packages that implement transforms of blocks."""
 
 from __future__ import annotations
 

@@ -1,41 +1,40 @@
-"""Exceptions of `dcp_core` and of the packages below it, and the record of the classes that coordinators raise.
+"""Exceptions of `dcp_core`, and a tree of the exceptions of all packages.
 
-Each class derives from `DcpError` and from a built-in exception, so that callers can catch either. Messages name the
-key, file and rank as far as they are known, and say what to do. All exceptions of all packages, with their other bases
-in brackets:
+Each class derives from `DcpError` and from a built-in exception. Messages name the key, file and rank where they are
+known, and a remedy. The exceptions of all packages, with their other base classes in brackets:
 
 ```
 dcp_manifest:
 DcpError (Exception)                                        base class of the errors of all packages
 ├─ CheckpointNotFoundError (FileNotFoundError)              no checkpoint here, or a file is missing
-│  └─ dcp_io.CheckpointReplacedError                        replaced while it was being read
-├─ CorruptCheckpointError (ValueError)                      damaged, truncated or incomplete
-├─ InvalidIndexError (ValueError)                           an index to write contradicts itself
+│  └─ dcp_io.CheckpointReplacedError                        a checkpoint was replaced while it was read
+├─ CorruptCheckpointError (ValueError)                      a checkpoint is damaged or incomplete
+├─ InvalidIndexError (ValueError)                           an index to write is inconsistent
 ├─ InvalidPlaceError (ValueError)                           a path or URI is malformed
-├─ UnsupportedFormatError (ValueError)                      of a newer version, or an unknown layout
+├─ UnsupportedFormatError (ValueError)                      a newer version, or an unknown layout or transform
 │  └─ dcp_inspect.OtherFormatError                          files of another format, for a converter
-├─ UnsafeCheckpointError (ValueError)                       asks to run code, or to leave its folder
+├─ UnsafeCheckpointError (ValueError)                       a checkpoint tries to run code or leave its folder
 │ dcp_io:
 ├─ CheckpointExistsError (FileExistsError)                  a checkpoint exists; `overwrite` is off
 ├─ SaveInProgressError (FileExistsError)                    another save writes to the same place
-├─ SaveLostError (RuntimeError)                             another save took this one for dead
+├─ SaveLostError (RuntimeError)                             another save considered this save dead
 ├─ StorageError (OSError)                                   the storage failed after all retries
 │  └─ dcp_object.ChangedError                               another process replaced the object
 ├─ StoreNotFoundError (LookupError, RuntimeError)           no package opens this kind of store
 │ dcp_core:
-├─ PayloadError (TypeError)                                 a value cannot be written as an item
+├─ PayloadError (TypeError)                                 a tensor has no data that could be written
 ├─ CheckpointException (dcp_ranks.PhaseFailedError)         a phase failed on some rank; raised on all
-├─ CoordinatorLostError (dcp_ranks.CoordinatorLostError)    the store of the ranks is gone
+├─ CoordinatorLostError (dcp_ranks.CoordinatorLostError)    the store of the ranks does not answer
 ├─ CoordinatorTimeoutError (dcp_ranks.CoordinatorTimeoutError)  a rank missed the deadline
 ├─ PeerLostError (dcp_ranks.PeerLostError)                  a rank has died
-├─ RankDisagreementError (dcp_ranks.RankDisagreementError)  ranks do different things
-├─ OperationError (dcp_ranks.OperationError)                a save or load cannot go on
-├─ MissingKeyError (KeyError)                               the checkpoint has no value of that name
-├─ NotEnoughMemoryError (MemoryError)                       a value is larger than the free memory
-├─ DuplicateKeyError (ValueError)                           two values would have one name
+├─ RankDisagreementError (dcp_ranks.RankDisagreementError)  ranks call different functions
+├─ OperationError (dcp_ranks.OperationError)                a save or load cannot continue
+├─ MissingKeyError (KeyError)                               a name is not in the checkpoint
+├─ NotEnoughMemoryError (MemoryError)                       a tensor is larger than the free memory
+├─ DuplicateKeyError (ValueError)                           two tensors or objects would have one name
 ├─ PlanError (ValueError)                                   chunks leave holes, overlap or disagree
 ├─ ShardNotFoundError (LookupError, ValueError)             this rank has no shard at an offset
-├─ UnsupportedValueError (TypeError, ValueError)            a kind of value cannot be saved
+├─ UnsupportedValueError (TypeError, ValueError)            a kind of tensor or object cannot be saved
 ├─ UnloadableObjectError (TypeError)                        a saved object could not be loaded again
 ├─ PluginNotFoundError (dcp_hooks.PluginNotFoundError)      a package must be installed
 ├─ NoCheckpointIdError (ValueError, RuntimeError)           neither id nor storage was passed
@@ -143,48 +142,48 @@ __all__ = [
 
 
 class CheckpointException(DcpError, dcp_ranks.PhaseFailedError):  # noqa: N818 - stock's name
-    """A phase of a save or load failed on at least one rank; every rank raises this error, with the same facts.
+    """A phase of a save or load failed on at least one rank; every rank raises this error, with the same `failures`.
 
     Also a RuntimeError, which stock raises for some of these failures, such as a checkpoint id that no storage accepts.
 
     Args:
-        msg: Description of the failure, with which `str(error)` begins.
-        failures: Rank → (exception of that rank, or None if it could not be sent between processes; traceback as text).
+        msg: Description of the failure; `str(error)` begins with this text.
+        failures: Failing rank → (exception, or None if it could not be pickled; traceback as text).
 
     Source: torch 2.13 `torch.distributed.checkpoint.api.CheckpointException`, there a BaseException.
     """
 
 
 class CoordinatorLostError(DcpError, dcp_ranks.CoordinatorLostError):
-    """The store or group over which ranks coordinate is gone."""
+    """The store or process group through which ranks communicate does not answer any more."""
 
 
 class CoordinatorTimeoutError(DcpError, dcp_ranks.CoordinatorTimeoutError):
-    """Ranks that others waited for did not arrive at a phase within the deadline.
+    """Some ranks did not arrive at a phase of a save or load before the other ranks' deadline.
 
     Args:
         phase: Name of the phase that the ranks were in.
-        ranks: Ranks (within the process group) that were waited for.
-        waited_seconds: Time that a rank waited before it raised this error.
+        ranks: Ranks (within the process group) that did not arrive.
+        waited_seconds: Time in seconds that the other ranks waited.
     """
 
 
 class PeerLostError(DcpError, dcp_ranks.PeerLostError):
-    """Ranks that others waited for are gone: their process has ended, or their host does not answer.
+    """Ranks were lost during a save or load: their processes have ended, or their hosts do not answer.
 
     Args:
         phase: Name of the phase that the ranks were in.
         ranks: Ranks (within the process group) that are lost.
-        how: Descriptions of how each rank was lost, in the order of `ranks`.
+        how: Description of each rank's loss, such as "its process has ended", in the order of `ranks`.
     """
 
 
 class RankDisagreementError(DcpError, dcp_ranks.RankDisagreementError):
-    """Ranks that should do the same thing do different ones; the message says which rank does what."""
+    """Ranks called different functions, or passed different arguments where all must agree; the message lists them."""
 
 
 class OperationError(DcpError, dcp_ranks.OperationError):
-    """A save or load cannot go on: it has ended, or the other ranks no longer wait for this rank."""
+    """A save or load cannot continue on this rank: it has ended, or the other ranks no longer wait for this rank."""
 
 
 RANK_ERRORS: Final = dcp_ranks.ErrorTypes(
@@ -195,11 +194,11 @@ RANK_ERRORS: Final = dcp_ranks.ErrorTypes(
     rank_disagreement=RankDisagreementError,
     operation=OperationError,
 )
-"""Error classes for coordinators of this package and of those built on it, so that `except DcpError` catches them."""
+"""Exception classes for coordinators of this project's packages; all of them derive from `DcpError`."""
 
 
 class MissingKeyError(DcpError, KeyError):
-    """The checkpoint has no value of a requested name."""
+    """The checkpoint has no tensor or object with a requested name."""
 
     def __str__(self) -> str:
         # KeyError would show the repr of the message.
@@ -207,46 +206,46 @@ class MissingKeyError(DcpError, KeyError):
 
 
 class NotEnoughMemoryError(DcpError, MemoryError):
-    """A value that must be loaded as a whole is larger than the memory that can be allocated."""
+    """A tensor or object that must be loaded as a whole is larger than the memory that can be allocated."""
 
 
 class DuplicateKeyError(DcpError, ValueError):
-    """Two values of a state dict would be saved under one name."""
+    """Two tensors or objects of a state dict would be saved under the same FQN."""
 
 
 class PlanError(DcpError, ValueError):
-    """The plans of the ranks do not describe a checkpoint: chunks leave holes, overlap or disagree."""
+    """The save plans of the ranks are inconsistent: chunks of a tensor leave holes, overlap, or differ in metadata."""
 
 
 class ShardNotFoundError(DcpError, LookupError, ValueError):
-    """A value of this rank holds no shard at the offset that an item names."""
+    """This rank's tensor has no shard at the offset that a read or write item names."""
 
 
 class UnsupportedValueError(DcpError, TypeError, ValueError):
-    """A value of this kind cannot be saved or loaded as it is."""
+    """A tensor or object in a state dict is of a kind that cannot be saved or loaded."""
 
 
 class UnloadableObjectError(DcpError, TypeError):
-    """An object would be saved in a form that a later load refuses to run."""
+    """An object to save names classes or functions that a later load would refuse."""
 
 
 class PluginNotFoundError(DcpError, hooks_errors.PluginNotFoundError):
-    """No installed plugin offers what is needed; the message names the package to install.
+    """No installed plug-in offers the requested storage, transform or saver; the message names the package to install.
 
     Also a RuntimeError, which stock raises for a checkpoint id that none of its storages accepts.
     """
 
 
 class NoCheckpointIdError(DcpError, ValueError, RuntimeError):
-    """Neither a checkpoint id nor a storage was passed: there is nowhere to save to or load from.
+    """A save or load was called with neither a checkpoint id nor a storage.
 
-    Also a RuntimeError, which stock raises.
+    Also a RuntimeError, which stock raises in this case.
     """
 
 
 class DuplicatePluginError(DcpError, hooks_errors.DuplicatePluginError):
-    """Two distributions offer a plugin under one name."""
+    """Two plug-ins offer an entry, such as a storage, under the same name; the message names both."""
 
 
 class PluginLoadError(DcpError, hooks_errors.PluginLoadError):
-    """A plugin that is needed is installed, but cannot be imported or is not valid."""
+    """An installed plug-in that may be needed cannot be imported, or its hooks are not valid."""

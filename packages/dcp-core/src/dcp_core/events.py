@@ -1,4 +1,4 @@
-"""Events of saves and loads for observers and the log: start and end of each phase, and the slowest rank."""
+"""Events of saves and loads, for observers and the log: start and end of each phase, and the slowest rank."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _log = library_logger(__name__)
 
 
 class Phase:
-    """A running phase on one rank."""
+    """Measurements of a running phase of a save or load on one rank: bytes and seconds."""
 
     def __init__(self) -> None:
         self.bytes: int | None = None
-        """Number of bytes that this rank read or wrote in the phase, if any."""
+        """Number of bytes that this rank read from or wrote to storage in the phase; None for other phases."""
         self.own_seconds = 0.0
 
     def timed(self, function: Callable[[], T]) -> Callable[[], T]:
-        """Wrap a function so that its duration counts as this rank's share of the phase, without waiting for others."""
+        """Wrap a function so that its duration is added to `own_seconds`, this rank's own work in the phase."""
 
         def call() -> T:
             start = time.monotonic()
@@ -45,12 +45,12 @@ class Phase:
 
 
 class Operation:
-    """Reporter of one save or load on one rank to observers and the log.
+    """Reporter of one save or load on one rank, which sends events to observers and writes log records.
 
     Args:
-        name: `save` or `load`.
-        coordinator: Coordinator of this operation, which knows the slowest rank of each phase.
-        checkpoint_id: Checkpoint id as the caller gave it.
+        name: Name of the operation, `save` or `load`.
+        coordinator: Coordinator of this operation, which measures the slowest rank of each phase.
+        checkpoint_id: Checkpoint id that the caller passed; None if the caller passed a storage instead.
     """
 
     def __init__(self, name: str, coordinator: Coordinator, checkpoint_id: CheckpointId | None) -> None:
@@ -61,7 +61,7 @@ class Operation:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Report the start and the end of a phase."""
+        """Context manager that reports the start of a phase and its end, with duration or error."""
         phase = Phase()
         self._notify(name, "started")
         start = time.monotonic()

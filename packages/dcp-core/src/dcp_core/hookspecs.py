@@ -1,4 +1,4 @@
-"""Hook specifications for plug-ins, defined in `dcp_hooks`: a plug-in module imports them from there, without torch."""
+"""Hook specifications for plug-ins, re-exported from `dcp_hooks`, from which plug-in modules import without torch."""
 
 from dcp_hooks.hookspecs import (
     ANY_SCHEME,

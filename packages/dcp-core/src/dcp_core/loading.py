@@ -1,4 +1,4 @@
-"""`load` and `load_keys`: the call sequence of a checkpoint load, nothing else.
+"""`load` and `load_keys`: the sequence of calls to planner, storage reader and coordinator that loads a checkpoint.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict_loader` (signatures, order of calls).
 """
@@ -61,28 +61,31 @@ def load(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     peers: PeerOptions | None = None,
 ) -> LoadReport:
-    """Load a checkpoint into a state dict, in place, whatever sharding it was saved with.
+    """Load a checkpoint into a state dict, in place, and reshard its tensors if they were saved with other sharding.
 
     Args:
-        state_dict: State dict to load into, called the template: its tensors are filled in their own memory, each
-            rank's shards only; its objects are replaced. A `Stateful` value stands for its `state_dict()`, and gets the
-            loaded state through `load_state_dict`.
+        state_dict: State dict to load into, called the template: each rank's tensors and shards are filled in their own
+            memory; objects are replaced. For a `Stateful`, the result of its `state_dict()` is the template, and the
+            loaded state is passed to its `load_state_dict`.
         checkpoint_id: Id of the checkpoint to load: a folder, or a URI that an installed storage handles.
         storage_reader: Reader to use instead of the one that `checkpoint_id` selects.
-        planner: Planner that decides which stored data is read into which tensors; None for a `DefaultLoadPlanner`.
+        planner: Load planner that decides which stored data is read into which tensors; None for a
+            `DefaultLoadPlanner`.
         process_group: Process group of the ranks that load together; None for all ranks.
-        no_dist: Whether this process loads alone, whatever process groups exist.
-        timeout_seconds: Time that a rank waits for the others in one phase, counted from its own arrival; see
-            `make_coordinator`.
-        peers: Options for how ranks watch each other, so that the death of a rank is noticed long before the timeout.
+        no_dist: Whether this process loads alone, even if process groups exist.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
+            arrival.
+        peers: Options for how ranks detect the death of other ranks before the timeout; None for the defaults.
 
     Returns:
-        Report of what was loaded on this rank, what was not, and why.
+        Report of this rank's load: missing, unexpected, converted and resized tensors, and other findings.
 
     Raises:
         CheckpointException: The load failed on at least one of several ranks; raised on every rank, with rank, phase
-            and traceback. Tensors that were read before may have changed; the message names them.
-        LoadMismatchError, CorruptCheckpointError, CheckpointNotFoundError: The load failed in a job of one process.
+            and traceback. Tensors that were read before the failure have changed; the message names them.
+        LoadMismatchError: In a job of one process, the template does not match the checkpoint.
+        CorruptCheckpointError: In a job of one process, the checkpoint is damaged.
+        CheckpointNotFoundError: In a job of one process, there is no checkpoint at the checkpoint id.
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader.load` (returns None there).
@@ -112,7 +115,7 @@ def load_state_dict(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """Deprecated form of `load`, with the coordinator's rank within the group as an argument."""
+    """Load a checkpoint into a state dict: deprecated form of `load`, with `coordinator_rank` as an argument."""
     warnings.warn("load_state_dict is deprecated; use load", FutureWarning, stacklevel=2)
     storage_reader.reset()
     return load_by_reader(state_dict, storage_reader, process_group, coordinator_rank, no_dist, planner)
@@ -126,7 +129,7 @@ def load_by_reader(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """Load like `load_state_dict`, but without a `reset`: stock's private `_load_state_dict`, which clients import.
+    """Load a checkpoint without calling `storage_reader.reset`, as stock's private `_load_state_dict` does.
 
     Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
     """
@@ -147,20 +150,23 @@ def load_keys(
     allow_globals: Iterable[Any] = (),
     trust_objects: bool = False,
 ) -> dict[str, Any]:
-    """Load a checkpoint, or part of it, without a template: whole CPU tensors in the nesting that was saved.
+    """Load all or some keys of a checkpoint without a template, as whole CPU tensors in the nesting that was saved.
 
     Args:
-        keys: Names of the values to load: exact FQNs, or paths that lead to them (`"model"` loads all values under it).
-            None loads all values.
-        checkpoint_id: See `load`.
-        storage_reader: See `load`.
-        process_group: See `load`. Every rank gets whole tensors.
-        no_dist: See `load`.
-        allow_globals: See `DefaultLoadPlanner`.
-        trust_objects: See `DefaultLoadPlanner`.
+        keys: Keys to load: exact FQNs, or prefixes of FQNs (`"model"` loads everything under `model.`). None loads the
+            whole checkpoint.
+        checkpoint_id: Id of the checkpoint to load: a folder, or a URI that an installed storage handles.
+        storage_reader: Reader to use instead of the one that `checkpoint_id` selects.
+        process_group: Process group of the ranks that load together; None for all ranks. Every rank gets whole tensors.
+        no_dist: Whether this process loads alone, even if process groups exist.
+        allow_globals: Classes and functions that stored objects may use in addition to the default allow-list.
+        trust_objects: Whether to unpickle stored objects without restriction, which lets a checkpoint run any code.
+
+    Returns:
+        Nested state dict of the loaded tensors and objects.
 
     Raises:
-        KeyError: One of `keys` matches no value in the checkpoint.
+        KeyError: One of `keys` matches nothing in the checkpoint.
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader._load_state_dict_from_keys`.

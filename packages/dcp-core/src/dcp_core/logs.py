@@ -1,4 +1,4 @@
-"""Logger names of `dcp_core` and of packages built on it, and escaping of log records, so that they print safely."""
+"""Logger names of `dcp_core` and of packages built on it, and escaping of unprintable characters in log records."""
 
 from dcp_manifest.logs import library_logger
 

@@ -1,6 +1,6 @@
-"""Plug-ins for saves and loads, looked up through `dcp_hooks`, with the error classes of this package.
+"""Look-up of plug-ins (storages, transforms, savers, converters, bridges), with the exceptions of `dcp_core`.
 
-The functions here use one registry for the whole process. Importing this module reads no entry points.
+The functions use one registry for the whole process. Importing this module reads no entry points.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ list = installed.list  # noqa: A001 - reads as `plugins.list()`
 
 
 def transform(descriptor: str) -> Any:
-    """Return a transform's factory by descriptor (`stream.zstd/1`) or registry name. Raises like `storage_for`."""
+    """Return the factory of a transform by its descriptor (`stream.zstd/1`) or name. Raises like `storage_for`."""
     return installed.factory("transforms", descriptor.partition("/")[0], errors=PLUGIN_ERRORS)
 
 
 def saver(name: str) -> Any:
-    """Return the factory of an asynchronous saver. Raises like `storage_for`."""
+    """Return the factory of an asynchronous saver by its name, such as `thread`. Raises like `storage_for`."""
     return installed.factory("savers", name, errors=PLUGIN_ERRORS)
 
 
 def state_adapter(name: str) -> Any:
-    """Return an adapter between modules or optimizers and tensors. Raises like `storage_for`."""
+    """Return the adapter that turns modules or optimizers into state dicts, by its name. Raises like `storage_for`."""
     return installed.factory("state_adapters", name, errors=PLUGIN_ERRORS)
 
 
 def converter(name: str) -> Any:
-    """Return the converter of a format. Raises like `storage_for`."""
+    """Return the converter of a checkpoint format by the format's name. Raises like `storage_for`."""
     return installed.factory("converters", name, errors=PLUGIN_ERRORS)
 
 
 def bridge(package: str) -> Any:
-    """Return the bridge that adapts storages and planners of another library, by the name of its package.
+    """Return the bridge that adapts storages and planners of another library, by that library's import name.
 
     Raises like `storage_for`.
     """
@@ -60,10 +60,10 @@ def bridge(package: str) -> Any:
 
 
 def register(plugin: object, *, name: str) -> None:
-    """Register a plug-in without an entry point, for this process. Raises PluginLoadError if it is not valid."""
+    """Register a plug-in object in this process, without an entry point. Raises PluginLoadError for invalid hooks."""
     installed.register(plugin, name=name, errors=PLUGIN_ERRORS)
 
 
 def unregister(name: str) -> None:
-    """Remove a plug-in that `register` added. Raises PluginNotFoundError if there is none."""
+    """Remove the plug-in that `register` added under this name. Raises PluginNotFoundError if there is none."""
     installed.unregister(name, errors=PLUGIN_ERRORS)

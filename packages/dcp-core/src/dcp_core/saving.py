@@ -1,4 +1,4 @@
-"""`save`: the call sequence of a checkpoint save, nothing else.
+"""`save`: the sequence of calls to planner, storage writer and coordinator that saves a checkpoint.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver` (signatures, order of calls).
 """
@@ -51,26 +51,26 @@ def save(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     peers: PeerOptions | None = None,
 ) -> Metadata:
-    """Save a state dict; when it returns, the checkpoint exists and is durable.
+    """Save a state dict as a checkpoint, which exists and is durable when `save` returns.
 
-    When it raises, the previous checkpoint (or none) is there; or the new one, if the failure came after the last step.
-    There is never a mixture of both.
+    If `save` raises, the previous checkpoint is unchanged, or the new one is complete if the failure came after
+    publishing; never a mixture of both.
 
     Args:
-        state_dict: Names → tensors of any kind, nested containers, objects; a `Stateful` value stands for its
-            `state_dict()`, a `PerRank` one for the value of each rank. Not changed.
+        state_dict: State dict with tensors of any kind, nested containers and objects. For a `Stateful`, the result of
+            its `state_dict()` is saved; for a `PerRank`, each rank's own object. Not changed.
         checkpoint_id: Id of the checkpoint to write: a folder, or a URI that an installed storage handles.
         storage_writer: Writer to use instead of the one that `checkpoint_id` selects. If dcp-bridge is installed,
             writers and planners of `torch.distributed.checkpoint` are accepted as well.
-        planner: Planner that decides which rank writes which item; None for a `DefaultSavePlanner`. A planner can be
-            used in one save at a time.
+        planner: Save planner that decides which rank writes which item; None for a `DefaultSavePlanner`. A planner can
+            be used in one save at a time.
         process_group: Process group of the ranks that save together; None for all ranks.
-        no_dist: Whether this process saves alone, whatever process groups exist.
-        use_collectives: Whether the ranks plan together; if False, every rank plans alone: no deduplication, and one
-            index per rank.
-        timeout_seconds: Time that a rank waits for the others in one phase, counted from its own arrival; see
-            `make_coordinator`.
-        peers: Options for how ranks watch each other, so that the death of a rank is noticed long before the timeout.
+        no_dist: Whether this process saves alone, even if process groups exist.
+        use_collectives: Whether the ranks plan together. If False, every rank plans alone: replicated tensors are
+            written by every rank, and each rank writes a rank-local index.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
+            arrival.
+        peers: Options for how ranks detect the death of other ranks before the timeout; None for the defaults.
 
     Returns:
         The checkpoint's metadata.
@@ -78,7 +78,7 @@ def save(
     Raises:
         CheckpointException: The save failed on at least one of several ranks; raised on every rank, with rank, phase
             and traceback.
-        Exception: The save failed in a job of one process, whose error is raised unchanged.
+        Exception: The save failed in a job of one process; the error is raised unchanged.
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_saver.save`.
@@ -113,7 +113,7 @@ def save_state_dict(
     no_dist: bool = False,
     planner: SavePlanner | None = None,
 ) -> Metadata:
-    """Deprecated form of `save`, with the coordinator's rank within the group as an argument."""
+    """Save a state dict as a checkpoint: deprecated form of `save`, with `coordinator_rank` as an argument."""
     warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
     storage_writer.reset()
     coordinator = make_coordinator(
@@ -241,22 +241,22 @@ def save_with(
     use_collectives: bool = True,
     group: Hashable = None,
 ) -> Metadata:
-    """Save, as `save` does, through a coordinator made beforehand, in any thread or process.
+    """Save a state dict as `save` does, through an existing coordinator, in any thread or process.
 
     Args:
-        coordinator: Coordinator made for this save, in the thread that started the save; this function closes it.
-        state_dict: State dict to save; see `save` for this and the other arguments.
+        coordinator: Coordinator of this save, which this function closes.
+        state_dict: State dict to save.
         checkpoint_id: Id of the checkpoint to write.
         storage_writer: Writer to use instead of the one that `checkpoint_id` selects.
-        planner: Planner that decides which rank writes which item.
-        use_collectives: Whether the ranks plan together.
-        group: Key that identifies this group of ranks in the cache of plans.
+        planner: Save planner that decides which rank writes which item; None for a `DefaultSavePlanner`.
+        use_collectives: Whether the ranks plan together; if False, every rank plans alone.
+        group: Key of this group of ranks in the cache of plans.
 
     Returns:
         The checkpoint's metadata.
 
     Raises:
-        CheckpointException: See `save`.
+        CheckpointException: The save failed on at least one of several ranks; raised on every rank.
 
     Ranks: every rank of the coordinator's group; collective.
     """

@@ -1,4 +1,4 @@
-"""Choice of the reader or writer for a checkpoint id: by its URI scheme, among the plugins."""
+"""Choice of the storage reader or writer for a checkpoint id, by URI scheme, among the installed plug-ins."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from dcp_manifest.schemes import file_path, scheme_of
 __all__ = ["PLUGIN_ERRORS", "StorageBackend", "resolve_reader", "resolve_writer", "storage_for"]
 
 PLUGIN_ERRORS = ErrorTypes(PluginNotFoundError, DuplicatePluginError, PluginLoadError)
-"""Classes of the errors that looking for a plug-in raises."""
+"""Exception classes of `dcp_core` that the search for a plug-in raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageBackend:
-    """A storage found by scheme, with the plug-in that offers it."""
+    """An installed storage for a URI scheme, and the plug-in that offers it."""
 
     spec: StorageBackendSpec
     plugin: PluginInfo
 
     def load_reader(self) -> Any:
-        """Import and return the factory of readers, which takes a checkpoint id. Raises PluginLoadError."""
+        """Import and return the function that makes a storage reader from a checkpoint id. Raises PluginLoadError."""
         return resolve(self.spec.reader, self.plugin, errors=PLUGIN_ERRORS)
 
     def load_writer(self) -> Any:
-        """Import and return the factory of writers, which takes a checkpoint id. Raises PluginLoadError."""
+        """Import and return the function that makes a storage writer from a checkpoint id. Raises PluginLoadError."""
         return resolve(self.spec.writer, self.plugin, errors=PLUGIN_ERRORS)
 
 
@@ -40,10 +40,10 @@ def storage_for(uri: str) -> StorageBackend:
         uri: URI `scheme://…`, or a path.
 
     Raises:
-        PluginNotFoundError: No installed package handles the scheme; the message names the one to install.
-        PluginLoadError: No plug-in for the scheme works, and a broken one may handle it.
+        PluginNotFoundError: No installed plug-in handles the scheme; the message names the package to install.
+        PluginLoadError: No working plug-in handles the scheme, but a broken plug-in may.
         DuplicatePluginError: Two plug-ins handle the scheme.
-        InvalidPlaceError: The id is empty, or a URI with a missing slash.
+        InvalidPlaceError: The checkpoint id is empty, or a URI with a missing slash.
     """
     scheme = scheme_of(uri)
     if scheme == "file":
@@ -60,17 +60,30 @@ def storage_for(uri: str) -> StorageBackend:
 
 
 def resolve_writer(storage_writer: StorageWriter | None, checkpoint_id: CheckpointId | None) -> StorageWriter:
-    """Return the given writer, reset to `checkpoint_id` if there is one; else a new one for the id.
+    """Return the storage writer for a save: `storage_writer`, or a new writer for the checkpoint id.
+
+    Args:
+        storage_writer: Writer that the caller passed, which is reset to `checkpoint_id`; None for a new writer.
+        checkpoint_id: Checkpoint id; None for the writer's own id.
 
     Raises:
-        NoCheckpointIdError: Neither a writer nor an id is given, or the id is empty.
-        PluginNotFoundError: No installed package handles ids of this scheme; the message names the package to install.
+        NoCheckpointIdError: Both arguments are None, or the checkpoint id is empty.
+        PluginNotFoundError: No installed plug-in handles the URI scheme; the message names the package to install.
     """
     return _resolve(storage_writer, checkpoint_id, "writer")  # type: ignore[no-any-return]
 
 
 def resolve_reader(storage_reader: StorageReader | None, checkpoint_id: CheckpointId | None) -> StorageReader:
-    """Return the given reader, reset to `checkpoint_id` if given; else a new one. Raises like `resolve_writer`."""
+    """Return the storage reader for a load: `storage_reader`, or a new reader for the checkpoint id.
+
+    Args:
+        storage_reader: Reader that the caller passed, which is reset to `checkpoint_id`; None for a new reader.
+        checkpoint_id: Checkpoint id; None for the reader's own id.
+
+    Raises:
+        NoCheckpointIdError: Both arguments are None, or the checkpoint id is empty.
+        PluginNotFoundError: No installed plug-in handles the URI scheme; the message names the package to install.
+    """
     return _resolve(storage_reader, checkpoint_id, "reader")  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,7 @@
-"""Toolkit for packages that extend this one: savers, storages, planners, converters and adapters of state dicts.
+"""Public names for packages that extend `dcp_core`: savers, storages, planners, converters and state dict adapters.
 
-What users call is in `dcp_core` itself. The names here are as stable as those; everything else in this package may
-change.
+Functions for users are in `dcp_core` itself. The names in both modules are stable; those of all other modules of this
+package may change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Public names of `dcp_core.encoding.transforms`, for packages that offer a transform."""
+"""Public names of `dcp_core.encoding.transforms`, for packages that implement transforms."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How functions here are called: positional arguments of old calls, `torch.compile`, child interpreters."""
+"""Calling conventions: stock's positional arguments, exclusion from `torch.compile`, child Python interpreters."""

@@ -1,4 +1,4 @@
-"""Exclusion of this library from `torch.compile`: its functions run as they are written, never traced."""
+"""Decorator that excludes a function from `torch.compile`: the function is never traced or compiled."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ R = TypeVar("R")
 
 
 def outside_compile(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that `torch.compile` must neither trace nor compile, nor anything that it calls.
+    """Decorate a function so that `torch.compile` traces neither the function nor its callees.
 
-    Like `torch.compiler.disable`, but without importing the compiler, which takes seconds, if nothing else has imported
-    it.
+    Works like `torch.compiler.disable`, but does not import the compiler, which would take seconds.
     """
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Positional storage arguments of old calls: `save(state_dict, writer)` and `load(state_dict, reader)`.
+"""Positional storage arguments, as in stock's deprecated calls `save(state_dict, writer)`, `load(state_dict, reader)`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.utils._api_bc_check` (which calls are accepted, and the warning).
 """
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a decorator that passes a second positional argument on as a keyword argument, with a warning.
+    """Return a decorator that converts a second positional argument into a keyword argument, with a warning.
 
     Args:
         parameter: Name of the keyword argument: `storage_writer` or `storage_reader`.

@@ -1,1 +1,1 @@
-"""Values to stored bytes and back: payloads, compression and other transforms."""
+"""Encoding of tensors and objects as stored bytes, and decoding: payloads, compression and other transforms."""

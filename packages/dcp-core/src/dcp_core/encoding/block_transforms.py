@@ -1,6 +1,7 @@
-"""Transforms of blocks, which let a reader decode a part of a stored tensor: the contract, and chains of them.
+"""Transforms of blocks: their contract, chains of several transforms, and decoding.
 
-Which items are transformed is decided in `compression`; the storage engine cuts, stores and checks the blocks.
+Blocks are encoded separately, so a reader can decode only the blocks of a tensor that it needs. `compression` decides
+which items are transformed; the storage engine splits items into blocks, and stores and checks the blocks.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ _MARGIN_BYTES = 64 << 10
 
 
 class BlockTransformExtension(Extension):
-    """A transform of the blocks of a tensor's bytes, for compression: blocks that do not shrink are stored as they are.
+    """Contract of a transform that encodes blocks of a tensor's bytes, for compression.
 
-    (A transform that must apply to all items, such as encryption, is a `StreamTransformExtension`.) Several threads use
-    one instance at once. Encoding and decoding should release the GIL.
+    Blocks that do not become smaller are stored unencoded, so encryption must be a `StreamTransformExtension` instead.
+    Several threads use one instance at the same time. Encoding and decoding should release the GIL.
     """
 
     def for_item(self, sample: memoryview, dtype: str) -> tuple[BlockTransformExtension, float]:
         """Return the transform for one tensor, and the estimated ratio of encoded to original size.
 
         Args:
-            sample: Sample of the tensor's elements.
-            dtype: Dtype of the elements, as in `encode_block`.
+            sample: Bytes of a sample of the tensor's elements.
+            dtype: Name of the elements' torch dtype without `torch.`, such as `float32`.
 
         Returns:
-            This transform, or another with the same descriptor and with settings that suit the sample; and the ratio.
+            This transform, or another one with the same descriptor and settings that suit the sample; and the ratio.
         """
         return self, len(self.encode_block(sample, dtype)) / len(sample)
 
     @abstractmethod
     def encode_block(self, block: memoryview, dtype: str) -> bytes | bytearray | memoryview:
-        """Return the block, encoded; its memory may be reused for the next block of the same thread.
+        """Return the encoded bytes of a block; their memory may be reused by the next call in the same thread.
 
         Args:
             block: Bytes of whole elements; at most 1 MiB.
@@ -56,21 +57,25 @@ class BlockTransformExtension(Extension):
 
     @abstractmethod
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Decode a block into `into`, of `decoded_bytes(data)` bytes; needs at most a small multiple of both as memory.
+        """Decode a block.
+
+        Args:
+            data: Encoded block, whose CRC has been checked.
+            into: Writable memory of `decoded_bytes(data)` bytes for the decoded block.
 
         Raises:
-            Exception: The data are damaged. (Their CRC was checked before: they are the bytes that were written.)
+            Exception: The block cannot be decoded.
         """
 
 
 class BlockChain:
-    """The chain of transforms for the blocks of one tensor; satisfies `dcp_manifest.BlockEncoder`.
+    """Encoder of one tensor's blocks by a chain of transforms; implements `dcp_manifest.BlockEncoder`.
 
     Args:
-        transforms: Transforms of the chain: the first one makes the stored bytes, the last one gets the tensor's
-            elements.
-        dtype: Dtype of the elements.
-        block_bytes: Size of each block before it is encoded.
+        transforms: Transforms of the chain: the last one encodes the tensor's bytes, the first one produces the stored
+            bytes.
+        dtype: Name of the elements' torch dtype without `torch.`.
+        block_bytes: Size in bytes of each block before encoding.
     """
 
     __slots__ = ("_dtype", "_transforms", "block_bytes", "descriptors")
@@ -82,7 +87,7 @@ class BlockChain:
         self.descriptors = tuple(each.get_descriptor() for each in transforms)
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
-        """Encode one block by all transforms of the chain."""
+        """Return one block encoded by all transforms of the chain."""
         data: bytes | bytearray | memoryview = block
         dtype = self._dtype
         for transform in reversed(self._transforms):
@@ -92,12 +97,12 @@ class BlockChain:
 
 
 class BlockUndo:
-    """The decoder of a chain of block transforms; satisfies `dcp_manifest.BlockDecoder`.
+    """Decoder of blocks that a chain of transforms has encoded; implements `dcp_manifest.BlockDecoder`.
 
-    Allocates no memory before its size is checked.
+    Memory is allocated only after its size has been checked against the expected size.
 
     Args:
-        transforms: Transforms in the order in which they are undone.
+        transforms: Transforms in the order in which they decode.
     """
 
     __slots__ = ("_transforms",)
@@ -106,7 +111,7 @@ class BlockUndo:
         self._transforms = tuple(transforms)
 
     def decode(self, data: memoryview, into: memoryview) -> None:
-        """Decode a block into `into`. Raises ValueError if the result has another length."""
+        """Decode an encoded block into the memory `into`. Raises ValueError if the decoded length differs from it."""
         *outer, inner = self._transforms
         for transform in outer:
             size = transform.decoded_bytes(data)
@@ -122,10 +127,15 @@ class BlockUndo:
 
 
 def block_undo(stored: StoredItem, key: str, registry: ExtensionRegistry) -> BlockUndo:
-    """Return the decoder for an item in encoded blocks.
+    """Return the decoder for an item that is stored in encoded blocks.
+
+    Args:
+        stored: Record of the item in the index, which names the transforms.
+        key: FQN of the tensor, for error messages.
+        registry: Registry of the transforms.
 
     Raises:
-        UnsupportedFormatError: A transform is not known, or is not a transform of blocks.
+        UnsupportedFormatError: A transform is not installed, or is not a transform of blocks.
     """
     transforms = transforms_of(stored, key, registry)
     for descriptor, transform in zip(stored.chain, transforms, strict=True):
@@ -135,6 +145,6 @@ def block_undo(stored: StoredItem, key: str, registry: ExtensionRegistry) -> Blo
 
 
 def block_bytes(nbytes: int) -> int:
-    """Return the block size in bytes for a tensor of `nbytes`: a power of two, so that no element is cut."""
+    """Return the block size in bytes for a tensor of `nbytes` bytes: a power of two, so blocks hold whole elements."""
     wanted = 1 << max(nbytes // _BLOCKS_PER_ITEM, 1).bit_length() - 1
     return min(max(wanted, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)

@@ -1,6 +1,6 @@
-"""Choice of transforms for each item of a save: a writer's `compression` setting.
+"""The `compression` setting of a storage writer: which transforms encode which items of a save.
 
-The transforms themselves are plugins; here they are found by name, checked, and chosen per item.
+The transforms themselves are plug-ins, which this module finds by name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dcp_manifest.index.items import Framing
 __all__ = ["CompressedRequest", "Compression", "CompressionPolicy", "one_setting"]
 
 Compression: TypeAlias = "str | Extension | Sequence[str | Extension] | Mapping[torch.dtype | str, Any] | None"
-"""A name (`auto`, `planes`, `zstd`, `none`, or a descriptor), a transform, several that form a chain, or one of these
-by dtype or by a pattern of names."""
+"""A `compression` setting: a name (`auto`, `planes`, `zstd`, `none` or a transform's descriptor), a transform, several
+transforms that form a chain, or a mapping of dtypes or glob patterns of FQNs to such settings."""
 
 _NAMES = {"zstd": "stream.zstd/1", "planes": "block.planes/1"}
 _AUTO = ("block.planes/1", "block.zstd/1")
@@ -37,10 +37,14 @@ _WINDOW_ALIGNMENT_BYTES = 64
 
 
 def one_setting(extensions: Sequence[StreamTransformExtension] | None, compression: Compression) -> Compression:
-    """Merge two settings of a writer into one: stock's `_extensions`, and `compression`.
+    """Return the `compression` setting of a writer that also accepts stock's argument `_extensions`.
+
+    Args:
+        extensions: Transforms of streams, as stock's `_extensions`; None for no such argument.
+        compression: Compression setting; None if not given.
 
     Raises:
-        ValueError: Both were given, or one of the extensions is not a transform of streams.
+        ValueError: Both arguments were given, or an extension is not a transform of streams.
     """
     for extension in extensions or ():
         if not (hasattr(extension, "transform_to") and hasattr(extension, "get_descriptor")):
@@ -80,19 +84,19 @@ class _Rule:
 
 
 class CompressionPolicy:
-    """A checked `compression` setting: every transform that it names is installed.
+    """A validated `compression` setting, which chooses the transforms for each item of a save.
 
     Args:
-        setting: Setting as described at `Compression`. `auto` and `planes` store each tensor in blocks, which can be
-            read in parts, if that makes the tensor smaller; `auto` uses float planes for floats, and the better of
-            planes and Zstandard for other dtypes. `zstd` stores every item as one stream, which
-            `torch.distributed.checkpoint` reads too. In a chain the first transform writes to the file. In a mapping,
-            the first entry whose dtype or glob pattern matches an item applies; items that match no entry are stored
-            unchanged.
+        setting: Setting in one of the forms of `Compression`. `auto` and `planes` store each tensor in blocks if that
+            makes the tensor smaller; a reader can decode single blocks. `auto` uses float planes for floats, and the
+            better of float planes and Zstandard for other dtypes. `zstd` stores each item as one stream, which
+            `torch.distributed.checkpoint` reads too. In a chain, the first transform produces the stored bytes. In a
+            mapping, the first entry whose dtype or glob pattern matches an item applies; items without a matching entry
+            are stored unchanged.
 
     Raises:
-        ValueError: The setting is not of one of these forms, or a chain mixes transforms of streams and of blocks.
-        UnsupportedFormatError: A transform is not known; names the package to install.
+        ValueError: The setting has none of these forms, or a chain mixes transforms of streams and of blocks.
+        UnsupportedFormatError: A transform is not installed; the message names the package to install.
     """
 
     def __init__(self, setting: Compression) -> None:
@@ -105,7 +109,12 @@ class CompressionPolicy:
         return not any(rule.streams or rule.blocks for _, _, rule in self._rules)
 
     def apply(self, key: str, payload: Payload) -> Payload:
-        """Return the payload of one item with the transforms that the policy chooses for it."""
+        """Return an item's payload, encoded by the transforms that the policy chooses for this item.
+
+        Args:
+            key: FQN of the item.
+            payload: Payload without transforms.
+        """
         for dtype, pattern, rule in self._rules:
             if dtype in (None, payload.dtype) and fnmatch.fnmatchcase(key, pattern):
                 return rule.apply(payload)
@@ -113,7 +122,7 @@ class CompressionPolicy:
 
 
 class CompressedRequest:
-    """A write request whose payload is compressed as a policy says.
+    """A write request whose payload is encoded by the transforms that a policy chooses.
 
     Args:
         request: Request for the payload before compression.
@@ -129,7 +138,7 @@ class CompressedRequest:
         self.cost_bytes = request.cost_bytes
 
     def resolve(self) -> Payload:
-        """Return the payload, which is encoded while it is written."""
+        """Return the payload of the request; the transforms encode the bytes during writing."""
         return self._policy.apply(self.key, self._request.resolve())
 
 

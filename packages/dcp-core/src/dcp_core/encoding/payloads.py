@@ -1,6 +1,6 @@
-"""Payloads of values: tensors as bytes, without a copy where their memory layout permits it, and objects as given.
+"""Payloads of items: the bytes of a tensor, without a copy if the tensor is contiguous, or of a serialized object.
 
-The bytes around a payload in a file (zip framing, alignment, CRCs) are made by the engine, not by this module.
+The framing of a payload in a file (zip records, alignment, CRCs) is added by the storage engine, not by this module.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _SMALL_BYTES = 64 << 10
 
 
 class PayloadError(DcpError, TypeError):
-    """A value that cannot be written as an item."""
+    """A tensor has no data that could be written, such as a meta tensor, or is not strided."""
 
 
 def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = False) -> Payload:
-    """Return the payload of a tensor's values.
+    """Return the payload that writes a tensor's elements.
 
     Args:
         key: FQN of the tensor, for error messages.
-        tensor: Strided tensor on any device. A contiguous one on the CPU is not copied: its memory must not change
-            before the payload is written. Everything else is copied piece by piece while it is written.
-        self_describing: Whether to return a `torch.save` archive, which contains its dtype, instead of bare values.
+        tensor: Strided tensor on any device. The payload refers to the memory of a contiguous CPU tensor, which must
+            not change before the payload is written. Other tensors are copied in pieces during writing.
+        self_describing: Whether the payload is a `torch.save` archive, which records dtype and shape, instead of the
+            bare bytes of the elements.
 
     Returns:
-        A RAW payload; a TORCH_ZIP payload for a quantized tensor (its values need their quantizer) or if
-        `self_describing`.
+        A RAW payload; a TORCH_ZIP payload if `self_describing`, or if the tensor is quantized.
 
     Raises:
-        PayloadError: The tensor has no values in memory (meta) or is not strided.
-        UnsupportedValueError: The tensor's storage has been freed, or it is quantized and has no quantizer.
+        PayloadError: The tensor is on the meta device or is not strided.
+        UnsupportedValueError: The storage of the tensor has been freed, or a quantized tensor has no quantizer.
     """
     tensor = tensor.detach()
     if tensor.is_meta:
@@ -78,6 +78,6 @@ def _archive(key: str, tensor: torch.Tensor) -> io.BytesIO:
 
 
 def bytes_payload(data: io.BytesIO | bytes | memoryview) -> Payload:
-    """Return the payload of an object that a planner has serialized."""
+    """Return the payload that writes the bytes of an object that a planner has serialized."""
     view = data.getbuffer() if isinstance(data, io.BytesIO) else data
     return Payload(view, Framing.OBJECT)

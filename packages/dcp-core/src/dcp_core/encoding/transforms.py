@@ -1,4 +1,4 @@
-"""Transforms of stored bytes, such as compression or encryption: their contract, and how a reader decodes them.
+"""Transforms of an item's bytes, such as compression or encryption: their contracts, registry and decoding.
 
 Source: torch 2.13 `torch.distributed.checkpoint._extension` (names and meanings).
 """
@@ -21,51 +21,51 @@ _STEP_BYTES = 1 << 20
 
 
 class Extension(ABC):
-    """A way to encode stored bytes; a reader finds it again by the descriptor that it leaves in the checkpoint."""
+    """Contract of a transform of stored bytes; a reader finds the transform by the descriptor in the index."""
 
     @staticmethod
     @abstractmethod
     def registry_name() -> str:
-        """Return the name under which a reader finds the extension: a descriptor without `/version`."""
+        """Return the name under which readers find the transform: its descriptor without `/version`."""
 
     @staticmethod
     @abstractmethod
     def from_descriptor(version: str) -> Extension:
-        """Return the extension that decodes a version. Raises ValueError if this class cannot decode it."""
+        """Return the transform that decodes a version of the encoding. Raises ValueError for unknown versions."""
 
     @abstractmethod
     def get_descriptor(self) -> str:
-        """Return the descriptor, `name/version`, as the index stores it."""
+        """Return the descriptor of the transform, `name/version`, which is stored in the index."""
 
 
 class StreamTransformExtension(Extension):
-    """A transform of a stream of bytes. One instance is used by several threads at once, each with its own streams."""
+    """Contract of a transform of a whole item as a stream. Several threads use one instance, each with own streams."""
 
     @abstractmethod
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a stream that writes its input, transformed, to `output`; the output is complete once it is closed."""
+        """Return a writable stream that encodes its input and writes to `output`; closing the stream completes it."""
 
     @abstractmethod
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - stock's name
-        """Return a stream that decodes `input`: it yields the bytes that were written to `transform_to`."""
+        """Return a readable stream of the decoded bytes of `input`, which a `transform_to` stream has written."""
 
 
 class ExtensionRegistry:
-    """Registry of extensions by name: those registered here, then those of installed packages."""
+    """Registry of transforms by name: first those added with `register`, then those of installed plug-ins."""
 
     def __init__(self) -> None:
         self.extensions: dict[str, type[Extension]] = {}
 
     def register(self, cls: type[Extension]) -> None:
-        """Add an extension, which replaces an earlier one of the same name."""
+        """Add a transform class; it replaces an earlier one with the same `registry_name`."""
         self.extensions[cls.registry_name()] = cls
 
     def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Extension]:
-        """Return the extension that decodes each descriptor, in the same order.
+        """Return a transform for each descriptor, in the same order.
 
         Raises:
-            UnsupportedFormatError: No package knows one of the descriptors, or its version; the message names the
-                descriptor and what to install.
+            UnsupportedFormatError: No installed package supports one of the descriptors; the message names the
+                descriptor and the package to install.
         """
         return [self._from(descriptor) for descriptor in descriptors]
 
@@ -85,21 +85,21 @@ class ExtensionRegistry:
 
 
 def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegistry, limit_bytes: int) -> memoryview:
-    """Decode an item's stored bytes: undo its chain of transforms.
+    """Return an item's decoded bytes: decode the stored bytes by the item's chain of transforms.
 
-    If the index has no CRC of the item (stock wrote it), a decoded archive is checked against its own CRCs.
+    If the index has no CRC of the item, as after a save by stock, a decoded zip archive is checked by its own CRCs.
 
     Args:
-        data: Stored bytes of the item, verified as far as they have CRCs.
-        stored: Record of the item; its chain lists the transforms in the order in which they are undone.
-        key: FQN of the value, for error messages.
+        data: Stored bytes of the item; CRCs in the index have been checked.
+        stored: Record of the item in the index, which lists the transforms in the order in which they decode.
+        key: FQN of the tensor or object, for error messages.
         registry: Registry of the transforms.
-        limit_bytes: Largest valid size of the result.
+        limit_bytes: Largest valid number of decoded bytes.
 
     Raises:
-        UnsupportedFormatError: A transform is not known, or is not a transform of streams.
-        CorruptCheckpointError: The bytes cannot be decoded, become more than `limit_bytes`, or are an archive that does
-            not match its CRCs.
+        UnsupportedFormatError: A transform is not installed, or is not a transform of streams.
+        CorruptCheckpointError: The bytes cannot be decoded, the result is longer than `limit_bytes`, or it is a zip
+            archive whose CRCs do not match.
     """
     stream = cast("IO[bytes]", io.BytesIO(data))
     for descriptor, extension in zip(stored.chain, transforms_of(stored, key, registry), strict=True):
@@ -122,10 +122,15 @@ def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegi
 
 
 def transforms_of(stored: StoredItem, key: str, registry: ExtensionRegistry) -> Sequence[Extension]:
-    """Return the extensions that decode an item, one for each of its transforms.
+    """Return the transforms that decode an item, in the order in which they decode.
+
+    Args:
+        stored: Record of the item in the index.
+        key: FQN of the tensor or object, for error messages.
+        registry: Registry of the transforms.
 
     Raises:
-        UnsupportedFormatError: A transform is not known; the message names the key and the file.
+        UnsupportedFormatError: A transform is not installed; the message names the key and the file.
     """
     try:
         return registry.from_descriptor_list(stored.chain)

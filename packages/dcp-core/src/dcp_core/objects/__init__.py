@@ -1,1 +1,1 @@
-"""Objects (values that are not tensors) to bytes and back, without running code from the bytes."""
+"""Serialization of objects (values that are not tensors), and loading them without running code from the checkpoint."""

@@ -1,8 +1,9 @@
-"""Allow-list of the globals that a stored object may name: types that trainers keep in checkpoints, all harmless.
+"""Allow-list of the globals (classes and functions) that the pickle of a stored object may name.
 
-Everything here either only holds data, or builds data from its arguments; the allowed calls, and their arguments, are
-in `python_calls`, `numpy_calls` and `tensor_calls`. A global without such a rule may only be kept as a value, not
-called. Globals that can reach further (attributes of arbitrary objects, files, imports, code) must never be added.
+The default globals are types that trainers keep in checkpoints, which only hold or build data; the rules for calling
+them are in `python_calls`, `numpy_calls` and `tensor_calls`. A global without a rule may be part of the loaded object,
+but is not called. Globals that give access to attributes of arbitrary objects, files, imports or code must never be
+added.
 """
 
 from __future__ import annotations
@@ -60,32 +61,31 @@ _DICT_TYPES = frozenset((*_DICTS, collections.defaultdict, collections.Counter))
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """The allow-list of a load: globals that an object may use; immutable by convention."""
+    """Allow-list of a load: the globals that pickles of stored objects may use. Must not be changed."""
 
     by_name: Mapping[str, Any]
-    """Full name → object, or its stand-in."""
+    """Full name of a global → the global, or a checked replacement for it."""
     added: frozenset[str]
-    """Names that only the user allows: their code runs with arguments that the stored object chooses."""
+    """Full names that only the user allows; these globals are called with any arguments that the pickle gives."""
     table: PickleTable
-    """The calls, states and values of these globals that a pickle may use."""
+    """Table of the calls of these globals, states and constants that a pickle may use."""
 
 
 def allowed_globals(extra: Sequence[Any] = ()) -> AllowList:
-    """Return the allow-list: the default globals and those that the caller or torch's settings add.
+    """Return the allow-list of a load: default globals, `extra`, and those of `torch.serialization.add_safe_globals`.
 
     Args:
-        extra: Classes and functions that the caller allows, in the form of `torch.serialization.add_safe_globals`:
-            objects, or pairs (object, full name). Globals added through that function are allowed as well. Globals that
-            are allowed by default keep their restrictions.
+        extra: Classes and functions to allow in addition, in the form of `torch.serialization.add_safe_globals`:
+            globals, or pairs (global, full name). Globals that are allowed by default keep their restrictions.
 
     Raises:
-        ValueError: `extra` holds a function that could run any code, such as `eval`.
+        ValueError: `extra` contains a function that could run any code, such as `eval`.
     """
     return _allow_list(tuple(extra), frozenset(torch.serialization.get_safe_globals()))
 
 
 def may_never_be_allowed(path: str) -> bool:
-    """Whether a global with this full name could run any code, so that an allow-list must not contain it."""
+    """Return whether a global with this full name could run any code and therefore must not be allowed."""
     return path.partition(".")[0] in _NEVER_MODULES or path in _NEVER_NAMES
 
 
@@ -127,7 +127,7 @@ def _find(by_name: Mapping[str, Any]) -> Callable[[str], Any]:
 
 @functools.cache
 def default_table() -> PickleTable:
-    """Return the table of calls, states and values that a pickle may use without permission."""
+    """Return the table of calls, states and constants that every pickle may use, without permission by the user."""
     calls: list[tuple[Any, Call]] = [*PYTHON_CALLS, *NUMPY_CALLS, *TENSOR_CALLS]
     return PickleTable(
         find=_find(default_globals()),
@@ -187,7 +187,7 @@ def _set_any(budget: Budget, instance: Any, state: Any) -> Any:
 
 @functools.cache
 def default_globals() -> dict[str, Any]:
-    """Return the globals allowed by default: full name → object, or its stand-in. The dict must not be changed."""
+    """Return the globals allowed by default: full name → global, or a checked replacement. Must not be changed."""
 
     def subclassed(function: Callable[..., Any], _: tuple[Any, ...], cls: Any) -> Any:
         raise refused(function, (cls,))
@@ -228,11 +228,11 @@ _UNKNOWN = _Unknown()
 
 
 def census_table(allowed: AllowList, named: set[str]) -> PickleTable:
-    """Return a table to examine a pickle: it makes the values of the default classes, and nothing else.
+    """Return a table for examining a pickle, with which only instances of default classes are made.
 
     Args:
-        allowed: Allow-list to check against.
-        named: Set to which every name is added that is not on the allow-list.
+        allowed: Allow-list to check the pickle's globals against.
+        named: Set that collects the full names of globals that are not on the allow-list.
     """
     functions = _census_functions()
 
@@ -283,7 +283,14 @@ def _census_functions() -> dict[str, Function]:
 
 
 def how_to_allow(paths: Sequence[str]) -> str:
-    """Return advice on loading an object that names these globals: the expression for `allow_globals`, or a warning."""
+    """Return advice for an error message about globals that are not allowed.
+
+    Args:
+        paths: Full names of the globals.
+
+    Returns:
+        Text with the expression to pass as `allow_globals`, or with a warning that the globals could run any code.
+    """
     never = [path for path in paths if may_never_be_allowed(path)]
     if never:
         why = " (pickles name it for methods, and for a class within a class)" if never[0] == "builtins.getattr" else ""

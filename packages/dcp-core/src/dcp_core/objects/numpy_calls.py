@@ -1,8 +1,8 @@
-"""Rules for numpy in stored objects: arrays, scalars and dtypes without pointers in their bytes.
+"""Rules for numpy arrays, scalars and dtypes in the pickles of stored objects.
 
-numpy's own functions trust their arguments, such as bytes as the pointers of an object array, or a dtype that is longer
-than the memory behind it. Here they are called only with checked arguments, or replaced by constructors of numpy that
-check.
+numpy's own functions for pickles trust their arguments: they accept bytes as the pointers of an object array, or a
+dtype that is longer than the memory. Here these functions are called only with checked arguments, or replaced by numpy
+constructors that check.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ NUMPY_VALUES: dict[str, Any] = {
     "numpy.dtype": np.dtype,
     **{f"numpy.{value.__name__}": value for value in _TYPES},
 }
-"""Full name → value, for globals that have one name in all versions of numpy."""
+"""Full name of a numpy global → the global, for globals that have the same name in all versions of numpy."""
 NUMPY_DTYPES = frozenset(type(np.dtype(code)) for code in "?bBhHiIlLqQpPefdgFDGSUVmMO")
-"""The classes of the dtypes that an array may have."""
+"""The numpy dtype classes that a loaded array may have."""
 
 
 def _plain(dtype: Any) -> np.dtype[Any]:
@@ -211,6 +211,6 @@ NUMPY_VALUES.update(
     }.items()
 )
 NUMPY_CALLS: list[tuple[Any, Call]] = [(np.dtype, _dtype), *((value, _number(value)) for value in _TYPES)]
-"""Class → rule for a call of it."""
+"""numpy class or function → rule for calling it."""
 NUMPY_STATES: dict[type, State] = {np.ndarray: _set_array, **dict.fromkeys(NUMPY_DTYPES, _set_dtype)}
-"""Class → rule for setting the state of an instance."""
+"""numpy class → rule for setting the state of an instance."""

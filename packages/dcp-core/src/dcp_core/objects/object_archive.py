@@ -1,4 +1,4 @@
-"""`torch.save` archives: reading the pickle, the storages of its tensors, and the value that they make.
+"""Reader of `torch.save` archives: the pickle, the storages of its tensors, and the object that they form.
 
 Source: torch 2.13 `torch.serialization._save` and `_load` (records of an archive, persistent ids).
 """
@@ -26,12 +26,16 @@ LoadStorage = Callable[["ObjectArchive", str, int], torch.UntypedStorage]
 
 
 def read_archive(data: Data, table: PickleTable, load_storage: LoadStorage | None = None) -> Any:
-    """Read the value in an archive.
+    """Unpickle the object in a `torch.save` archive, with only the calls that a table allows.
 
     Args:
-        data: Bytes of the archive; further bytes may follow only if the archive's directory is not needed.
-        table: Table of the calls that the archive's pickle may make.
-        load_storage: Function that returns the storage for a key and a number of bytes; None for copies on the CPU.
+        data: Bytes of the archive. Other bytes may follow the archive if it contains only the pickle.
+        table: Table of the calls that the pickle may make.
+        load_storage: Function that returns a tensor storage for its key in the archive and a number of bytes; None to
+            copy the storages to CPU memory.
+
+    Returns:
+        The object; its tensors are on the CPU unless `load_storage` is given.
 
     Raises:
         UnsafePickleError: The pickle uses a global or call that is not allowed.
@@ -46,14 +50,14 @@ def read_archive(data: Data, table: PickleTable, load_storage: LoadStorage | Non
 
 
 class ObjectArchive:
-    """The records of an archive. Its directory is read only if a record other than the pickle is needed."""
+    """Access to the records of a `torch.save` archive. The zip directory is read on first use."""
 
     def __init__(self, data: Data) -> None:
         self._data = data
         self._records: dict[str, ZipRecord] | None = None
 
     def pickled(self) -> tuple[bytes, int]:
-        """Return the bytes that contain the pickle, and its offset in them. Copies nothing large of `bytes`."""
+        """Return bytes that contain the pickle record, and the offset of the pickle in these bytes."""
         data = self._data
         # torch.save puts it first; reading the archive's directory takes longer than the rest.
         if isinstance(data, bytes) and data[8:10] == b"\0\0":
@@ -63,14 +67,19 @@ class ObjectArchive:
         return bytes(self.record("data.pkl")), 0
 
     def record(self, name: str) -> Data:
-        """Return the contents of a record, given its name without the archive's folder."""
+        """Return the contents of a record, such as `data.pkl`; `name` does not include the archive's folder."""
         found = self._directory()[name]
         if found.deflated:
             return inflated(memoryview(self._data), found)
         return self._data[found.start : found.start + found.stored_bytes]
 
     def stored(self, key: str, nbytes: int) -> int:
-        """Return the offset of an uncompressed storage's values, if it has at least that many bytes."""
+        """Return the byte offset in the archive of an uncompressed tensor storage.
+
+        Args:
+            key: Key of the storage in the archive.
+            nbytes: Number of bytes that the storage must have at least.
+        """
         found = self._directory()[f"data/{key}"]
         if found.deflated:
             raise ValueError("the values of a tensor are compressed")
@@ -79,7 +88,7 @@ class ObjectArchive:
         return found.start
 
     def storage(self, key: str, nbytes: int) -> torch.UntypedStorage:
-        """Return a copy of the values of a storage."""
+        """Return a copy, in CPU memory, of the tensor storage with this key and at least `nbytes` bytes."""
         values = self.record(f"data/{key}")
         if nbytes > len(values):
             raise UnsafePickleError("a storage that is larger than its record is not allowed")
@@ -88,7 +97,7 @@ class ObjectArchive:
         return made.untyped_storage()
 
     def swapped(self) -> bool:
-        """Whether the archive was written on a machine with the other byte order."""
+        """Return whether the archive was written on a machine with the opposite byte order."""
         records = self._directory()
         if "byteorder" in records:
             return bytes(self.record("byteorder")) != sys.byteorder.encode()

@@ -1,7 +1,7 @@
-"""Objects (values that are not tensors) ↔ bytes, without ever running code from the bytes.
+"""Serialization of objects (values that are not tensors) as `torch.save` archives, and safe loading.
 
-The bytes are a `torch.save` archive, which stock reads. Reading permits only the globals on an allow-list, and writing
-checks against the same list: an object that a later load would refuse is reported when it is saved.
+Loading permits only the globals on an allow-list. Saving checks against the same list: an object that a later load
+would refuse is reported when it is saved.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ _PICKLE = types.SimpleNamespace(__name__="pickle", Pickler=_Pickler)
 
 
 def reduce_exactly(value: object) -> Any:
-    """Reduce a value for pickling if the protocol of `torch.save` would lose a part of it; else return NotImplemented.
+    """Return the pickle reduction of an object that pickle protocol 2 would not restore exactly.
 
-    Protocol 2 loses the `fold` of a time, which distinguishes the two occurrences of an hour when clocks are set back.
+    These are times with a `fold`, which distinguishes the two occurrences of an hour when clocks are set back. Returns
+    NotImplemented for all other objects. `torch.save` uses protocol 2.
     """
     if isinstance(value, dt.datetime | dt.time) and type(value) in (dt.datetime, dt.time) and value.fold:
         return value.__reduce_ex__(4)
@@ -66,25 +67,28 @@ def reduce_exactly(value: object) -> Any:
 
 
 class UnloadableObjectWarning(UserWarning):
-    """An object was saved in a form that a load refuses unless the loader allows it."""
+    """An object was saved that names globals which a load refuses unless `allow_globals` lists them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DumpedObject:
-    """An object that was serialized earlier, or in another process; stands for it in a state dict."""
+    """Serialized form of an object, which takes the object's place in a state dict."""
 
     data: bytes
-    """The bytes that `dump_object` returned."""
+    """Bytes of the serialized object, from `dump_object`."""
     digest: bytes = b""
-    """`value_digest` of the object, by which ranks compare values; empty if they compare `data` instead."""
+    """`value_digest` of the object, which is compared between ranks; empty if `data` is compared instead."""
 
 
 def dump_object(value: object, *, key: str) -> bytes:
     """Serialize an object for a checkpoint, as `torch.save` does.
 
     Args:
-        value: Object that can be pickled, or one that was dumped before. Tensors in it are stored as in `torch.save`.
+        value: Object that can be pickled, or a `DumpedObject`. Tensors inside it are stored as by `torch.save`.
         key: FQN of the object, for error messages.
+
+    Returns:
+        Bytes of a `torch.save` archive.
 
     Raises:
         UnsupportedValueError: The object cannot be pickled.
@@ -105,10 +109,16 @@ def dump_object(value: object, *, key: str) -> bytes:
 
 
 def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
-    """Return the globals of a dumped object that `load_object` would refuse, sorted; imports and calls none of them.
+    """Return the sorted full names of the globals for which `load_object` would refuse an object.
+
+    The globals are neither imported nor called.
+
+    Args:
+        data: Bytes of the object, from `dump_object`.
+        allow_globals: Globals that the later load will allow in addition to the default ones.
 
     Raises:
-        CorruptCheckpointError: `data` does not contain the bytes of a dumped object.
+        CorruptCheckpointError: `data` is not a serialized object.
     """
     named: set[str] = set()
     try:
@@ -144,18 +154,18 @@ def report_unloadable(
     allow_globals: Sequence[Any] = (),
     reported: set[str] | None = None,
 ) -> None:
-    """Warn, or raise if `strict`, about a dumped object that would not load back.
+    """Warn about a serialized object that a later load would refuse; raise instead if `strict`.
 
     Args:
-        data: Bytes that `dump_object` returned.
-        key: FQN of the object.
+        data: Bytes of the object, from `dump_object`.
+        key: FQN of the object, for the message.
         strict: Whether to raise instead of warning.
-        allow_globals: Globals that the loader will allow in addition.
-        reported: Set of globals that were already warned about, to which those of this object are added. There is one
-            warning for each global.
+        allow_globals: Globals that the later load will allow in addition to the default ones.
+        reported: Set of globals about which there was a warning already; the object's globals are added. None to warn
+            about every global.
 
     Raises:
-        UnloadableObjectError: The object would not load back, and `strict` is set.
+        UnloadableObjectError: A load would refuse the object, and `strict` is set.
     """
     if _is_plain(data):
         return
@@ -201,13 +211,13 @@ def _is_plain(data: bytes) -> bool:
 
 
 def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), trust_objects: bool = False) -> Any:
-    """Load an object that `dump_object`, or stock, has stored. Calls only globals on the allow-list.
+    """Unpickle an object that `dump_object` or stock has serialized, with only the globals on the allow-list.
 
     Args:
-        data: Stored bytes of the object.
+        data: Bytes of the serialized object.
         key: FQN of the object, for error messages.
         allow_globals: Classes and functions that the object may use in addition to the default ones and those added
-            through `torch.serialization.add_safe_globals`; pairs (object, full name) allow an object under another
+            through `torch.serialization.add_safe_globals`; a pair (global, full name) allows a global under another
             name.
         trust_objects: Whether to unpickle without restriction, which lets the checkpoint run any code.
 
@@ -215,10 +225,10 @@ def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), tru
         The object; tensors in it are on the CPU.
 
     Raises:
-        UnsafeCheckpointError: The object names a global that is not allowed; the message says which, and how to allow
-            it.
-        CorruptCheckpointError: `data` does not contain the bytes of a stored object.
-        ValueError: `allow_globals` holds something that could run any code.
+        UnsafeCheckpointError: The object names a global that is not allowed; the message names the global and the
+            argument that would allow it.
+        CorruptCheckpointError: `data` is not a serialized object.
+        ValueError: `allow_globals` contains a function that could run any code.
     """
     allowed = allowed_globals(allow_globals)
     try:
@@ -236,13 +246,13 @@ def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), tru
 
 
 def load_tensor(data: bytes | memoryview) -> torch.Tensor:
-    """Load the tensor in an archive, on the CPU; it must be one of torch's own classes.
+    """Load the tensor in a `torch.save` archive to the CPU.
 
     Args:
-        data: Bytes of the archive; no reference to them is kept.
+        data: Bytes of the archive; the tensor does not share their memory.
 
     Raises:
-        Exception: The archive is damaged, contains another value, or names a global that is not allowed.
+        Exception: The archive is damaged, contains no tensor of a torch class, or names a global that is not allowed.
     """
     tensor = read_archive(data, default_table())
     if not isinstance(tensor, torch.Tensor):

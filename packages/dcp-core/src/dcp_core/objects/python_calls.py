@@ -1,7 +1,7 @@
-"""Rules for calls of Python's own classes in stored objects: values are made of plain values alone.
+"""Rules for calls of Python's builtin and standard library classes in the pickles of stored objects.
 
-Each rule checks the arguments that the pickle gives and charges the copies to the budget, so that no call makes a
-large value from few bytes, takes long, or builds a value that its class would refuse (`datetime` trusts its pickles).
+Each rule checks the arguments that the pickle gives, and subtracts the size of copies from a budget. So no call makes a
+large object from few bytes, takes long, or makes an invalid object (`datetime` does not check its pickles).
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ _ENCODINGS = ("latin1", "latin-1", "utf-8", "utf8", "ascii")
 
 
 def refused(what: object, arguments: Iterable[Any]) -> UnsafePickleError:
-    """Return the error for arguments that are not allowed; its message gives their types, not their values."""
+    """Return the exception for a call with arguments that are not allowed.
+
+    Args:
+        what: Class or function that the pickle calls.
+        arguments: Arguments of the call, of which the message names only the types.
+    """
     given = ", ".join(described(argument) for argument in [*arguments][:6])
     return UnsafePickleError(f"a call of {described(what)} with ({given}) is not allowed")
 
@@ -243,7 +248,16 @@ def _path(make: type[pathlib.PurePath]) -> Call:
 
 
 def set_attributes(budget: Budget, instance: Any, state: Any) -> Any:
-    """Set attributes of an instance; refuses attributes that would hide an attribute of its class."""
+    """Set the attributes of an unpickled instance from its pickled state.
+
+    Args:
+        budget: Budget of the load, from which the size is subtracted.
+        instance: Instance whose attributes are set.
+        state: Dict of attributes from the pickle.
+
+    Raises:
+        UnsafePickleError: An attribute would hide an attribute of the instance's class.
+    """
     if state is None:
         return instance
     if type(state) is not dict or any(type(name) is not str or hasattr(type(instance), name) for name in state):
@@ -318,12 +332,12 @@ PYTHON_CALLS: list[tuple[Any, Call]] = [
     (pathlib.PurePath, _path(pathlib.PurePath)),
     (pathlib.Path, _path(pathlib.Path)),
 ]
-"""Class or function → rule for a call of it."""
+"""Python class or function → rule for calling it."""
 
 PYTHON_FUNCTIONS = [Function("_codecs.encode", _encode)]
-"""Functions that are called, never kept as values."""
+"""Functions that a pickle may call, but that cannot be part of the loaded object."""
 PYTHON_NEWS: list[tuple[type, New]] = [(uuid.UUID, _new_uuid)]
-"""Class → rule for making an instance without its constructor."""
+"""Python class → rule for making an instance with `__new__`, without `__init__`."""
 
 PYTHON_STATES: dict[type, State] = {
     argparse.Namespace: set_attributes,
@@ -333,4 +347,4 @@ PYTHON_STATES: dict[type, State] = {
     io.BytesIO: _set_stream(bytes),
     io.StringIO: _set_stream(str, str),
 }
-"""Class → rule for setting the state of an instance."""
+"""Python class → rule for setting the state of an instance."""

@@ -1,7 +1,7 @@
-"""Rules for torch in stored objects: tensors over the storages of their archive, within the bounds of these storages.
+"""Rules for torch tensors and other torch classes in the pickles of stored objects.
 
-torch's own functions trust sizes, strides, offsets and indices: a storage grows until they fit, sparse and nested
-tensors are not checked at all. Here all of it is checked first.
+torch's own functions for pickles trust sizes, strides, offsets and indices: a storage grows until they fit, and sparse
+and nested tensors are not checked. Here all of them are checked against the storages in the archive first.
 """
 
 from __future__ import annotations
@@ -315,19 +315,19 @@ TENSOR_CALLS: list[tuple[Any, Call]] = [
     (torch.nn.Parameter, _parameter),
     (TorchVersion, _version),
 ]
-"""Class → rule for a call of it."""
+"""torch class → rule for calling it."""
 Subclassed = Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]
 
 
 def tensor_functions(
     subclassed: Subclassed, around: Callable[[str, Call], Call] = lambda _, call: call
 ) -> dict[str, Function]:
-    """Return the functions that rebuild tensors: full name → function.
+    """Return the torch functions with which pickles rebuild tensors: full name → function with its rule.
 
     Args:
-        subclassed: Function that calls a function of torch for a tensor class that is not torch's own, whose code then
-            runs; the class is its last argument. It raises if the class is not allowed.
-        around: Function that gets the name and the rule of a function, and returns the rule to use.
+        subclassed: Function that rebuilds a tensor of a class outside torch, whose code then runs; the class is the
+            last argument. Raises if the class is not allowed.
+        around: Function that is called with the name and rule of each torch function and returns the rule to use.
     """
 
     def wrapper(budget: Budget, arguments: tuple[Any, ...]) -> Any:

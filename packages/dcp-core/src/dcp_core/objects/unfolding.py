@@ -1,7 +1,7 @@
-"""Unfolded size of a value, with shared parts counted each time: the work of printing, comparing or flattening it.
+"""Check of an object's unfolded size, in which an element that occurs several times is counted each time.
 
-A few bytes of a pickle can make nested lists, each of which contains the next one twice: they need little memory, but
-printing them never ends.
+A few bytes of a pickle can make nested lists, each of which contains the next list twice: they need little memory, but
+printing, comparing or flattening them never ends.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PER_BYTE = 1000
 
 
 def refuse_unfolding(value: object, nbytes: int) -> None:
-    """Refuse a value whose unfolded size is far larger than its stored size.
+    """Raise if the unfolded size of a loaded object is far larger than its stored size.
 
     Args:
-        value: Value that was read; no other thread may use it meanwhile.
-        nbytes: Stored size of the value in bytes.
+        value: Object that was loaded; no other thread may use it during the call.
+        nbytes: Stored size of the object in bytes.
 
     Raises:
         UnsafePickleError: The unfolded size is too large.

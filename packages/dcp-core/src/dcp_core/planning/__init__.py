@@ -1,1 +1,1 @@
-"""Plans of saves and loads: which rank writes and reads which items, agreed by all ranks."""
+"""Planning of saves and loads: local and global plans, which decide which rank writes and reads which items."""

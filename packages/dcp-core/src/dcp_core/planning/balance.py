@@ -1,6 +1,7 @@
-"""Load balancing of replicas: the largest first, each to the rank with the fewest bytes to write, cut if that helps.
+"""Load balancing of replicated items: assigns each to the rank with the fewest bytes to write, the largest item first.
 
-Plain arithmetic over bytes and ranks: no plans, no tensors, and the same answer on every run.
+Large items are cut into parts if that levels the load. This module computes only with bytes and ranks, and its result
+is deterministic.
 
 Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (contract; stock weighs a shard by its global tensor, and cuts
 nothing). Water level and wrap-around: R. McNaughton, "Scheduling with deadlines and loss functions", 1959.
@@ -28,23 +29,23 @@ _SLACK = 1 / 128
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates for balancing: values that are written once each, and the ranks that hold them."""
+    """Items to assign to ranks, as columns: sizes, and the ranks that hold each item."""
 
     nbytes: I64
-    """Size of each candidate in bytes; at least 1."""
+    """Size of each item in bytes; at least 1."""
     slices: I64
-    """Number of equal slices of each candidate, between which it may be cut; 1 if it may not be cut."""
+    """Number of equal slices of each item, between which the item may be cut; 1 if it must not be cut."""
     first: I64
-    """Start of each candidate's ranks in `ranks`; has one element more than there are candidates."""
+    """Start of each item's ranks in `ranks`, and the length of `ranks` as the last element."""
     ranks: I64
-    """Ranks that hold each candidate: ascending, each once, at least one per candidate."""
+    """Ranks that hold the items, item by item: for each item at least one rank, ascending, without repetition."""
     settled: npt.NDArray[np.bool_]
-    """Whether a candidate always goes to the first of its ranks."""
+    """Whether an item must be assigned to the lowest rank that holds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The slices [begin, end) of a candidate that one rank writes."""
+    """The slices [begin, end) of a cut item that one rank writes."""
 
     rank: int
     begin: int
@@ -53,22 +54,26 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The rank that writes each candidate; -1 for candidates that are cut, whose parts are listed by row, ascending."""
+    """Result of balancing: the rank that writes each item (-1 for cut items), and the parts of each cut item."""
 
     writer: I64
     parts: dict[int, list[Part]] = field(default_factory=dict)
 
 
 def cut_dim(sizes: Sequence[int]) -> int | None:
-    """Return the dimension along which to cut a box, so that each part is one memory range; None for a small box."""
+    """Return the dimension along which to cut a box of these sizes into contiguous parts; None if it is too small."""
     return next((dim for dim, size in enumerate(sizes) if size > 1), None)
 
 
 def assign(things: Candidates, world_size: int) -> Assignment:
-    """Assign each candidate to one rank, or its parts to several, so that ranks write about the same number of bytes.
+    """Assign each item to one rank, or its parts to several ranks, so that ranks write about the same number of bytes.
 
-    Within a set of ranks that hold the same candidates, no rank's load exceeds the common level by more than 1/128 or
-    `MIN_PART_BYTES`, as far as candidates may be cut. Of ranks with equal loads the lower one is chosen.
+    Among ranks that hold the same items, no rank's load exceeds the average by more than 1/128 or `MIN_PART_BYTES`, as
+    far as items may be cut. Of ranks with equal loads the lowest is chosen.
+
+    Args:
+        things: Items to assign.
+        world_size: Number of ranks.
     """
     holders = np.diff(things.first)
     settled = things.settled | (holders == 1)

@@ -1,8 +1,7 @@
-"""Equality of values by type and bits, and canonical bytes of values for digests, caches and comparisons.
+"""Canonical bytes and digests of Python objects, and equality by type and bits, for caches and comparison of ranks.
 
-`==` is not suitable: 0.0 equals -0.0, 1 equals True and 1.0, NaN differs from itself. Neither are ordinary pickles,
-which also record which parts of a value are one object, so that their bytes may differ between ranks that hold equal
-values.
+`==` is not suitable: 0.0 equals -0.0, 1 equals True and 1.0, NaN differs from itself. Ordinary pickles are not suitable
+either: they depend on which elements of a container are the same object, so they may differ between equal objects.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from dcp_core.tensors.tensor_bytes import tensor_bytes
 __all__ = ["same_value", "value_bytes", "value_digest"]
 
 _COMPARABLE = {int, bool, str, bytes, type(None)}
-"""Types of which two equal values have the same bits."""
+"""Types whose instances have the same bits if they are equal."""
 _SETS = (pickle.EMPTY_SET, pickle.FROZENSET)
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two values are equal by type and by bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN is itself.
+    """Return whether two objects are equal by type and bits: 0.0 differs from -0.0, 1 from 1.0, and NaN equals NaN.
 
     Args:
-        one: Any value. A value that cannot be pickled equals only itself.
-        other: Value to compare with `one`.
+        one: Any object. An object that cannot be pickled equals only itself.
+        other: Object to compare with `one`.
     """
     if one is other or type(one) is not type(other):
         return one is other
@@ -43,14 +42,14 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def value_bytes(value: Any) -> bytes:
-    """Return bytes that are equal for values of the same type and bits, and for no others.
+    """Return canonical bytes of an object: equal for objects with the same type and bits, different for all others.
 
     Args:
-        value: Value that can be pickled; plain values and containers of them take little time. The order of a set's
-            elements does not count, the order of a dict's keys does.
+        value: Object that can be pickled. The order of elements in a set is ignored; the order of keys in a dict
+            matters.
 
     Raises:
-        Exception: The value cannot be pickled, or contains itself.
+        Exception: The object cannot be pickled, or contains itself.
     """
     data = _pickled(_Pickler, value)
     # The opcode may be a byte of something else: then the slow way gives bytes that identify the value as well.
@@ -58,7 +57,7 @@ def value_bytes(value: Any) -> bytes:
 
 
 def value_digest(value: Any) -> bytes:
-    """Return a digest of `value_bytes`; empty for a value that cannot be pickled, or contains itself."""
+    """Return a digest of an object's `value_bytes`; empty if the object cannot be pickled or contains itself."""
     try:
         return hashlib.blake2b(value_bytes(value), digest_size=16).digest()
     except Exception:  # noqa: BLE001 - what pickling raises is not ours to know

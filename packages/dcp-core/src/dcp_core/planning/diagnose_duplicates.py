@@ -1,6 +1,6 @@
-"""Diagnosis of disagreeing ranks: ties, values that differ between replicas, and plans that contradict each other.
+"""Comparison of the ranks' save plans: tied tensors, replicas that differ, and inconsistent plans.
 
-Plain decisions over plans: no tensors, no communication, and the same answer on every run.
+These functions work on plans only, without tensors or communication, and are deterministic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHOWN_KEYS = 10
 
 
 class DivergentReplicaWarning(UserWarning):
-    """Replicas of a value differ between ranks; only the lowest rank's replica is saved."""
+    """Replicas of a tensor or object differ between ranks; only the replica of the lowest rank is saved."""
 
 
 def dedup_save_plans(
@@ -41,15 +41,15 @@ def dedup_save_plans(
     *,
     pinned_to_lowest: Iterable[str] = (),
 ) -> list[SavePlan]:
-    """Return plans in which every item is written by exactly one rank.
+    """Return save plans in which every item is written by exactly one rank (dedup).
 
-    Replicas go to the rank with the fewest bytes to write, largest first; of ranks with equal loads, to the lower one.
-    Large replicas are cut if that levels the load, and every plan that contains them is `splittable`.
+    A replicated item is assigned to the rank with the fewest bytes to write, largest items first; of ranks with equal
+    loads, to the lowest. A large item is cut if that levels the load and all plans that contain it are `splittable`.
 
     Args:
-        all_plans: One plan per rank, in rank order.
-        save_to_lowest_rank: Whether each item goes to the lowest rank that has it, instead of balancing.
-        pinned_to_lowest: FQNs that always go to the lowest rank that has them.
+        all_plans: Save plans of all ranks, in rank order.
+        save_to_lowest_rank: Whether each item is written by the lowest rank that holds it, without balancing.
+        pinned_to_lowest: FQNs whose items are always written by the lowest rank that holds them.
 
     Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (contract; stock weighs a shard by its global tensor).
     """
@@ -62,12 +62,15 @@ def dedup_save_plans(
 
 
 def explain_contradiction(all_plans: Sequence[SavePlan], aliases: Collection[str], *, complete: bool) -> PlanError:
-    """Return the error for plans that `plan_columns` refuses, which names the value, and the ranks or the box.
+    """Return the error for inconsistent plans, for which `plan_columns` returns None.
 
     Args:
-        all_plans: One plan per rank, in rank order.
-        aliases: Names of tied values, which are not written.
-        complete: Whether chunks must make up whole tensors.
+        all_plans: Save plans of all ranks, in rank order.
+        aliases: FQNs of tied tensors that are not written.
+        complete: Whether chunks must fill tensors completely.
+
+    Returns:
+        Exception whose message names the FQN, and the ranks or the box.
     """
     items: dict[MetadataIndex, tuple[int, WriteItem]] = {}
     kinds: dict[str, tuple[int, bool]] = {}
@@ -109,10 +112,10 @@ def _check_same(first_rank: int, first: WriteItem, other: WriteItem, other_rank:
 
 
 def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
-    """Return the tied values that every rank ties in the same way: alias FQN → FQN that is written.
+    """Return the tied tensors that are tied in the same way on every rank: alias FQN → FQN that is written.
 
-    A pair is tied only if each rank that holds one of the two values holds both and ties them; otherwise both are
-    written.
+    A pair is in the result only if each rank that holds one of the two tensors holds both and ties them; all other
+    tensors are written under their own FQNs.
     """
     proposed: dict[str, set[str]] = defaultdict(set)
     for plan in all_plans:
@@ -131,7 +134,7 @@ def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
 
 
 def divergent_keys(all_plans: Sequence[SavePlan]) -> dict[str, list[int]]:
-    """Return the replicated values whose contents differ: FQN → ranks that differ from the lowest rank that has it."""
+    """Return the FQNs whose replicas differ: FQN → ranks whose replica differs from that of the lowest rank."""
     first: dict[str, int] = {}
     divergent: dict[str, list[int]] = defaultdict(list)
     for rank, plan in enumerate(all_plans):
@@ -142,10 +145,14 @@ def divergent_keys(all_plans: Sequence[SavePlan]) -> dict[str, list[int]]:
 
 
 def report_divergence(divergent: dict[str, list[int]], on_divergence: OnDivergence) -> None:
-    """Warn or raise about divergent replicas, naming keys and ranks.
+    """Warn or raise about replicas that differ between ranks, with their FQNs and ranks.
+
+    Args:
+        divergent: Result of `divergent_keys`.
+        on_divergence: `warn`, `error` or `ignore`.
 
     Raises:
-        PlanError: `on_divergence` is `error`, and there are divergent replicas.
+        PlanError: `on_divergence` is `error`, and replicas differ.
     """
     if not divergent or on_divergence == "ignore":
         return

@@ -1,4 +1,4 @@
-"""The global plan: the plans of all ranks as columns, merged, checked for coverage, and each item given to one rank.
+"""The global plan of a save: merges the plans of all ranks, checks coverage, and assigns each item to one rank.
 
 Errors in the plans (ranks that contradict each other, holes, overlaps) are only detected here;
 `diagnose_duplicates.explain_contradiction` examines the plans again and describes the error.
@@ -37,21 +37,21 @@ def plan_columns(
     to_lowest_rank: bool,
     pinned_to_lowest: Collection[str],
 ) -> tuple[list[SavePlan], Metadata] | None:
-    """Return the final plan of each rank, and the metadata of the merged tensors.
+    """Return the final save plan of each rank, and the metadata of the checkpoint.
 
     Args:
-        all_plans: Plans of all ranks, in order.
-        aliases: Tied tensors that are not written: alias → name under which the data is written.
-        complete: Whether chunks must make up whole tensors; None if not even their bounds and overlaps are checked.
-        to_lowest_rank: Whether each item goes to the lowest rank that has it, instead of balancing.
-        pinned_to_lowest: FQNs that always go to the lowest rank that has them.
+        all_plans: Local save plans of all ranks, in rank order.
+        aliases: Tied tensors that are not written: alias → FQN under which the tensor is written.
+        complete: Whether chunks must fill tensors completely; None to check neither coverage nor overlaps nor bounds.
+        to_lowest_rank: Whether each item is written by the lowest rank that holds it, without balancing.
+        pinned_to_lowest: FQNs whose items are always written by the lowest rank that holds them.
 
     Returns:
-        The plans and the metadata; None if the ranks contradict each other, or if their chunks do not make up the
-        tensors.
+        The plans in rank order, and the metadata; None if the ranks contradict each other or the chunks leave holes or
+        overlap.
 
     Raises:
-        PlanError: The records of one rank's plan contradict each other, or are incomplete.
+        PlanError: The items of one rank's plan contradict each other, or are incomplete.
     """
     whole_plans = [columns_of(plan.items) for plan in all_plans]
     kept_rows = [_rows_without(one, aliases) for one in whole_plans]

@@ -1,4 +1,4 @@
-"""`DefaultLoadPlanner`: plans the read items that fill the tensors of a template.
+"""`DefaultLoadPlanner`: plans which items a rank reads into the tensors of a template.
 
 Source: torch 2.13 `torch.distributed.checkpoint.default_planner` (options, extension points).
 """
@@ -36,15 +36,15 @@ __all__ = [
 
 
 def create_default_local_load_plan(state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> LoadPlan:
-    """Return the read items that fill a flat state dict.
+    """Return the load plan that fills a flat state dict, the template.
 
     Args:
         state_dict: FQN → tensor of any kind, or object.
         metadata: Metadata of the checkpoint.
-        strict: Whether a key that the checkpoint lacks is an error.
+        strict: Whether FQNs that are missing from the checkpoint are an error.
 
     Raises:
-        LoadMismatchError: The template does not fit the checkpoint; holds every reason.
+        LoadMismatchError: The template does not match the checkpoint; the message lists all mismatches.
     """
     planned = plan_local_load(state_dict, metadata, LoadRules(allow_missing=not strict, allow_lossy_casts=True))
     if planned.problems:
@@ -53,29 +53,30 @@ def create_default_local_load_plan(state_dict: dict[str, Any], metadata: Metadat
 
 
 def create_default_global_load_plan(all_plans: list[LoadPlan]) -> list[LoadPlan]:
-    """Return the plans unchanged: each rank reads what its own template needs."""
+    """Return the load plans of all ranks unchanged, because each rank reads only for its own template."""
     return all_plans
 
 
 class DefaultLoadPlanner(LoadPlanner):
-    """Plans loads into a template: nested containers with tensors of every kind, filled in place. May be subclassed.
+    """Default load planner: fills a template (a nested state dict) in place, with resharding. May be subclassed.
 
     Args:
-        flatten_state_dict: Whether each leaf of nested dicts and lists has its own name, as in the save.
+        flatten_state_dict: Whether each leaf of nested dicts and lists has its own FQN, as in the save.
         flatten_sharded_tensors: Whether to unwrap a ShardedTensor whose local shard is a ShardedTensor.
-        allow_partial_load: Whether values that the checkpoint lacks are left as they are, instead of raising.
-        allow_lossy_casts: Whether to convert to a dtype that cannot hold every stored value (float32 → bfloat16, float
-            → int). Conversions that lose nothing are always done.
+        allow_partial_load: Whether tensors and objects that are missing from the checkpoint keep their contents,
+            instead of an error.
+        allow_lossy_casts: Whether to convert to a dtype that cannot represent all stored numbers (float32 → bfloat16,
+            float → int). Lossless conversions are always done.
         allow_globals: Classes and functions that stored objects may use in addition to the default allow-list.
-        trust_objects: Whether to unpickle stored objects without restriction, which runs code from the checkpoint.
-        strict: Whether to raise also for values in the checkpoint that the template does not name.
-        allow_resize: Whether to load the common part of tensors that have other sizes in the checkpoint, from the start
-            of each dimension; the rest of the template's tensor stays as it is.
-        rename: Name or path in the template → name or path in the checkpoint. A path stands for everything under it.
-        rename_regex: (regular expression, replacement) pairs as for `re.sub`: from names in the template to names in
-            the checkpoint, for those that `rename` does not mention.
+        trust_objects: Whether to unpickle stored objects without restriction, which lets a checkpoint run any code.
+        strict: Whether keys of the checkpoint that are not in the template are an error, too.
+        allow_resize: Whether a tensor may have another size in the checkpoint: the elements at indices that both
+            tensors have are loaded; the other elements of the template's tensor do not change.
+        rename: FQN or prefix in the template → FQN or prefix in the checkpoint. A prefix renames all keys under it.
+        rename_regex: Pairs (regular expression, replacement) as for `re.sub`, which turn a key of the template into the
+            key of the checkpoint; for keys that `rename` does not rename.
 
-    Extension points: `lookup_tensor` (the target of an item) and `transform_tensor` (which part of it).
+    Extension points: `lookup_tensor` (the tensor that an item fills) and `transform_tensor` (the filled view of it).
 
     Example:
         ```python
@@ -124,7 +125,7 @@ class DefaultLoadPlanner(LoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the template. Its meta tensors get memory; the rest of it does not change before data is read."""
+        """Set the template, the state dict to fill. Its meta tensors are replaced by tensors with memory."""
         self._made, self.initialised = [], []
         materialise_meta(state_dict, made=self._made)
         self.original_state_dict = state_dict
@@ -140,11 +141,11 @@ class DefaultLoadPlanner(LoadPlanner):
         self.state_dict, self.mappings, self._keys = flat.values, flat.paths, flat.keys
 
     def create_local_plan(self) -> LoadPlan:
-        """Return the read items for everything in the template.
+        """Return this rank's load plan: the read items for all tensors and objects in the template.
 
         Raises:
-            LoadMismatchError: Keys are missing, shapes or kinds differ, casts are lossy, or the stored data has holes;
-                the error lists all of these problems, with the nearest names.
+            LoadMismatchError: Keys are missing, shapes or kinds differ, casts are lossy, or the stored chunks of a
+                tensor leave holes; the message lists all of these problems, with similar names.
         """
         metadata = self._metadata()
         if self.flatten_state_dict:
@@ -180,18 +181,22 @@ class DefaultLoadPlanner(LoadPlanner):
             self._take(old)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
+        """Return the load plans of all ranks unchanged."""
         return create_default_global_load_plan(global_plan)
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
+        """Return this rank's load plan unchanged."""
         return new_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put a stored object in its place in the template.
+        """Unpickle a stored object, and put it into the template.
+
+        Args:
+            read_item: Item of the object.
+            value: Stored bytes of the object.
 
         Raises:
-            UnsafeCheckpointError: The object needs a global that is not on the allow-list.
+            UnsafeCheckpointError: The object names a global that is not on the allow-list.
         """
         fqn = read_item.dest_index.fqn
         loaded = load_object(
@@ -202,14 +207,14 @@ class DefaultLoadPlanner(LoadPlanner):
             assign(self.original_state_dict, self._keys[fqn], loaded)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the memory of the template that the item fills."""
+        """Return a tensor that is a view of the elements of the template's tensor that an item fills."""
         return self.transform_tensor(read_item, self.lookup_tensor(read_item.dest_index))
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing: the data is already in the template."""
+        """Do nothing, because the item was read directly into the template's memory."""
 
     def plain_targets(self) -> dict[str, Any] | None:
-        """Return the flat template, if its tensors are filled as they are; None if a subclass may use others."""
+        """Return the flat template: FQN → tensor to fill; None if a subclass overrides how tensors are looked up."""
         names = ("resolve_tensor", "lookup_tensor", "transform_tensor", "commit_tensor")
         own = (
             name in vars(self) or getattr(type(self), name) is not getattr(DefaultLoadPlanner, name) for name in names
@@ -217,14 +222,14 @@ class DefaultLoadPlanner(LoadPlanner):
         return None if any(own) else self.state_dict
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """Return the local tensor of the template that `index` names."""
+        """Return the template's tensor with the FQN in `index`, or this rank's shard at the offset in `index`."""
         found = find_state_dict_object(self.state_dict, index)
         if not isinstance(found, torch.Tensor):
             raise PlanError(f"{index.fqn!r} is a {type(found).__qualname__} in the template, not a tensor")
         return found
 
     def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a view of the part of `tensor` that the item fills."""
+        """Return a view of the elements of `tensor` that an item fills."""
         return box_view(tensor, read_item.dest_offsets, read_item.lengths, key=read_item.dest_index.fqn)
 
     def _metadata(self) -> Metadata:
@@ -234,13 +239,13 @@ class DefaultLoadPlanner(LoadPlanner):
 
 
 class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
-    """Builds the state dict from the checkpoint: whole, plain CPU tensors, in the nesting that was saved.
+    """Load planner without a template: loads whole CPU tensors into an empty dict, in the nesting that was saved.
 
     Args:
-        keys: Names of the values to load: exact FQNs, or paths that lead to them (`"model"` loads all values under it).
-            None loads all values.
-        args: See `DefaultLoadPlanner`.
-        kwargs: See `DefaultLoadPlanner`.
+        keys: Keys to load: exact FQNs, or prefixes of FQNs (`"model"` loads everything under `model.`). None loads the
+            whole checkpoint.
+        args: Positional arguments of `DefaultLoadPlanner`.
+        kwargs: Keyword arguments of `DefaultLoadPlanner`.
 
     Source: torch 2.13 `default_planner._EmptyStateDictLoadPlanner`.
 
@@ -280,11 +285,11 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Fill the empty `state_dict` with the values of the checkpoint.
+        """Build the template in the empty `state_dict` from the metadata of the checkpoint.
 
         Raises:
             ValueError: `state_dict` is not empty.
-            MissingKeyError: One of `keys` matches no value.
+            MissingKeyError: One of `keys` matches nothing in the checkpoint.
         """
         if state_dict:
             raise ValueError("EmptyStateDictLoadPlanner builds the state dict itself: pass an empty one")

@@ -1,4 +1,4 @@
-"""Reports of loads: what was loaded, and every mismatch of template and checkpoint, as records."""
+"""Records of a load's result: `LoadReport`, and `LoadProblem` for each mismatch of template and checkpoint."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _COMPARED = 100
 
 @dataclass(frozen=True, slots=True)
 class LoadProblem:
-    """One reason why a template and a checkpoint do not fit."""
+    """One mismatch of template and checkpoint, with the kind, the key and a message."""
 
     key: str
     kind: str
-    """`missing`, `unexpected`, `shape`, `kind` (tensor against object), `cast` (loses values), `hole` (no stored data),
-    `overlap` (stored twice), `memory` (the template's tensor cannot be filled) or `rename` (of something that the
-    template lacks)."""
+    """Kind of the mismatch: `missing`, `unexpected`, `shape`, `kind` (a tensor instead of an object, or the reverse),
+    `cast` (lossy conversion of dtype), `hole` (elements without stored data), `overlap` (elements stored twice),
+    `memory` (the template's tensor cannot be filled) or `rename` (renamed key that is not in the template)."""
     message: str
 
 
 class LoadMismatchError(DcpError, RuntimeError, ValueError):
-    """The template cannot be loaded from this checkpoint; `problems` holds every reason, not only the first."""
+    """Template and checkpoint do not match; `problems` lists all mismatches, not only the first."""
 
     def __init__(self, problems: list[LoadProblem]) -> None:
         shown = "\n".join(f"  {problem.message}" for problem in problems[:SHOWN_PROBLEMS])
@@ -46,33 +46,33 @@ class LoadMismatchError(DcpError, RuntimeError, ValueError):
 
 @dataclass(slots=True)
 class LoadReport:
-    """Report of what `load` did on this rank. Keys are FQNs, sorted."""
+    """Report of a load on this rank. Keys are FQNs in the template, sorted, unless stated otherwise."""
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """Keys in the template, not in the checkpoint (only with `allow_partial_load`)."""
+    """Keys of the template that are missing from the checkpoint; only with `allow_partial_load`."""
     unexpected: tuple[str, ...] = ()
-    """Keys in the checkpoint, not in the template."""
+    """Keys of the checkpoint that are not in the template."""
     cast: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Key → (stored dtype, dtype of the template), for values that were converted."""
+    """Key → (stored dtype, dtype in the template), for tensors that were converted."""
     resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    """Key → (stored shape, shape of the template), for tensors of which the common part was loaded."""
+    """Key → (stored shape, shape in the template), for tensors loaded with `allow_resize`."""
     initialised: tuple[str, ...] = ()
-    """Tensors without memory (on the meta device) that the load allocated and could not fill: zeros, or in part."""
+    """Keys of meta tensors that the load allocated as zeros and filled not at all or only in part."""
     per_rank: dict[str, int | None] = field(default_factory=dict)
-    """`PerRank` value → the rank whose value this rank got; None where it kept its own, or all ranks share one."""
+    """Key of a `PerRank` → rank whose saved entry was loaded; None if no entry was loaded, or all ranks share one."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Key → name in the checkpoint, where they differ."""
+    """Key in the template → key in the checkpoint, where they differ."""
     overlapping: tuple[tuple[str, str], ...] = ()
-    """Pairs of keys whose tensors share memory in the template, though the checkpoint may hold different values for
-    them: the values of the one may have replaced those of the other. Tensors tied at the save are not among them."""
+    """Pairs of keys whose tensors share memory in the template although they were not tied at the save: loading one
+    tensor may have overwritten the other."""
     unverified: tuple[str, ...] = ()
-    """Keys read without a check of their bytes: items whose writer left no CRC for the part that was needed."""
+    """Keys whose bytes were read without a check, because the checkpoint has no CRC of the bytes that were read."""
     bytes_read: int = 0
     save_id: str | None = None
 
     def summary(self) -> str:
-        """Return a line for each kind of finding, with the first few keys."""
+        """Return a text for logs: one line for each kind of finding, with the first few keys."""
         kinds: dict[str, Collection[str]] = {
             "loaded": self.loaded,
             "missing": self.missing,
@@ -95,10 +95,10 @@ class LoadReport:
 
 
 class NearNames:
-    """Finds names similar to a missing name; among many names, only names that share parts between dots with it.
+    """Search for existing names that are similar to a missing name, for error messages.
 
     Args:
-        candidates: Names that exist.
+        candidates: Existing names. Among many, only names with a dotted component in common are compared.
     """
 
     def __init__(self, candidates: Iterable[str]) -> None:
@@ -109,7 +109,7 @@ class NearNames:
                 self._by_part.setdefault(part, []).append(name)
 
     def suggest(self, key: str) -> str:
-        """Return `'; did you mean …?'` with the nearest names, or an empty string."""
+        """Return `'; did you mean …?'` with the names most similar to `key`, or an empty text if none is similar."""
         shared: Counter[str] = Counter()
         for part in set(key.split(".")):
             names = self._by_part.get(part, ())
@@ -120,6 +120,6 @@ class NearNames:
 
 
 def suggest(key: str, candidates: Iterable[str]) -> str:
-    """Return `'; did you mean …?'` with the nearest names, or an empty string."""
+    """Return `'; did you mean …?'` with the candidates most similar to `key`, or an empty text if none is similar."""
     near = difflib.get_close_matches(key, list(candidates), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

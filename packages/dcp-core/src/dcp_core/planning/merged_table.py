@@ -1,4 +1,4 @@
-"""Merged table of the plans of all ranks: tensors and objects by name, each box of a tensor once, with its cuts.
+"""Merged table of the save plans of all ranks: each tensor, object and chunk once, and chunks cut into parts.
 
 This module only detects that ranks contradict each other; `diagnose_duplicates` describes the error.
 """
@@ -23,7 +23,7 @@ I64 = npt.NDArray[np.int64]
 
 
 class Names:
-    """Rows of all ranks' tensors and objects in the merged table."""
+    """Numbering of tensors and objects: which row of the merged table each rank's tensors and objects have."""
 
     def __init__(self, columns: Sequence[PlanColumns]) -> None:
         self.tensors: dict[str, int] = {}
@@ -40,7 +40,15 @@ def _rows(names: Sequence[str], table: dict[str, int]) -> I64:
 
 
 def merge_tensors(columns: Sequence[PlanColumns], names: Names) -> CheckpointIndex | None:
-    """Merge the tensors and objects of all ranks, without chunks; None if the ranks contradict each other."""
+    """Merge the tensors and objects of all ranks into an index without chunks.
+
+    Args:
+        columns: Save plans of all ranks as columns, in rank order.
+        names: Rows of the tensors and objects in the merged table.
+
+    Returns:
+        The index; None if a name has different shapes, dtypes or kinds on different ranks.
+    """
     if not names.tensors.keys().isdisjoint(names.objects):
         return None
     dtypes: dict[str, int] = {}
@@ -82,9 +90,9 @@ def merge_tensors(columns: Sequence[PlanColumns], names: Names) -> CheckpointInd
 
 
 class ChunkTable:
-    """The chunks of all ranks, one after another, and which of them are the same box of the same tensor.
+    """Table of the chunks of all ranks, which finds chunks that are the same box of the same tensor.
 
-    Fills the chunk columns of `merged` with each box once: by tensor, then in the order of ranks.
+    Fills the chunk columns of `merged` with each box once, ordered by tensor and then by rank.
     """
 
     def __init__(self, columns: Sequence[PlanColumns], names: Names, merged: CheckpointIndex) -> None:
@@ -115,7 +123,7 @@ class ChunkTable:
 
 
 def chunk_sizes(index: CheckpointIndex) -> tuple[I64, I64]:
-    """Return for each chunk its number of elements, and of slices along the dimension along which it would be cut."""
+    """Return the number of elements of each chunk, and the number of slices into which it could be cut."""
     volumes, slices = (np.ones(int(index.tensor_chunks.sum()), np.int64) for _ in range(2))
     for chunks in by_dims(index):
         volumes[chunks.rows] = chunks.sizes.prod(axis=1)
@@ -126,10 +134,10 @@ def chunk_sizes(index: CheckpointIndex) -> tuple[I64, I64]:
 
 
 class Cuts:
-    """Table of tensors in which some chunks are replaced by the parts into which they are cut.
+    """Index of a checkpoint in which some chunks of a merged table are replaced by the parts into which they are cut.
 
     Args:
-        merged: Merged table, with all its chunks.
+        merged: Merged table, with all chunks.
         parts: Row of a chunk → parts of that chunk, in ascending order.
     """
 

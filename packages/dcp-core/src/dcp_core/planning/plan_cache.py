@@ -1,9 +1,9 @@
-"""Cache of plans of earlier saves, by content: names, shapes, dtypes and places of a rank's values, and the planner.
+"""Cache of the plans of earlier saves: an unchanged local plan on every rank permits reuse of the global plan.
 
-A rank caches its final plan, the coordinator caches the global plan; both under a random token that the coordinator
-chose when it planned. A global plan is used again only if every rank of a group of the same size holds, at the same
-place, exactly what it held in the earlier save: planning again would give the same plan. The contents of tensors and
-objects are not part of the key.
+Each rank caches its final plan, and the coordinator caches the global plan, both under a random token that the
+coordinator chose when it planned. A global plan is reused only if every rank of a group of the same size has the same
+names, shapes, dtypes and chunks as in the earlier save, and the same planner options. The contents of tensors and
+objects do not matter.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ _KEPT = 16
 
 @dataclass(slots=True)
 class RankPlan:
-    """A rank's final plan, and the names of its values that other ranks hold too."""
+    """Cached final plan of one rank, and the names of replicated tensors and objects that it compares with others."""
 
     token: str
     columns: PlanColumns
     checks: list[list[str]]
-    """Names of values whose checksums are compared between ranks: one list for each set of ranks that compares them."""
+    """FQNs whose checksums are compared between ranks: one list for each set of ranks that compares them."""
     layout: bytes = b""
-    """Digest of the tensors' locations in files at the last write, as the coordinator knows it."""
+    """Digest of the tensors' locations in files after the last save; the coordinator caches the locations."""
 
 
 @dataclass(slots=True)
 class GlobalPlan:
-    """The plans of all ranks together."""
+    """Cached global plan on the coordinator: the final plans of all ranks, and the metadata."""
 
     index: CheckpointIndex
     planner_data: Any
     plans: list[PlannedRows]
     checks: list[list[int]]
-    """For each rank, the numbers of the sets of compared values that it takes part in."""
+    """For each rank, the numbers of the sets of replicated FQNs that this rank compares with other ranks."""
     layouts: list[RecentlyUsed[bytes, ItemColumns]]
-    """For each rank, the locations of its tensors in files at the last write, by digest."""
+    """For each rank, a cache of the locations of its tensors in files after recent saves: digest → locations."""
 
 
 RANK_PLANS: RecentlyUsed[Hashable, list[RankPlan]] = RecentlyUsed(_KEPT)
@@ -68,11 +68,11 @@ GLOBAL_PLANS: RecentlyUsed[str | None, GlobalPlan] = RecentlyUsed(_KEPT)
 
 
 def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
-    """Return a digest of a local plan, equal for equal plans by equal planners; None if it would cost too much.
+    """Return a digest of a local plan, as the key of the plan cache; None if the digest would take too long.
 
     Args:
         plan: Local plan, as it would be sent to the coordinator.
-        made_by: Other inputs of the global plan, besides the local plans.
+        made_by: Other inputs of the global plan, such as the planner's options; part of the digest.
     """
     if type(plan) is not SavePlan:
         return None
@@ -105,7 +105,7 @@ def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
 
 
 def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
-    """Return, for each set of names, a digest of the values' checksums."""
+    """Return a digest of the checksums in `plan.digests` for each list of FQNs in `checks`."""
     digests = plan.digests or {}
     return [
         hashlib.blake2b(np.array([digests[name] for name in names], np.uint32).data, digest_size=8).digest()
@@ -114,7 +114,7 @@ def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
 
 
 def compared_values(all_plans: Sequence[SavePlan]) -> Iterator[tuple[tuple[int, ...], list[str]]]:
-    """Yield the sets of ranks that hold the same values with checksums, with the names of these values."""
+    """Yield pairs (ranks, FQNs): the ranks that hold replicas of the same FQNs, with checksums in their plans."""
     holders: dict[str, list[int]] = {}
     for rank, plan in enumerate(all_plans):
         for name in plan.digests or ():

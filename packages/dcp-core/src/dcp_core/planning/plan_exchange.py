@@ -1,8 +1,9 @@
-"""Exchange of plans between ranks: whole plans on the first save, only a token for an unchanged plan later.
+"""Exchange of save plans between ranks: the whole plan on the first save, only a token for an unchanged plan later.
 
-A rank whose plan is new sends the plan; a rank that made the same plan before sends only the token of that plan and
-checksums of replicated values. The coordinator plans, or finds its cached plan by the token, or else asks all ranks for
-their plans. It replies to each rank which items that rank writes, and what the storage adds to the plan.
+A rank with a new plan sends the plan; a rank that made the same plan in an earlier save sends only the token of that
+plan and checksums of replicated tensors and objects. The coordinator plans, or finds the cached global plan by the
+token, or else requests the plans of all ranks. It replies to each rank with the items that the rank writes, and with
+the additions of the storage writer.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ class _Reply:
 
 
 class PlanExchange:
-    """Exchange of the plans of one save, on one rank.
+    """Exchange of the plans of one save, on one rank, with a cache of earlier plans.
 
     Args:
         coordinator: Coordinator of this save.
-        planner: Planner, whose `create_global_plan` runs on the coordinator unless the global plan is cached.
-        group: Key that identifies this group of ranks among others in this process.
+        planner: Save planner, whose `create_global_plan` runs on the coordinator unless the global plan is cached.
+        group: Key of this group of ranks in the plan cache of this process.
     """
 
     def __init__(self, coordinator: Coordinator, planner: SavePlanner, group: Hashable) -> None:
@@ -98,13 +99,13 @@ class PlanExchange:
         """Metadata of the global plan; on the coordinator."""
 
     def run(self, plan_locally: Callable[[], SavePlan], writer: Callable[[], StorageWriter]) -> SavePlan:
-        """Plan with all ranks, and return this rank's final plan.
+        """Agree on the global plan with all ranks, and return this rank's final plan.
 
         Args:
             plan_locally: Function that returns the local plan; called once, within the first phase.
-            writer: Function that returns the storage writer; called after the local plan is made.
+            writer: Function that returns the storage writer; called after `plan_locally`.
 
-        Ranks: every rank; one phase, or two if only some ranks have a cached plan.
+        Ranks: every rank; collective: one phase, or two if only some ranks have a cached plan.
         """
 
         def answer(messages: list[_Offer | _Unchanged]) -> Sequence[_Reply]:
@@ -116,17 +117,17 @@ class PlanExchange:
         return self._accept(reply)
 
     def forget(self) -> None:
-        """Drop the cached plan after a failed save: the next save plans again."""
+        """Remove this save's plan from the cache after a failed save, so that the next save plans again."""
         RANK_PLANS.drop(self._key)
         GLOBAL_PLANS.drop(self._token)
 
     def succeeded(self) -> None:
-        """Record that the save succeeded: from now on the coordinator knows the locations of this rank's items."""
+        """Record that the save succeeded, and so the coordinator has cached the file locations of this rank's items."""
         if self._known is not None:
             self._known.layout = self._layout
 
     def pack_results(self, results: list[WriteResult]) -> list[WriteResult] | PackedResults:
-        """Return the results of this rank's writes, without the parts that the coordinator knows."""
+        """Return this rank's write results in compact form, without file locations that the coordinator has cached."""
         written = written_of(results) if self._packs else None
         if written is None or self._columns is None or written.planned is not self._columns:
             return results
@@ -136,7 +137,7 @@ class PlanExchange:
         return packed
 
     def unpack_results(self, packed: Sequence[list[WriteResult] | PackedResults]) -> list[list[WriteResult]]:
-        """On the coordinator: return the write results of all ranks."""
+        """Return the write results of all ranks from their compact form, in rank order. Called on the coordinator."""
         return [
             unpack(one, self._final[rank], RecentlyUsed(0) if self._global is None else self._global.layouts[rank])
             if isinstance(one, PackedResults)

@@ -1,4 +1,4 @@
-"""The read items of one rank, and every mismatch of template and checkpoint.
+"""Local planning of a load: the read items of one rank, and all mismatches of template and checkpoint.
 
 Source: torch 2.13 `default_planner.create_default_local_load_plan`, `planner_helpers` (contract; stock reports the
 first problem only, converts dtypes silently, and does not see missing chunks).
@@ -36,37 +36,37 @@ __all__ = ["LoadRules", "LocalLoadPlan", "create_read_items_for_chunk_list", "pl
 
 @dataclass(slots=True)
 class LocalLoadPlan:
-    """The local load plan: the read items of this rank, and the findings made on the way."""
+    """Local load plan of this rank: read items, mismatches, and other findings for the load report."""
 
     items: list[ReadItem] = field(default_factory=list)
     problems: list[LoadProblem] = field(default_factory=list)
     matched: list[str] = field(default_factory=list)
-    """Keys that are loaded, including those of which this rank holds no shard."""
+    """Keys of the template that are loaded, including keys of tensors of which this rank holds no shard."""
     missing: list[str] = field(default_factory=list)
     cast: dict[str, tuple[str, str]] = field(default_factory=dict)
     resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    """Key → (stored shape, shape of the template)."""
+    """Key → (stored shape, shape in the template), for tensors loaded with `allow_resize`."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Key → name in the checkpoint, where they differ."""
+    """Key in the template → key in the checkpoint, where they differ."""
     unexpected: list[str] = field(default_factory=list)
-    """Names in the checkpoint that no key of the template stands for."""
+    """Keys of the checkpoint that no key of the template corresponds to."""
     targets: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """The tensors to fill, each with its key; targets that only a value's hooks return are not among them."""
+    """Pairs (key, local tensor to fill); without tensors that a tensor subclass provides through its own methods."""
     overlapping: list[tuple[str, str]] = field(default_factory=list)
-    """Keys of tensors that share memory, although the checkpoint may hold different values for them."""
+    """Pairs of keys whose tensors share memory in the template although they were not tied at the save."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """Rules of a load: which mismatches are allowed.
+    """Rules of a load: which mismatches of template and checkpoint are allowed.
 
     Args:
-        allow_missing: Whether the checkpoint may lack keys of the template.
-        allow_unexpected: Whether the template may lack values of the checkpoint.
-        allow_lossy_casts: Whether conversions to a dtype that cannot hold every stored value are allowed.
-        allow_resize: Whether tensors may have other sizes (with the same number of dimensions); then their common part
-            is loaded.
-        keys: Map from keys of the template to names in the checkpoint.
+        allow_missing: Whether keys of the template may be missing from the checkpoint.
+        allow_unexpected: Whether keys of the checkpoint may be missing from the template.
+        allow_lossy_casts: Whether conversions to a dtype that cannot represent all stored numbers are allowed.
+        allow_resize: Whether tensors may have other sizes in the checkpoint, with the same number of dimensions; only
+            elements at indices that both tensors have are loaded.
+        keys: Mapping of keys in the template to keys in the checkpoint.
     """
 
     allow_missing: bool = False
@@ -77,15 +77,15 @@ class LoadRules:
 
 
 def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadRules) -> LocalLoadPlan:
-    """Match a flat template against the metadata.
+    """Compare a flat template with a checkpoint's metadata, and plan the reads of this rank.
 
     Args:
-        state_dict: FQN → tensor of any kind, or object.
+        state_dict: Template: FQN → tensor of any kind, or object.
         metadata: Metadata of the checkpoint.
-        rules: Rules that say which mismatches are problems.
+        rules: Rules that decide which mismatches are problems.
 
     Returns:
-        The items, and all problems; nothing is raised for problems here.
+        The read items, and all problems; this function raises no error for problems.
     """
     planned = LocalLoadPlan()
     records = records_of(metadata)
@@ -226,12 +226,12 @@ def _damage(fqn: str, held: LocalTensor, entry: TensorStorageMetadata) -> tuple[
 def create_read_items_for_chunk_list(
     fqn: str, checkpoint_md: TensorStorageMetadata, local_chunks: Sequence[ChunkStorageMetadata]
 ) -> list[ReadItem]:
-    """Create one read item for every stored chunk that overlaps a local one.
+    """Return one read item for each overlap of a stored chunk with a local chunk.
 
     Args:
-        fqn: Name of the tensor.
-        checkpoint_md: Record of the tensor in the checkpoint.
-        local_chunks: Boxes of the tensor that this rank wants, in elements.
+        fqn: FQN of the tensor.
+        checkpoint_md: Metadata of the tensor in the checkpoint.
+        local_chunks: Boxes of the tensor that this rank loads, in elements.
 
     Source: torch 2.13 `planner_helpers.create_read_items_for_chunk_list`.
     """

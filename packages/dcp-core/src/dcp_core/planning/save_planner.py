@@ -1,4 +1,4 @@
-"""`DefaultSavePlanner`: plans which rank writes which values of a state dict.
+"""`DefaultSavePlanner`: plans which rank writes which tensors and objects of a state dict.
 
 Source: torch 2.13 `torch.distributed.checkpoint.default_planner` (options, extension points).
 """
@@ -45,34 +45,34 @@ _OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta"}
 
 
 def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: bool) -> SavePlan:
-    """Return the items of a flat state dict that this rank could write, replicated ones included.
+    """Return the local save plan of a flat state dict: all items that this rank holds, including replicated items.
 
     Args:
         state_dict: FQN → tensor of any kind, or object.
-        is_coordinator: Argument for compatibility, not used: every rank proposes all items that it holds.
+        is_coordinator: No effect, accepted as in stock: every rank plans all items that it holds.
     """
     del is_coordinator
     return SavePlan(local_values(state_dict).items)
 
 
 class DefaultSavePlanner(SavePlanner):
-    """Plans the save of nested state dicts with tensors of every kind; meant to be subclassed.
+    """Default save planner: plans nested state dicts with tensors of every kind. May be subclassed.
 
     Args:
-        flatten_state_dict: Whether each leaf of nested dicts and lists gets its own name.
+        flatten_state_dict: Whether each leaf of nested dicts and lists has its own FQN.
         flatten_sharded_tensors: Whether to unwrap a ShardedTensor whose local shard is a ShardedTensor.
-        dedup_replicated_tensors: Argument for compatibility, ignored: replicas are always written once.
-        dedup_save_to_lowest_rank: Whether the lowest rank that has a replica writes it, instead of spreading replicas
-            over ranks.
-        enable_plan_caching: Whether to use the global plan of an earlier save again if names, shapes, dtypes, places
-            and paths of the values are the same on every rank; their contents may change.
-        strict_objects: Whether to raise, instead of warning, for objects that would not load back.
-        on_divergence: Reaction to ranks that hold different values under one name: `warn`, `error` or `ignore`. Objects
-            and ordinary tensors in host memory of up to 64 KiB each are compared.
-        compare_all: Whether to compare all objects and ordinary tensors, whatever it costs: each is read once more.
+        dedup_replicated_tensors: No effect, accepted as in stock: replicas are always written once.
+        dedup_save_to_lowest_rank: Whether replicas are written by the lowest rank that holds them, instead of being
+            balanced over ranks.
+        enable_plan_caching: Whether to reuse the global plan of an earlier save if names, shapes, dtypes and chunks of
+            all tensors and objects are the same on every rank.
+        strict_objects: Whether to raise, instead of warning, for objects that a later load would refuse.
+        on_divergence: Reaction to replicas that differ between ranks: `warn`, `error` or `ignore`. Objects and ordinary
+            tensors in host memory of up to 64 KiB each are compared.
+        compare_all: Whether to compare objects and ordinary tensors of every size, which reads each of them once more.
 
-    Extension points: `lookup_object` (the value of an item) and `transform_object` (the form in which it is written);
-    a subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
+    Extension points: `lookup_object` (the tensor or object of an item) and `transform_object` (its form in the file). A
+    subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
 
     Example:
         ```python
@@ -126,7 +126,7 @@ class DefaultSavePlanner(SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Flatten the state dict and keep it for this save."""
+        """Set the state dict of this save, and flatten it."""
         self.storage_meta = storage_meta
         self.is_coordinator = is_coordinator
         self.mappings, self._empty = {}, {}
@@ -138,13 +138,13 @@ class DefaultSavePlanner(SavePlanner):
         self.state_dict = state_dict
 
     def create_local_plan(self) -> SavePlan:
-        """Return every item that this rank holds, with tied values and checksums of small replicated values.
+        """Return the local plan: all items that this rank holds, tied tensors, and checksums of small replicas.
 
-        Objects are serialized here, so that an object that cannot be saved fails before anything is written.
+        Objects are serialized here, so an object that cannot be saved raises before any file is written.
 
         Raises:
-            UnsupportedValueError: A value cannot be saved; the message names its FQN and the reason.
-            UnloadableObjectError: An object would not load back, and `strict_objects` is set.
+            UnsupportedValueError: A tensor or object cannot be saved; the message names its FQN and the reason.
+            UnloadableObjectError: A later load would refuse an object, and `strict_objects` is set.
         """
         values = local_values(self.state_dict)
         plain = self._writes_what_it_holds()
@@ -165,10 +165,10 @@ class DefaultSavePlanner(SavePlanner):
         return plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Assign each item to one rank, tied values once, and check that every tensor is whole.
+        """Return the global plan, which assigns each item to one rank, and the checkpoint's metadata.
 
         Raises:
-            PlanError: Ranks disagree about a value, or shards leave a hole or overlap.
+            PlanError: Ranks disagree about a tensor or object, or the chunks of a tensor leave a hole or overlap.
         """
         divergent = divergent_keys(all_plans)
         report_divergence(divergent, self.on_divergence)
@@ -192,12 +192,12 @@ class DefaultSavePlanner(SavePlanner):
         return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
-        """Use a global plan, just made or cached, as the plan of this save. Called on the coordinator."""
+        """Set a global plan, new or cached, as the plan of this save. Called on the coordinator."""
         self.global_plan = plans
         self.metadata = metadata
 
     def plan_key(self) -> Hashable | None:
-        """Return the options that the global plan depends on, the key of the plan cache; None plans every save anew."""
+        """Return the planner's options as the key of the plan cache; None if plans must not be cached."""
         if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
             return None
         kind = type(self)
@@ -205,12 +205,12 @@ class DefaultSavePlanner(SavePlanner):
         return kind.__module__, kind.__qualname__, options
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan as the coordinator sent it."""
+        """Return the final plan of this rank, unchanged from the coordinator's."""
         self.plan = new_plan
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the value of an item, transformed. Called from writer threads."""
+        """Return the tensor or serialized object that an item writes. Called from several writer threads."""
         planned = write_item.tensor_data
         if self._splittable and planned is not None:  # it may be a part of a box
             fqn, chunk = write_item.index.fqn, planned.chunk
@@ -219,11 +219,11 @@ class DefaultSavePlanner(SavePlanner):
         return data
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Return the value that `index` names: the local tensor of that shard, or the object."""
+        """Return the object with the FQN in `index`, or the local tensor of the shard at its offset."""
         return find_state_dict_object(self.state_dict, index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - stock's name
-        """Return the form of a value to write: a tensor as it is, an object as the bytes of `torch.save`."""
+        """Return the data to write for a tensor or object: the tensor, or the object serialized as by `torch.save`."""
         if write_item.type is not WriteItemType.BYTE_IO:
             return object
         fqn = write_item.index.fqn
@@ -234,7 +234,7 @@ class DefaultSavePlanner(SavePlanner):
         return io.BytesIO(data)
 
     def plain_values(self) -> Mapping[str, Any] | None:
-        """Return the flat state dict; None if a subclass may look up or make other values."""
+        """Return the flat state dict; None if a subclass overrides how tensors are looked up or transformed."""
         return self.state_dict if self._writes_what_it_holds() else None
 
     def _writes_what_it_holds(self) -> bool:

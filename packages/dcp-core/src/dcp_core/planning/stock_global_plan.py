@@ -1,6 +1,6 @@
-"""The global plan over records: stock's function, for planners that call it, and descriptions of coverage errors.
+"""Stock's function for the global plan of a save, for custom planners that call it, and a check of coverage.
 
-Saves of this library use columns instead of records, see `global_plan`.
+`DefaultSavePlanner` uses `global_plan` instead, which works on columns.
 
 Source: torch 2.13 `default_planner.create_default_global_save_plan` (contract).
 """
@@ -30,10 +30,10 @@ _SHOWN_PROBLEMS = 20
 def create_default_global_save_plan(
     all_plans: list[SavePlan], rewrite_index_hints: bool = True
 ) -> tuple[list[SavePlan], Metadata]:
-    """Return the metadata that deduplicated plans add up to, and the plans with chunk positions filled in.
+    """Return the save plans of all ranks, with index hints, and the checkpoint's metadata.
 
     Args:
-        all_plans: One plan per rank; no item may be in two of them.
+        all_plans: Save plans of all ranks, in rank order; no item may be in two plans.
         rewrite_index_hints: Whether to set each tensor item's `index.index` to its position in the tensor's chunks.
 
     Raises:
@@ -74,10 +74,14 @@ def _add_item(entries: dict[str, STORAGE_TYPES], item: WriteItem, *, rewrite: bo
 
 
 def check_coverage(entries: dict[str, STORAGE_TYPES], *, complete: bool) -> None:
-    """Check that the chunks of every tensor are within it, do not overlap, and (if `complete`) fill it.
+    """Check that the chunks of each tensor lie inside the tensor, do not overlap, and fill it.
+
+    Args:
+        entries: FQN → metadata of the tensor or object.
+        complete: Whether the chunks must fill the tensor.
 
     Raises:
-        PlanError: The chunks of a tensor fail this check; the message names every such tensor with the box.
+        PlanError: The chunks of some tensors fail this check; the message names each of these tensors and the box.
     """
     problems: list[str] = []
     for fqn, entry in entries.items():

@@ -1,6 +1,6 @@
-"""Memory checks of a template's tensors: elements must be writable and distinct, and shared memory is found.
+"""Memory checks of a template's tensors: finds tensors that cannot be filled, and tensors that share memory.
 
-Only addresses and strides are read, never the values. Which stored data goes where is planned in `read_items`.
+The checks use only addresses and strides, not the elements. The reads are planned in `read_items`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _MAX_WORK = 10_000
 
 @dataclass(slots=True)
 class MemoryFindings:
-    """Findings about the memory of a template: tensors that cannot be filled, and tensors that share memory."""
+    """Result of the memory checks of a template: tensors that cannot be filled, and tensors that share memory."""
 
     problems: list[LoadProblem] = field(default_factory=list)
-    """Tensors that cannot be filled: elements that share memory, memory that is mapped read-only."""
+    """Tensors that cannot be filled, because their elements share memory or the memory is mapped read-only."""
     shared: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs of positions whose tensors have memory in common; not all if there are thousands."""
+    """Pairs of positions in the list of tensors whose tensors share memory; incomplete if there are thousands."""
 
 
 def find_shared_memory(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> MemoryFindings:
-    """Find tensors of a template that share memory with themselves or each other, or cannot be written to.
+    """Find tensors of a template that share memory, whose elements overlap, or whose memory is read-only.
 
     Args:
         keys: FQN of each tensor.
         tensors: Strided tensors with data, on any device; may be views.
 
     Returns:
-        All findings; nothing is raised here.
+        All findings; this function raises no error for them.
     """
     found = MemoryFindings()
     starts = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
@@ -72,7 +72,7 @@ def find_shared_memory(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> 
 
 
 def is_same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are views of the same elements in the same order, as tied parameters are."""
+    """Return whether two tensors are views of the same elements in the same order, as tied parameters are."""
     return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (
         *(other.data_ptr(), other.shape, other.stride(), other.dtype),
     )

@@ -1,7 +1,7 @@
-"""Compact write results of one rank: always the CRCs; file locations only if they changed since the last save.
+"""Compact form of a rank's write results for the coordinator: CRCs, and file locations only if they have changed.
 
-Results take 4 bytes for each chunk and for each block with a checksum of its own, once both sides know the plan. Items
-that are encoded in blocks have new locations in each save, and take 8 bytes more for each block.
+With a cached plan and unchanged locations, the results take 4 bytes for each chunk and for each block with a checksum.
+Items that are encoded in blocks have new locations in each save, and take 8 bytes more for each block.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["KEPT_LAYOUTS", "PackedResults", "pack", "unpack"]
 
 _PLACES = ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked")
 KEPT_LAYOUTS = 4
-"""Number of layouts of a rank that the coordinator caches."""
+"""Number of sets of file locations that the coordinator caches for each rank."""
 _NONE = np.zeros(0, np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedResults:
-    """The compact results of one rank. Objects change their sizes, so their locations are always included."""
+    """Compact write results of one rank. Locations of objects are always included, because objects change in size."""
 
     files: tuple[str, ...]
     chains: tuple[tuple[str, ...], ...]
@@ -39,18 +39,18 @@ class PackedResults:
     blocks: BlockColumns | None
     objects: ItemColumns
     layout: bytes
-    """Digest of the locations of tensors."""
+    """Digest of the locations of the rank's tensors in files."""
     places: ItemColumns | None
-    """Locations of tensors, without checksums and blocks; None if the receiver knows them by their digest."""
+    """Locations of the tensors in files, without CRCs; None if the coordinator has cached them under the digest."""
 
 
 def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResults:
-    """Pack the results of a rank's items.
+    """Return the write results of a rank in compact form.
 
     Args:
-        stored: Locations of the items: chunks of tensors, then objects.
-        tensors: Number of the items that are chunks of tensors.
-        known_layout: Digest of locations that the receiver knows.
+        stored: Locations and CRCs of the rank's items: chunks of tensors, then objects.
+        tensors: Number of items in `stored` that are chunks of tensors.
+        known_layout: Digest of the locations that the coordinator has cached.
     """
     columns = stored.columns
     first = take_items([columns], np.arange(tensors))
@@ -73,12 +73,12 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
 def unpack(
     packed: PackedResults, planned: PlannedRows | None, known: RecentlyUsed[bytes, ItemColumns]
 ) -> list[WriteResult]:
-    """Return the write results that another rank packed.
+    """Return the write results of a rank from their compact form. Called on the coordinator.
 
     Args:
-        packed: Message of that rank.
-        planned: Items that the plan assigned to that rank.
-        known: Cache of file locations by digest, from earlier saves; locations in the message are added.
+        packed: Compact results of the rank.
+        planned: Items that the plan assigned to the rank.
+        known: Cache of the rank's file locations in earlier saves, by digest; locations in `packed` are added.
     """
     places = known.get(packed.layout) if packed.places is None else packed.places
     if places is None or planned is None:

@@ -1,1 +1,1 @@
-"""Records of a checkpoint (metadata, plans), and the contracts that planners and storages satisfy; no work."""
+"""Records of metadata and plans, and the contracts (protocols) of planners, storages and stateful objects."""

@@ -1,7 +1,7 @@
-"""Optional abilities of storages and planners: attributes and methods that they may have besides those of `protocols`.
+"""Optional attributes and methods of storages and planners, in addition to the required ones in `protocols`.
 
-Objects written for stock have none of them. This is the only module that looks for them: a record holds the abilities
-of an object, and None for each ability that the object lacks.
+Storages and planners written for stock have none of them. `abilities` returns a record of an object's optional
+attributes and methods, with None for each one that the object does not have.
 """
 
 from __future__ import annotations
@@ -29,72 +29,77 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class WriterAbilities:
-    """Optional abilities of a `StorageWriter`."""
+    """Optional attributes and methods of a `StorageWriter`; None for each one that a writer does not have."""
 
     checkpoint_id: Any
-    """Checkpoint id to save to, if the caller of `save` passes none."""
+    """Checkpoint id to save to if `save` is called without a checkpoint id."""
     renew_save_id: Callable[[], None] | None
-    """Choose a new save id, if the present one was used by an earlier save."""
+    """Choose a new save id if the writer's save id was used by an earlier save."""
     placed_plans: Callable[[list[SavePlan]], list[SavePlan]] | None
-    """Complete the plans that `prepare_global_plan` of a subclass returned. Coordinator."""
+    """Return the plans of all ranks, completed after a subclass's `prepare_global_plan`. Called on the coordinator."""
     stores_aliases: bool | None
-    """Whether tied values are stored once, and `finish` records the names in `Metadata.aliases`."""
+    """Whether tied tensors are stored once, with their names recorded by `finish` in `Metadata.aliases`."""
     published_metadata: Callable[[str | None], Metadata] | None
-    """Read the metadata of the save with this id back from storage. Every rank."""
+    """Read the metadata of the save with this save id back from storage. Called on every rank."""
     abort: Callable[[BaseException], None] | None
-    """Clean up after a save that failed with that error. Every rank."""
+    """Clean up after a save that failed with this error. Called on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavePlannerAbilities:
-    """Optional abilities of a `SavePlanner`."""
+    """Optional attributes and methods of a `SavePlanner`; None for each one that a planner does not have."""
 
     plain_values: Callable[[], Mapping[str, Any] | None] | None
-    """See `SavePlanner.plain_values`."""
+    """Return the tensors and objects by FQN, if written unchanged; see `SavePlanner.plain_values`."""
     plan_key: Callable[[], Hashable] | None
-    """Return the options that the global plan depends on, the key of the plan cache; None plans every save anew."""
+    """Return the planner's options as the key of the plan cache; None if plans must not be cached."""
     adopt_global_plan: Callable[[list[SavePlan], Metadata], None] | None
-    """Use a cached global plan as the plan of this save. Called on the coordinator."""
+    """Set a cached global plan as the plan of this save. Called on the coordinator."""
     stands_for: Any
-    """The planner that this one replaces in a worker process, which saves on behalf of a rank."""
+    """The custom planner that this planner replaces in the worker process of an asynchronous saver."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderAbilities:
-    """Optional abilities of a `StorageReader` at this moment."""
+    """Optional attributes of a `StorageReader`, with their current values; None for each one that it does not have."""
 
     checkpoint_id: Any
-    """Checkpoint id to load from, if the caller of `load` passes none."""
+    """Checkpoint id to load from if `load` is called without a checkpoint id."""
     bytes_read: int | None
-    """Bytes that the last `read_data` read from storage."""
+    """Number of bytes that the last `read_data` read from storage."""
     unverified_keys: Collection[str] | None
-    """FQNs that the last `read_data` read without any checksum."""
+    """FQNs whose bytes the last `read_data` could not check, because there is no CRC of the bytes that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlannerAbilities:
-    """Optional abilities of a `LoadPlanner` at this moment."""
+    """Optional attributes of a `LoadPlanner`, with their current values; None for each one that it does not have."""
 
     local_load: Any
-    """The matches and mismatches: a `LocalLoadPlan`."""
+    """The planner's `LocalLoadPlan`, with the matches and mismatches of template and checkpoint."""
     initialised: Collection[str] | None
-    """FQNs of values that were allocated, as the template had none."""
+    """FQNs of meta tensors of the template for which the planner has allocated memory."""
 
 
 def abilities(value: object, kind: type[A]) -> A:
-    """Return the abilities of an object, as a record of type `kind`."""
+    """Return the optional attributes and methods of a storage or planner.
+
+    Args:
+        value: Storage writer or reader, or save or load planner.
+        kind: Record class for that kind of object, such as `WriterAbilities`.
+    """
     return kind(**{field.name: getattr(value, field.name, None) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def takes(method: Callable[..., Any], parameter: str) -> bool:
-    """Whether a method has a parameter of that name; methods written for older versions of stock lack some."""
+    """Return whether a method has a parameter with this name; methods written for older versions of stock lack some."""
     return parameter in inspect.signature(method).parameters
 
 
 def set_up_save_planner(
     planner: Any, state_dict: dict[str, Any], storage_meta: StorageMeta | None, *, is_coordinator: bool
 ) -> None:
-    """Call `set_up_planner` of a save planner, with `storage_meta` unless it was written for an older stock."""
+    """Call `set_up_planner` of a save planner; omit `storage_meta` if the method has no such parameter."""
     if takes(planner.set_up_planner, "storage_meta"):
         planner.set_up_planner(state_dict=state_dict, storage_meta=storage_meta, is_coordinator=is_coordinator)
     else:

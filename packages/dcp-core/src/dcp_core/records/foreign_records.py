@@ -1,7 +1,7 @@
-"""Conversion of other packages' records to ours, by attribute.
+"""Conversion of stock's records (metadata, plan items) into the records of `dcp_core`, by their attributes.
 
-Storage plugins, planners and tensor classes written for `torch.distributed.checkpoint` return its records, which have
-the same attributes as the records here but are other classes. Nothing here imports stock.
+Storages, planners and tensor classes written for `torch.distributed.checkpoint` return stock's records, which have the
+same attributes as `dcp_core`'s but are instances of other classes. This module does not import stock.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["as_chunk", "as_index", "as_metadata", "as_properties", "as_write_ite
 
 
 def as_metadata(metadata: Any) -> Metadata:
-    """Return a `Metadata` of this library with the contents of `metadata`; one of this library is returned as it is.
+    """Return stock's metadata as a `dcp_core.Metadata`; a `dcp_core.Metadata` is returned unchanged.
 
-    Keys and values of `storage_data` that have the attributes of stock's are converted, others are kept.
+    In `storage_data`, records with the attributes of stock's classes are converted; other objects are kept.
     """
     if isinstance(metadata, Metadata):
         return metadata
@@ -47,21 +47,21 @@ def as_metadata(metadata: Any) -> Metadata:
 
 
 def as_index(index: Any) -> MetadataIndex:
-    """Return a `MetadataIndex` with the attributes of `index`."""
+    """Return a `dcp_core` `MetadataIndex` with the attributes of stock's record `index`."""
     if type(index) is MetadataIndex:
         return index
     return MetadataIndex(index.fqn, index.offset, index.index)
 
 
 def as_chunk(chunk: Any) -> ChunkStorageMetadata:
-    """Return a `ChunkStorageMetadata` with the attributes of `chunk`."""
+    """Return a `dcp_core` `ChunkStorageMetadata` with the attributes of stock's record `chunk`."""
     if type(chunk) is ChunkStorageMetadata:
         return chunk
     return ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
 
 
 def as_properties(properties: Any) -> TensorProperties:
-    """Return `TensorProperties` with the attributes of `properties`; records of a `ShardedTensor` also fit."""
+    """Return `dcp_core` `TensorProperties` with the attributes of stock's or a `ShardedTensor`'s `properties`."""
     if type(properties) is TensorProperties:
         return properties
     return TensorProperties(
@@ -74,7 +74,7 @@ def as_properties(properties: Any) -> TensorProperties:
 
 
 def as_write_item(item: Any) -> WriteItem:
-    """Return a `WriteItem` with the attributes of `item`."""
+    """Return a `dcp_core` `WriteItem` with the attributes of stock's record `item`."""
     if type(item) is WriteItem:
         return item
     tensor, data = item.tensor_data, getattr(item, "bytes_io_data", None)  # older versions have none

@@ -1,7 +1,7 @@
-"""Lazy dict and lazy list: their values are made when they are first looked up.
+"""`LazyDict` and `LazyList`: subclasses of dict and list whose elements are created on first access.
 
-They *are* a dict and a list: they compare, copy, pickle and mutate like ordinary ones. Looking up single keys of the
-dict makes only their values; an operation that needs all values, or changes the dict, makes all of them first.
+They compare, copy, pickle and change like an ordinary dict or list. A look-up of one key in the dict creates only its
+value; an operation that needs all values, or changes the dict, creates all values first.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ V_co = TypeVar("V_co", covariant=True)
 
 
 class LazySource(Protocol[K_co, V_co]):
-    """The source of a `LazyDict`'s values; its contents never change."""
+    """Contract of the source from which a `LazyDict` creates its values; the contents of a source never change."""
 
     def __len__(self) -> int:
-        """Return the number of keys."""
+        """Return the number of keys of the dict."""
         ...
 
     def make(self, key: object) -> V_co:
-        """Return the value of one key. Raises KeyError if there is none."""
+        """Create and return the value of a key. Raises KeyError for an unknown key."""
         ...
 
     def has(self, key: object) -> bool:
-        """Whether there is that key."""
+        """Return whether the dict has this key."""
         ...
 
     def keys(self) -> Iterator[K_co]:
-        """Yield every key, in order, each once."""
+        """Yield each key once, in the order of the dict."""
         ...
 
     def items(self) -> Iterator[tuple[K_co, V_co]]:
-        """Yield every key with its value, in order, each key once."""
+        """Yield each pair (key, new value) once, in the order of the dict."""
         ...
 
 
 class LazyDict(dict[K, V]):
-    """A dict over a `LazySource`. Values keep their identity: a second look-up gives the same object.
+    """A dict whose values are created from a `LazySource` on first look-up; later look-ups return the same object.
 
-    Safe to read from several threads.
+    Several threads may read it at the same time.
     """
 
     __slots__ = ("_lock", "_source")
@@ -66,7 +66,7 @@ class LazyDict(dict[K, V]):
             return value
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the value of `key`, or `default` if there is none."""
+        """Return the value of `key`, or `default` if the dict has no such key."""
         try:
             return self[key]
         except KeyError:
@@ -85,7 +85,7 @@ class LazyDict(dict[K, V]):
         return super().__iter__() if source is None else source.keys()
 
     def keys(self) -> Any:
-        """Return the keys, without making their values: a set-like view."""
+        """Return a set-like view of the keys, without creating values."""
         return super().keys() if self._source is None else KeysView(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[type[dict[K, V]], tuple[dict[K, V]]]:
@@ -93,19 +93,19 @@ class LazyDict(dict[K, V]):
 
     @property
     def source(self) -> LazySource[K, V] | None:
-        """The source of the dict, until an operation made all values or changed it; then None.
+        """The source of the values; None once an operation has created all values or changed the dict.
 
-        Values that were looked up one by one may have been changed in place; `touched` says whether there are any.
+        Callers may have changed values that were looked up one by one; `touched` is true if there are such values.
         """
         return self._source
 
     @property
     def touched(self) -> bool:
-        """Whether any value has been made."""
+        """Whether at least one value has been created by a look-up."""
         return super().__len__() > 0
 
     def fill(self) -> None:
-        """Make every value that is not made yet; afterwards this is an ordinary dict."""
+        """Create all values that do not exist yet; afterwards the object behaves as an ordinary dict."""
         with self._lock:
             if self._source is None:
                 return
@@ -139,30 +139,27 @@ for _name in (
 
 
 class LazyListSource(Protocol[V_co]):
-    """The source of a `LazyList`'s items; its contents never change.
+    """Contract of the source from which a `LazyList` creates its elements; the contents of a source never change.
 
-    A source whose attribute `travels` is true is pickled in place of its items, because it is smaller; otherwise the
-    items are pickled.
+    If the source has a true attribute `travels`, a list that is pickled contains the source instead of the elements.
     """
 
     def __len__(self) -> int:
-        """Return the number of items."""
+        """Return the number of elements of the list."""
         ...
 
     def __iter__(self) -> Iterator[V_co]:
-        """Yield every item, in order."""
+        """Create and yield each element, in order."""
         ...
 
 
 class LazyList(list[V]):
-    """A list over a `LazyListSource`; the first access to an item, or change, makes all items.
-
-    Until then `source` is the source of the items; afterwards this is an ordinary list, and `source` is None.
+    """A list whose elements are all created from a `LazyListSource` at the first access or change.
 
     Args:
-        source: Source of the items.
-        key: Sort key of the items when they are made; None leaves the items in the order of the source. The key is not
-            pickled.
+        source: Source of the elements.
+        key: Sort key by which the elements are sorted when they are created; None for the order of the source. The sort
+            key is not pickled.
     """
 
     __slots__ = ("_key", "_source")
@@ -174,7 +171,7 @@ class LazyList(list[V]):
 
     @property
     def source(self) -> LazyListSource[V] | None:
-        """The source of the list, until its items are first accessed; then None."""
+        """The source of the elements; None once the elements have been created."""
         return self._source
 
     def __len__(self) -> int:
@@ -188,7 +185,7 @@ class LazyList(list[V]):
         return list, ([*self],)
 
     def fill(self) -> None:
-        """Make every item; afterwards this is an ordinary list."""
+        """Create all elements; afterwards the object behaves as an ordinary list."""
         source, self._source = self._source, None
         if source is not None:
             super().extend(source if self._key is None else sorted(source, key=self._key))

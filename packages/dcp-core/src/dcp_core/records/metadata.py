@@ -1,8 +1,8 @@
-"""Metadata records that describe a checkpoint: tensors, their chunks, and where each item is stored.
+"""Metadata records of a checkpoint: tensors, their chunks, objects, and the location of each item in storage.
 
-Names, fields and their order are stock's; planners and storages written for stock work with them. `Metadata` pickles
-as stock's own class (a storage writer ported from stock can dump it and stock can read the file); the other records
-pickle as themselves. Columns, files and plans live elsewhere.
+Class names, fields and their order are stock's, so planners and storages written for stock work with these records.
+`Metadata` is pickled as stock's class of that name, so stock can read a file that contains the pickle; the other
+records are pickled as classes of this module. Not in this module: columns, files and plans.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{metadata,filesystem}` (names, fields, pickled states).
 """
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class MemoryFormatEncoding(Enum):
-    """A `torch.memory_format` as a number, because it cannot be pickled."""
+    """Numbers for memory formats, because a `torch.memory_format` cannot be pickled."""
 
     TORCH_CONTIGUOUS_FORMAT = 0
     TORCH_CHANNELS_LAST = 1
@@ -51,12 +51,12 @@ class MemoryFormatEncoding(Enum):
 
 
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
-"""Memory formats by the numbers of `MemoryFormatEncoding`."""
+"""The `torch.memory_format` for each number of `MemoryFormatEncoding`."""
 
 
 @dataclass(slots=True)
 class ChunkStorageMetadata:
-    """A chunk, that is a box of one tensor: start and extent in elements, one number per dimension."""
+    """A chunk, a box of one tensor: offsets and sizes in elements, one number per dimension."""
 
     offsets: torch.Size
     sizes: torch.Size
@@ -64,7 +64,7 @@ class ChunkStorageMetadata:
 
 @dataclass(slots=True)
 class TensorProperties:
-    """Properties of a tensor besides its shape. Only `dtype` has an effect; the rest is kept as a note."""
+    """Properties of a saved tensor besides its shape. Only `dtype` affects loads; the others are for information."""
 
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     layout: torch.layout = torch.strided
@@ -72,11 +72,11 @@ class TensorProperties:
     memory_format: torch.memory_format = torch.contiguous_format
     pin_memory: bool = False
     strides: tuple[int, ...] | None = field(default=None, compare=False)
-    """Strides of the saved tensor, in elements: a note of torch 2.15 that is not stored; None if not known."""
+    """Strides of the saved tensor in elements, as in torch 2.15; not stored in the checkpoint; None if not known."""
 
     @staticmethod
     def create_from_tensor(tensor: torch.Tensor) -> TensorProperties:
-        """Return the properties of a tensor; its memory format is always given as contiguous, as stock does."""
+        """Return the properties of a tensor, with a contiguous memory format whatever the tensor's, as stock does."""
         return TensorProperties(
             dtype=tensor.dtype,
             layout=tensor.layout,
@@ -120,7 +120,7 @@ STORAGE_TYPES = TensorStorageMetadata | BytesStorageMetadata
 
 @dataclass(slots=True)
 class StorageMeta:
-    """Metadata of a storage: its checkpoint, save and load ids."""
+    """Ids that a storage records: checkpoint id, save id and load id."""
 
     checkpoint_id: str | os.PathLike[str] | None = None
     save_id: str | None = None
@@ -130,12 +130,12 @@ class StorageMeta:
 
 @dataclass(frozen=True, slots=True, init=False)
 class MetadataIndex:
-    """Index of one item: the value's name, and for tensors the offset of the chunk. Both decide on equality.
+    """Key of one item in a checkpoint: FQN, and for tensors the offset of the chunk. Both are compared for equality.
 
     Args:
-        fqn: Name of the value.
+        fqn: FQN of the tensor or object.
         offset: Start of the chunk in the tensor, in elements, as any sequence of ints; None for objects.
-        index: Position of the chunk in the tensor's list of chunks, if known: a hint for look-ups.
+        index: Position of the chunk in the tensor's list of chunks, as a hint for look-ups; None if not known.
     """
 
     fqn: str
@@ -150,14 +150,15 @@ class MetadataIndex:
 
 @dataclass(slots=True)
 class StorageInfo:
-    """Location of one item in a byte storage: value of `Metadata.storage_data[index]`.
+    """Location of one item in a data file; `Metadata.storage_data` maps each `MetadataIndex` to a `StorageInfo`.
 
     Args:
         relative_path: Path of the data file, relative to the checkpoint.
         offset: Start of the item in the file, in bytes.
         length: Length of the item in bytes.
-        transform_descriptors: Names of the transforms to undo, in that order; None if there are none.
-        stored: Further facts about the item (payload range, CRCs) from this library's own index format.
+        transform_descriptors: Descriptors of the item's transforms, in the order in which they decode; None without
+            transforms.
+        stored: Record of the item in the manifest, with payload range and CRCs; None for checkpoints by stock.
     """
 
     relative_path: str
@@ -168,16 +169,16 @@ class StorageInfo:
 
     @classmethod
     def of(cls, stored: StoredItem) -> StorageInfo:
-        """Return the location of an item of a manifest."""
+        """Return the `StorageInfo` for the record of an item in a manifest."""
         return cls(stored.file, stored.offset, stored.length, list(stored.chain) or None, stored)
 
 
 def stored_item(info: Any, *, is_object: bool) -> StoredItem:
-    """Return the manifest's item for a location, which another writer (of torch, or ported from there) may have made.
+    """Return the manifest's record of an item for its location.
 
     Args:
-        info: A `StorageInfo`, or a record with its fields.
-        is_object: Whether the item is an object, not a chunk of a tensor.
+        info: Location as a `StorageInfo`, or as a record with the same fields from another storage writer.
+        is_object: Whether the item is an object instead of a chunk of a tensor.
     """
     if isinstance(info, StorageInfo) and info.stored is not None:
         return info.stored
@@ -194,19 +195,19 @@ def stored_item(info: Any, *, is_object: bool) -> StoredItem:
 
 @dataclass
 class Metadata:
-    """Metadata of a checkpoint: its values, their chunks, and where each item is stored.
+    """Metadata of a checkpoint: its tensors and objects, their chunks, and the location of each item.
 
     Args:
-        state_dict_metadata: FQN → record of the tensor or object.
-        planner_data: Data of the planner; for the default planner FQN → path in the nested state dict.
-        storage_data: Data of the storage; for byte storages `MetadataIndex` → `StorageInfo`.
-        storage_meta: Metadata of the storage.
+        state_dict_metadata: FQN → `TensorStorageMetadata` or `BytesStorageMetadata`.
+        planner_data: Data of the save planner; for `DefaultSavePlanner`, FQN → path in the nested state dict.
+        storage_data: Data of the storage; for storages with data files, `MetadataIndex` → `StorageInfo`.
+        storage_meta: Ids that the storage has recorded.
         version: Version of stock's format.
-        aliases: Name of each tied tensor → name under which its data is stored. Both names have entries. Stock does not
-            know this field, and comparisons ignore it.
+        aliases: FQN of each tied tensor → FQN under which its data is stored; `state_dict_metadata` has both. Stock's
+            class has no such field, and comparisons ignore it.
 
-    Pickled metadata unpickles to the classes of `torch.distributed.checkpoint`; unpickling therefore imports that
-    package and does not return this class (`dcp_core.records.foreign_records.as_metadata` converts the result to it).
+    A pickle of a `Metadata` unpickles to stock's class `torch.distributed.checkpoint.metadata.Metadata`, which
+    `dcp_core.records.foreign_records.as_metadata` converts back.
     """
 
     state_dict_metadata: dict[str, STORAGE_TYPES]
@@ -235,13 +236,17 @@ class Metadata:
 
 
 def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str] | None) -> StorageMeta:
-    """Record the checkpoint id that a reader was given in `Metadata.storage_meta`, unless the checkpoint names one.
+    """Set the checkpoint id in `Metadata.storage_meta`, unless the checkpoint itself contains a checkpoint id.
 
-    Checkpoints of this library never name one, because they may be moved. Stock's file format names the folder in which
-    the checkpoint was saved.
+    Checkpoints of this library contain no checkpoint id, because they may be moved; those of stock contain the folder
+    in which they were saved.
+
+    Args:
+        metadata: Metadata to complete.
+        checkpoint_id: Checkpoint id from which a reader loads.
 
     Returns:
-        The record `storage_meta`, which is created if there is none.
+        The record `metadata.storage_meta`, which is created if it is None.
     """
     if metadata.storage_meta is None:
         metadata.storage_meta = StorageMeta()
@@ -251,7 +256,7 @@ def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str]
 
 
 class DeferredMetadata(Metadata):
-    """A `Metadata` that is read on first access; afterwards an ordinary `Metadata`.
+    """A `Metadata` whose fields are read from storage at the first access to one of them.
 
     Args:
         read: Function that reads and returns the metadata.

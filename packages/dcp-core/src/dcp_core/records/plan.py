@@ -1,6 +1,6 @@
-"""Plans of saves and loads as records: the items of one rank, and the plan that holds them.
+"""Records of plans: write and read items, and the save plan or load plan of one rank.
 
-Names, fields and their order are stock's. The planners decide on them.
+Class names, fields and their order are stock's. Not in this module: planning.
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner`.
 """
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class WriteItemType(Enum):
-    """Kind of a save's item: a whole tensor, a shard of one, or an object's bytes."""
+    """Kind of a write item: a whole tensor, a shard of a tensor, or a serialized object."""
 
     TENSOR = 1
     SHARD = 2
@@ -38,7 +38,7 @@ class WriteItemType(Enum):
 
 
 class LoadItemType(Enum):
-    """Kind of a load's item: a box of a tensor, or an object's bytes."""
+    """Kind of a read item: a box of a tensor, or a serialized object."""
 
     TENSOR = 1
     BYTE_IO = 2
@@ -46,14 +46,14 @@ class LoadItemType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BytesIOWriteData:
-    """Size of an object's bytes, where the planner knows it beforehand."""
+    """Size in bytes of a serialized object in a write item, if the planner knows the size."""
 
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class TensorWriteData:
-    """The box that a tensor item writes, and the tensor that it belongs to (`size` is the global shape)."""
+    """Chunk that a write item of a tensor writes, and properties and global shape (`size`) of the tensor."""
 
     chunk: ChunkStorageMetadata
     properties: TensorProperties
@@ -62,7 +62,7 @@ class TensorWriteData:
 
 @dataclass(frozen=True, slots=True)
 class WriteItem:
-    """One write request of a rank: a chunk or an object."""
+    """Write item: one write request of a rank, for a chunk of a tensor or an object."""
 
     index: MetadataIndex
     type: WriteItemType
@@ -70,13 +70,13 @@ class WriteItem:
     tensor_data: TensorWriteData | None = None
 
     def tensor_storage_size(self) -> int | None:
-        """Return the size of the *global* tensor in bytes, as stock has it; None for objects."""
+        """Return the size in bytes of the global tensor, not only of the chunk, as in stock; None for objects."""
         if self.tensor_data is None:
             return None
         return math.prod(self.tensor_data.size) * self.tensor_data.properties.dtype.itemsize
 
     def chunk_bytes(self) -> int:
-        """Return the size of this item itself in bytes; 0 for objects of unknown size."""
+        """Return the size in bytes of the chunk or object that this item writes; 0 for objects of unknown size."""
         if self.tensor_data is None:
             return 0 if self.bytes_io_data is None else self.bytes_io_data.nbytes
         return math.prod(self.tensor_data.chunk.sizes) * self.tensor_data.properties.dtype.itemsize
@@ -84,10 +84,10 @@ class WriteItem:
 
 @dataclass(frozen=True, slots=True)
 class ReadItem:
-    """One read request of a rank: the box of `lengths` elements at `storage_offsets` of a stored chunk.
+    """Read item: one read request of a rank, for an object or a box of a stored chunk.
 
-    `dest_index` names the value of the template and the shard of it; `dest_offsets` and `storage_offsets` count from
-    the start of that shard and of that chunk.
+    `storage_index` names the stored chunk or object, `dest_index` the shard or object in the template. The box has
+    `lengths` elements; it starts at `storage_offsets` in the stored chunk and at `dest_offsets` in the shard.
     """
 
     type: LoadItemType
@@ -100,21 +100,21 @@ class ReadItem:
 
 @runtime_checkable
 class NamedItems(Protocol):
-    """Items whose names are known without making the items."""
+    """Contract of a collection of write items that can return the items' FQNs without creating the items."""
 
     def names(self) -> set[str]:
-        """Return their FQNs."""
+        """Return the FQNs of the write items."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """The items that one rank writes.
+    """Save plan of one rank: the items that the rank writes.
 
-    `usable` is False for a plan that means "use the plan of the last save". `aliases` maps the FQN of a tied value to
-    the FQN under which its data is written; `digests` maps FQNs of small replicated values to a checksum of their
-    content, by which the coordinator sees whether ranks agree on them. `splittable` says that the planner can resolve
-    any part of a tensor's box, so that ranks that hold the same box may write parts of it.
+    `usable` is False for a plan that means "use the plan of the last save", as in stock. `aliases` maps the FQN of a
+    tied tensor to the FQN under which its data is written. `digests` maps FQNs of small replicated tensors and objects
+    to checksums, which the coordinator compares between ranks. `splittable` is True if the planner can resolve any part
+    of a tensor's box, so that ranks that hold the same box may each write a part.
     """
 
     items: list[WriteItem]
@@ -126,14 +126,14 @@ class SavePlan:
     splittable: bool = False
 
     def names(self) -> set[str]:
-        """Return the FQNs of the items."""
+        """Return the FQNs of all items in the plan."""
         source = self.items.source if isinstance(self.items, LazyList) else None
         return source.names() if isinstance(source, NamedItems) else {item.index.fqn for item in self.items}
 
 
 @dataclass(slots=True)
 class LoadPlan:
-    """The items that one rank reads."""
+    """Load plan of one rank: the items that the rank reads."""
 
     items: list[ReadItem]
     storage_data: Any = None

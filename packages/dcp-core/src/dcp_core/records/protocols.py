@@ -1,8 +1,8 @@
-"""Contracts that planners, storages and stateful values satisfy; nothing here does any work.
+"""Contracts (protocols and abstract base classes) of planners, storage readers and writers, and stateful objects.
 
-Method names, order of calls and meanings are stock's, so that a subclass written for
-`torch.distributed.checkpoint` ports by changing an import. Each contract says what runs where: *every rank* or the
-*coordinator* only. Whatever a method raises is collected and raised on every rank of the job.
+Method names, order of calls and meanings are stock's: a subclass written for `torch.distributed.checkpoint` works after
+a change of its imports. Each method's docstring names where it is called: on every rank, or only on the coordinator.
+An exception that a method raises on one rank is reported to all ranks, and raised on each of them.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage,stateful}` (names and semantics).
 """
@@ -45,27 +45,27 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A value with its own state; replaced by its `state_dict()` at the top level of a state dict."""
+    """An object with methods `state_dict` and `load_state_dict`, which `save` and `load` call for top-level objects."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to save, or the template to load into."""
+        """Return the object's state dict: to be saved, or as the template of a load."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the loaded state. Called after every tensor has been read."""
+        """Set the loaded state dict as the object's state. Called after all tensors have been read."""
         ...
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """Whether a value is `Stateful`; for the tensors of a large state dict 100 times as fast as `isinstance`."""
+    """Return whether an object is `Stateful`; for tensors 100 times as fast as `isinstance(value, Stateful)`."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def in_shared_order(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return the items of a mapping sorted by key, an order that is the same on all ranks.
+    """Return the (key, value) pairs of a mapping sorted by key, an order that is the same on all ranks.
 
-    Methods of values that may be collective (`state_dict()`, `load_state_dict()`) are called in this order: if each
-    rank used its own order, ranks would deadlock.
+    Methods that may be collective (`state_dict()`, `load_state_dict()`) are called in this order; with different
+    orders, ranks would deadlock.
     """
     return sorted(values.items(), key=lambda item: _sort_key(item[0]))
 
@@ -76,9 +76,9 @@ def _sort_key(key: Any) -> tuple[str, int, str]:
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict in which each `Stateful` value is replaced by its state; the order of keys is unchanged.
+    """Return a state dict in which each `Stateful` is replaced by its `state_dict()`; the order of keys is unchanged.
 
-    Ranks: every rank; `state_dict()` is called in an order that all ranks share, as it may be collective.
+    Ranks: every rank; `state_dict()` may be collective, and is called in the same order on all ranks.
     """
     stateful = {key: value for key, value in state_dict.items() if type(value) not in _TENSORS and is_stateful(value)}
     states = {key: value.state_dict() for key, value in in_shared_order(stateful)}
@@ -90,7 +90,7 @@ StatefulT = TypeVar("StatefulT", bound=Stateful)
 
 @dataclass(frozen=True)
 class WriteResult:
-    """The result of writing one item: sent to the coordinator, and added to the metadata."""
+    """Result of writing one item: its location, which is sent to the coordinator and added to the metadata."""
 
     index: MetadataIndex
     size_in_bytes: int
@@ -98,7 +98,7 @@ class WriteResult:
 
 
 class SavePlanner(ABC):
-    """Decides which values of a state dict each rank writes, and returns their bytes when they are written.
+    """Contract of a save planner, which decides which items each rank writes, and provides the data of the items.
 
     Call order: `set_up_planner` and `create_local_plan` on every rank, `create_global_plan` on the coordinator,
     `finish_plan` on every rank, then `resolve_data` once per item, possibly from several threads.
@@ -108,34 +108,39 @@ class SavePlanner(ABC):
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the state dict of this save. Every rank."""
+        """Set the state dict of this save. Called on every rank."""
 
     @abstractmethod
     def create_local_plan(self) -> SavePlan:
-        """Return the items that this rank could write, replicated ones included. Every rank."""
+        """Return the local plan: all items that this rank could write, also replicated items. Called on every rank."""
 
     @abstractmethod
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return one plan for each rank, in the order of `all_plans`, and the checkpoint's metadata. Coordinator."""
+        """Return the final plans of all ranks, in rank order, and the checkpoint's metadata. Called on the coordinator.
+
+        Args:
+            all_plans: Local plans of all ranks, in rank order.
+        """
 
     @abstractmethod
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan that this rank will write, made from what the coordinator sent. Every rank."""
+        """Return the plan that this rank will write, from the plan that the coordinator sent. Called on every rank."""
 
     @abstractmethod
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the tensor (on any device) or the bytes of one item of the final plan. Every rank."""
+        """Return the tensor (on any device) or the serialized object that an item writes. Called on every rank."""
 
     def plain_values(self) -> Mapping[str, Any] | None:
-        """Return the values by FQN, if they are written as they are; None if `resolve_data` must be called.
+        """Return a mapping FQN → tensor or object to write, or None if `resolve_data` must be called for each item.
 
-        A storage may then read tensors from the mapping itself, which is faster for many small tensors. Every rank.
+        A storage may take tensors directly from the mapping, which is faster for many small tensors. Called on every
+        rank.
         """
         return None
 
 
 class LoadPlanner:
-    """Decides which items each rank reads, and the memory that they fill.
+    """Contract of a load planner, which decides which items each rank reads, and provides the tensors to fill.
 
     Call order: `set_up_planner` and `create_local_plan` on every rank, `create_global_plan` on the coordinator,
     `finish_plan` on every rank, then per read item `load_bytes`, or `resolve_tensor` and `commit_tensor`.
@@ -145,68 +150,91 @@ class LoadPlanner:
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the template to load into, and the checkpoint's metadata. Every rank."""
+        """Set the template to load into, and the checkpoint's metadata. Called on every rank."""
 
     @abstractmethod
     def create_local_plan(self) -> LoadPlan:
-        """Return the read items of this rank. Every rank."""
+        """Return the local plan, the read items of this rank. Called on every rank."""
 
     @abstractmethod
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return one plan for each rank, in the same order. Coordinator."""
+        """Return the final load plans of all ranks, in rank order. Called on the coordinator.
+
+        Args:
+            global_plan: Local plans of all ranks, in rank order.
+        """
 
     @abstractmethod
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Return the plan that this rank will read. Every rank."""
+        """Return the plan that this rank will read, from the plan that the coordinator sent. Called on every rank."""
 
     @abstractmethod
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Accept the stored bytes of an object item. Every rank."""
+        """Load an object from its stored bytes, and put it into the template. Called on every rank.
+
+        Args:
+            read_item: Item of the object.
+            value: Stored bytes of the object.
+        """
 
     def resolve_bytes(self, read_item: ReadItem) -> io.BytesIO:
-        """Return a buffer to read an object item into; only some storages call this."""
+        """Return a buffer into which the stored bytes of an object are read; called only by some storages."""
         raise NotImplementedError(f"{type(self).__name__} gives no buffer for object items; use load_bytes")
 
     @abstractmethod
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the tensor that receives the data, of shape `lengths`: memory of the template or a buffer."""
+        """Return the tensor, of shape `read_item.lengths`, into which the item is read.
+
+        This is a view of the template's tensor, or a buffer. Called on every rank.
+        """
 
     @abstractmethod
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Accept the data; called when the tensor that `resolve_tensor` returned contains them."""
+        """Take over an item's data, after `tensor`, from `resolve_tensor`, has been filled. Called on every rank."""
 
 
 class StorageWriter(ABC):
-    """Writes items to storage and publishes the checkpoint.
+    """Contract of a storage writer, which writes items to storage and publishes the checkpoint.
 
-    Call order: `reset` (only when `save` got a `checkpoint_id`), `storage_meta`, `set_up_storage_writer`,
-    `prepare_local_plan`, `write_data` on every rank; `prepare_global_plan` and `finish` on the coordinator.
-    Optional abilities of a writer: `dcp_core.records.abilities.WriterAbilities`.
+    Call order: `reset` (only if `save` was called with a `checkpoint_id`), `storage_meta`, `set_up_storage_writer`,
+    `prepare_local_plan`, `write_data` on every rank; `prepare_global_plan` and `finish` on the coordinator. Optional
+    attributes and methods of writers are described in `dcp_core.records.abilities.WriterAbilities`.
     """
 
     @abstractmethod
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new save; `checkpoint_id`, if given, replaces that of the constructor. Every rank."""
+        """Begin a new save; a `checkpoint_id` replaces the one of the constructor. Called on every rank."""
 
     @abstractmethod
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare this instance. `kwargs` hold `rank` and `use_collectives` when the method takes `**kwargs`."""
+        """Prepare the writer for the save. Called on every rank.
+
+        Args:
+            is_coordinator: Whether this rank is the coordinator.
+            args: Not used.
+            kwargs: `rank` and `use_collectives`, if the method accepts `**kwargs`.
+        """
 
     @abstractmethod
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the local plan, with the additions of this storage. Every rank."""
+        """Return this rank's local plan with the additions of this storage. Called on every rank."""
 
     @abstractmethod
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans of all ranks, with the additions of this storage. Coordinator."""
+        """Return the plans of all ranks with the additions of this storage. Called on the coordinator."""
 
     @abstractmethod
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write every item of the plan. Data must be durable when the future completes. Every rank."""
+        """Write all items of the plan. The data must be durable when the future completes. Called on every rank."""
 
     @abstractmethod
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish: the checkpoint exists after this, and not before. `results` has one list per rank. Coordinator."""
+        """Publish the checkpoint, which must not exist before `finish` returns. Called on the coordinator.
+
+        Args:
+            metadata: Metadata of the checkpoint.
+            results: Write results of each rank, in rank order.
+        """
 
     @classmethod
     @abstractmethod
@@ -214,14 +242,16 @@ class StorageWriter(ABC):
         """Whether this storage can hold a checkpoint of that id."""
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return this storage's metadata, for planners."""
+        """Return the ids that this storage records (checkpoint, save), for planners; None if it records none."""
         return None
 
 
 def placed_plans(writer: StorageWriter, plans: list[SavePlan]) -> list[SavePlan]:
-    """Return the plans with the additions of a storage; a writer may complete the additions of its subclass.
+    """Return the plans of all ranks with the additions of a storage writer, by its `prepare_global_plan`.
 
-    Ranks: the coordinator; every rank in a save without one.
+    If the writer has the optional method `placed_plans`, that method completes the plans of a subclass.
+
+    Ranks: the coordinator; every rank in a save without a coordinator.
     """
     plans = writer.prepare_global_plan(plans)
     complete = abilities(writer, WriterAbilities).placed_plans
@@ -229,35 +259,35 @@ def placed_plans(writer: StorageWriter, plans: list[SavePlan]) -> list[SavePlan]
 
 
 class StorageReader(ABC):
-    """Finds a checkpoint in storage and reads items of it.
+    """Contract of a storage reader, which reads the metadata and items of a checkpoint from storage.
 
-    Call order: `reset` (only when `load` got a `checkpoint_id`), `read_metadata`, `set_up_storage_reader`,
+    Call order: `reset` (only if `load` was called with a `checkpoint_id`), `read_metadata`, `set_up_storage_reader`,
     `prepare_local_plan` on every rank, `prepare_global_plan` on the coordinator, `read_data` on every rank.
     """
 
     @abstractmethod
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new load; `checkpoint_id`, if given, replaces that of the constructor. Every rank."""
+        """Begin a new load; a `checkpoint_id` replaces the one of the constructor. Called on every rank."""
 
     @abstractmethod
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read and return the metadata of the checkpoint. Every rank."""
+        """Read the metadata of the checkpoint from storage and return it. Called on every rank."""
 
     @abstractmethod
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare this instance. Every rank."""
+        """Prepare the reader for a load with this metadata. Called on every rank."""
 
     @abstractmethod
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the local plan, with the additions of this storage. Every rank."""
+        """Return this rank's local plan with the additions of this storage. Called on every rank."""
 
     @abstractmethod
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans of all ranks, with the additions of this storage. Coordinator."""
+        """Return the plans of all ranks with the additions of this storage. Called on the coordinator."""
 
     @abstractmethod
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read every item of the plan and hand it to the planner. Every rank."""
+        """Read all items of the plan and pass them to the planner. Called on every rank."""
 
     @classmethod
     @abstractmethod

@@ -1,8 +1,7 @@
-"""Pickling of records under other class paths than their own.
+"""Pickling of objects under the class names of another library, so that this library unpickles its own classes.
 
-A pickle names classes by module and name. `dumps_as` writes chosen classes under given paths, and chosen instances
-with given states, so that a library that does not know ours unpickles its own classes. Everything else is pickled as
-usual. Nothing here knows any record.
+A pickle names each class by module and name. `dumps_as` replaces the names of given classes, and the states of their
+instances; all other objects are pickled as usual.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ def dumps_as(
     plain: Collection[type[str]] = (),
     protocol: int | None = None,
 ) -> bytes:
-    """Pickle `value` with other paths for the classes of `paths`.
+    """Pickle an object, with other class names for the classes in `paths`.
 
     Args:
-        value: Value that can be pickled, with records at any depth.
-        paths: Class → (module, name) to write instead of its own.
-        states: Class → function from an instance (of exactly this class) to what `__setstate__`, or a plain
-            `__dict__.update`, of the other class takes; a result of None means that there is no state.
+        value: Object that can be pickled, with instances of these classes at any depth.
+        paths: Class → (module, name) to write in place of the class.
+        states: Class → function that turns an instance (of exactly this class) into the argument for `__setstate__` or
+            `__dict__.update` of the other class; returns None for an instance without state.
         plain: Subclasses of `str` whose instances are written as ordinary strings.
-        protocol: Protocol as in `pickle.dumps`; at least 2 is used.
+        protocol: Pickle protocol as in `pickle.dumps`; at least 2 is used.
 
     Returns:
-        The pickle. The other classes are not imported.
+        Bytes of the pickle. The other classes are not imported.
     """
     buffer = io.BytesIO()
     number = pickle.DEFAULT_PROTOCOL if protocol is None else max(2, protocol)

@@ -1,1 +1,1 @@
-"""Shards: the boxes of a tensor that this rank holds, and their local memory."""
+"""Shards of tensors on this rank: the boxes of a global tensor that the rank holds, and their local memory."""

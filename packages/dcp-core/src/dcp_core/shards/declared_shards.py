@@ -1,4 +1,4 @@
-"""Shards declared by local tensors themselves, as boxes of a global tensor: stock's `CheckpointableTensor`.
+"""Tensors whose attributes describe them as shards of a global tensor: stock's `CheckpointableTensor`.
 
 Source: torch 2.15 `torch.distributed.checkpoint.protocol` (contract). The module works with every version of torch.
 """
@@ -20,20 +20,20 @@ _FIELDS = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 
 @runtime_checkable
 class CheckpointableTensor(Protocol):
-    """A `torch.Tensor` with these attributes is saved and loaded as shards of a larger one; no subclass is needed."""
+    """A tensor whose attributes describe it as shards of a global tensor; set them on any `torch.Tensor`."""
 
     global_shape: tuple[int, ...]
-    """Shape of the tensor of all ranks, in elements."""
+    """Shape of the global tensor, in elements."""
     global_offsets: tuple[tuple[int, ...], ...]
-    """Start of each shard in the global tensor."""
+    """Offsets of each shard in the global tensor, in elements."""
     local_offsets: tuple[tuple[int, ...], ...]
-    """Start of each shard in this tensor, which may hold several, and padding."""
+    """Offsets of each shard in this local tensor, in elements; there may be padding between shards."""
     local_sizes: tuple[tuple[int, ...], ...]
-    """Sizes of each shard."""
+    """Sizes of each shard, in elements."""
 
 
 def declares_shards(value: object) -> TypeGuard[CheckpointableTensor]:
-    """Whether a value is a tensor that declares its shards."""
+    """Return whether an object is a tensor with the attributes of `CheckpointableTensor`."""
     # Checked for every tensor: most lack the first attribute.
     return (
         hasattr(value, "global_shape") and isinstance(value, torch.Tensor) and all(hasattr(value, at) for at in _FIELDS)
@@ -41,10 +41,14 @@ def declares_shards(value: object) -> TypeGuard[CheckpointableTensor]:
 
 
 def declared_boxes(fqn: str, tensor: CheckpointableTensor) -> tuple[LocalBox, ...]:
-    """Return the boxes that a tensor declares, without empty ones.
+    """Return the boxes that a tensor's attributes describe, without empty boxes.
+
+    Args:
+        fqn: FQN of the tensor, for error messages.
+        tensor: Tensor with the attributes of `CheckpointableTensor`.
 
     Raises:
-        UnsupportedValueError: The declaration contradicts itself or the tensor; the message names the FQN.
+        UnsupportedValueError: The attributes contradict each other or the tensor's shape; the message names the FQN.
     """
     shape = tuple(tensor.global_shape)
     columns = (tuple(tensor.global_offsets), tuple(tensor.local_offsets), tuple(tensor.local_sizes))
@@ -65,7 +69,7 @@ def declared_boxes(fqn: str, tensor: CheckpointableTensor) -> tuple[LocalBox, ..
 
 
 def copy_declaration(source: CheckpointableTensor, target: torch.Tensor) -> None:
-    """Copy the declaration of one tensor to another."""
+    """Copy the attributes of `CheckpointableTensor` from one tensor to another."""
     for name in _FIELDS:
         setattr(target, name, getattr(source, name))
 

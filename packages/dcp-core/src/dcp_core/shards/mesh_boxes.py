@@ -1,6 +1,6 @@
-"""Boxes of a tensor at one position of a device mesh, from shape, mesh and placements alone.
+"""Boxes of a DTensor at one position of its device mesh, computed from shape, mesh shape and placements.
 
-Integers only: no tensor, no mesh object. `shards` turns DTensors into these numbers.
+This module computes only with integers; `shards` gets these from DTensors.
 
 Source: torch 2.13 `torch.distributed.tensor.placement_types` (`Shard._custom_chunk`, `_StridedShard._split_tensor`).
 """
@@ -18,9 +18,9 @@ Intervals = list[tuple[int, int]]
 
 
 class ShardedDim(NamedTuple):
-    """The placement of one mesh dimension that splits tensor dimension `dim`.
+    """Placement of a mesh dimension that shards the tensor dimension `dim`.
 
-    `split_factor` is the split factor of a `_StridedShard`; 1 for a `Shard`.
+    `split_factor` is the split factor of a `_StridedShard`, or 1 for a `Shard`.
     """
 
     dim: int
@@ -28,7 +28,7 @@ class ShardedDim(NamedTuple):
 
 
 class LocalBox(NamedTuple):
-    """A box of the global tensor, and its start in the local one; its extent is the same in both."""
+    """A box of the global tensor that a rank holds: offsets in the global and the local tensor, and sizes."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -42,17 +42,17 @@ def local_boxes(
     coordinate: tuple[int, ...],
     placements: tuple[ShardedDim | None, ...],
 ) -> tuple[tuple[int, ...], tuple[LocalBox, ...]]:
-    """Return the shard of a tensor at one position of the mesh.
+    """Return the local shape and the boxes of a sharded tensor at one position of a device mesh.
 
     Args:
         shape: Global shape of the tensor.
         mesh_shape: Size of each mesh dimension.
         coordinate: Position in each mesh dimension.
-        placements: Split of each mesh dimension; None for a dimension that replicates.
+        placements: How each mesh dimension shards the tensor; None for a mesh dimension that replicates.
 
     Returns:
-        The shape of the local tensor, and the boxes that it is made of, in row-major order: one in most cases,
-        several where the local rows are not one run of global ones, none if the part is empty.
+        Shape of the local tensor, and the boxes of the global tensor that it consists of, in row-major order: usually
+        one, several if the local rows are not contiguous in the global tensor, none if the local tensor is empty.
     """
     intervals: list[Intervals] = [[(0, extent)] if extent else [] for extent in shape]
     for size, position, placement in zip(mesh_shape, coordinate, placements, strict=True):

@@ -1,4 +1,4 @@
-"""Allocation of a template's meta tensors, so that a model made on the meta device can be loaded into."""
+"""Allocation of memory for a template's meta tensors, to load into a model that was created on the meta device."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["materialise_meta"]
 
 
 def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor] | None = None) -> Any:
-    """Replace meta tensors in nested dicts and lists, in place, by uninitialised ones on the job's device.
+    """Replace meta tensors in nested dicts and lists, in place, by uninitialised tensors on the job's device.
 
     Args:
         container: Nested dicts, lists and tuples (tuples are rebuilt).
         path: Name of the container, for error messages.
-        made: List to which the new tensors are added.
+        made: List to which the new tensors are appended; None to collect no tensors.
 
     Returns:
-        `container`, or its replacement if it could not be changed in place.
+        `container`, or a new container if it is a tuple.
 
     Raises:
-        UnsupportedValueError: A sharded tensor of another kind is on the meta device.
+        UnsupportedValueError: A sharded tensor that is no DTensor is on the meta device.
 
     Source: torch 2.13 `planner_helpers._init_state_dict` (contract).
     """

@@ -1,8 +1,8 @@
-"""Shards of a value on this rank: boxes of the global tensor, and the local memory behind each.
+"""Shards of a tensor on this rank: boxes of the global tensor, and the local memory of each box.
 
-Plain tensors, tensors that declare their shards, DTensors, ShardedTensors, and any object with the three hooks of
-`torch.distributed.checkpoint` (`__create_write_items__`, `__create_chunk_list__`, `__get_tensor_shard__`;
-LocalShardsWrapper has these hooks, also inside a DTensor). A DTensor's own hooks are never called: they import stock.
+Supports plain tensors, `CheckpointableTensor`s, DTensors, ShardedTensors, and objects with stock's three methods
+`__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__` (such as a LocalShardsWrapper, also inside
+a DTensor). These methods are never called on a DTensor itself, because they would import stock.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner_helpers,utils}` (contract).
 """
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """A shard: one box of a tensor that this rank holds."""
+    """One shard: a box of the global tensor that this rank holds, and access to its local memory."""
 
     offsets: torch.Size
     sizes: torch.Size
@@ -57,45 +57,44 @@ class LocalShard:
 
 @dataclass(frozen=True, slots=True)
 class LocalTensor(TensorLike):
-    """The shards of one tensor on this rank; none if the rank holds nothing of it.
+    """The shards of one tensor on this rank; empty if the rank holds no shard.
 
-    In a state dict this record stands for the tensor, which may be in another process: in a rank for which this process
-    saves.
+    In the state dict of a worker process, which saves for a rank, this record takes the place of the rank's tensor.
     """
 
     size: torch.Size
-    """Global shape."""
+    """Shape of the global tensor."""
     properties: TensorProperties
     whole: bool
-    """Whether the value is an ordinary tensor, of which every rank holds all."""
+    """Whether the tensor is an ordinary, unsharded tensor, which each rank holds completely."""
     shards: tuple[LocalShard, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the elements."""
+        """Dtype of the tensor's elements."""
         return self.properties.dtype
 
     @property
     def chunks(self) -> list[ChunkStorageMetadata]:
-        """The boxes as records, in order."""
+        """The boxes of the shards, as `ChunkStorageMetadata` records in the same order."""
         return [ChunkStorageMetadata(shard.offsets, shard.sizes) for shard in self.shards]
 
 
 def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalTensor | None:
-    """Return the shards of a value that this rank holds.
+    """Return the shards of a tensor that this rank holds; None for an object that is no tensor.
 
     Args:
-        fqn: Name of the value, for error messages.
-        value: Any value.
+        fqn: FQN of the tensor or object, for error messages.
+        value: Tensor of any kind, or object.
         allow_meta: Whether to accept tensors on the meta device, which have no data.
 
     Returns:
-        The boxes that this rank holds, in the order of the local memory; None if the value is no tensor. Ranks outside
-        a DTensor's mesh, and ranks whose part is empty, hold none. An empty tensor is one box that every rank holds.
+        The shards, in the order of the local memory. A rank outside a DTensor's mesh, or whose local tensor is empty,
+        holds no shard. A tensor without elements has one empty shard on every rank.
 
     Raises:
-        UnsupportedValueError: The tensor cannot be saved or loaded as it is; the message names the FQN and says what to
-            do.
+        UnsupportedValueError: The tensor is of a kind that cannot be saved or loaded; the message names the FQN and a
+            remedy.
 
     Ranks: every rank; not collective.
     """
@@ -113,20 +112,26 @@ def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalT
 
 
 def hook_items(fqn: str, holder: Any, value: object) -> list[WriteItem]:
-    """Return the items that the hook `__create_write_items__` of `holder` gives, which is `value` or within it."""
+    """Return the write items from `holder.__create_write_items__`.
+
+    Args:
+        fqn: FQN of the tensor.
+        holder: Object with the method: `value`, or the local tensor inside `value`.
+        value: Tensor that is passed to the method.
+    """
     return [as_write_item(item) for item in holder.__create_write_items__(fqn, value)]
 
 
 def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
-    """Return the local memory of the shard of `value` that `index` names: writing to it changes the value.
+    """Return the local memory of one shard of a tensor; writing to the result changes the tensor.
 
     Args:
         value: Tensor of any kind.
         index: FQN (for error messages) and offset of the shard; without an offset, the only shard is returned.
 
     Raises:
-        ShardNotFoundError: This rank holds no such shard.
-        UnsupportedValueError: The tensor cannot be used as it is.
+        ShardNotFoundError: This rank holds no shard at this offset.
+        UnsupportedValueError: The tensor is of a kind that cannot be saved or loaded.
     """
     if hasattr(value, "__get_tensor_shard__") and not is_dtensor(value):
         return _from_hook(value, index)()
@@ -156,10 +161,16 @@ def _no_shards(fqn: str, value: object) -> ShardNotFoundError:
 
 
 def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int], *, key: str) -> torch.Tensor:
-    """Return the box of a tensor that begins at `offsets`, in elements: a view, or the tensor itself if it is all.
+    """Return a view of a box of a tensor; the tensor itself if the box is the whole tensor.
+
+    Args:
+        tensor: Strided tensor.
+        offsets: Start of the box in each dimension, in elements.
+        sizes: Size of the box in each dimension, in elements.
+        key: FQN of the tensor, for error messages.
 
     Raises:
-        UnsupportedValueError: The tensor is quantized by a scheme that has no views; the message names the key.
+        UnsupportedValueError: The tensor is quantized by a scheme that does not support views.
     """
     for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         if offset or size != tensor.size(dim):
@@ -169,20 +180,26 @@ def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int],
 
 
 def sharded_dims(fqn: str, tensor: DTensor) -> tuple[ShardedDim | None, ...]:
-    """Return how each dimension of its mesh shards a DTensor; None for dimensions that replicate it.
+    """Return how each mesh dimension shards a DTensor; None for mesh dimensions that replicate the tensor.
 
     Raises:
-        UnsupportedValueError: A placement is partial or unknown; the message names the FQN and says what to do.
+        UnsupportedValueError: A placement is `Partial` or unknown; the message names the FQN and a remedy.
     """
     return tuple(_neutral(fqn, placement) for placement in tensor.placements)
 
 
 def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """Return the local memory of a box within one of the shards of `value`, or of a whole shard.
+    """Return the local memory of a box that lies inside one of this rank's shards of a tensor.
+
+    Args:
+        value: Tensor of any kind.
+        fqn: FQN of the tensor, for error messages.
+        offsets: Start of the box in the global tensor, in elements.
+        sizes: Sizes of the box, in elements.
 
     Raises:
-        ShardNotFoundError: No shard of this rank holds the box.
-        UnsupportedValueError: The tensor cannot be used as it is.
+        ShardNotFoundError: No shard of this rank contains the box.
+        UnsupportedValueError: The tensor is of a kind that cannot be saved or loaded.
     """
     held = local_tensor(fqn, value)
     for shard in () if held is None else held.shards:
@@ -193,7 +210,7 @@ def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[i
 
 
 def find_tensor_shard(tensor: torch.Tensor, index: MetadataIndex) -> torch.Tensor:
-    """Find a shard like `find_shard`, for tensors; returns a plain tensor itself, not detached. Stock's name.
+    """Return the local memory of one shard of a tensor, as `find_shard` does; a plain tensor is returned itself.
 
     Source: torch 2.13 `torch.distributed.checkpoint.utils.find_tensor_shard`.
     """
@@ -203,10 +220,10 @@ def find_tensor_shard(tensor: torch.Tensor, index: MetadataIndex) -> torch.Tenso
 
 
 def find_state_dict_object(state_dict: Mapping[str, Any], index: MetadataIndex) -> Any:
-    """Return the value that `index` names in a flat state dict: the local memory of a shard, or the object itself.
+    """Return the object with the FQN in `index` from a flat state dict, or the local memory of a tensor's shard.
 
     Raises:
-        ShardNotFoundError: There is no such name, or no such shard.
+        ShardNotFoundError: The state dict has no such FQN, or the tensor has no shard at the offset in `index`.
 
     Source: torch 2.13 `torch.distributed.checkpoint.utils.find_state_dict_object`.
     """
@@ -324,7 +341,7 @@ def _from_hook(holder: Any, index: MetadataIndex) -> Callable[[], torch.Tensor]:
 
 
 def is_sharded_tensor(value: object) -> bool:
-    """Whether a value is a ShardedTensor: most tensor methods raise for those without exactly one shard."""
+    """Return whether an object is a ShardedTensor, without calling its methods."""
     # By name: importing ShardedTensor costs time, and no value can be one before its module is imported.
     return any(
         cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed._shard.")

@@ -1,4 +1,4 @@
-"""Checks that local tensors hold data that can be saved and filled; errors name the reason and the remedy."""
+"""Checks that local tensors have memory that can be saved or loaded into; errors name the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def check_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool = False) -> None:
-    """Accept a strided tensor whose elements are in its own memory.
+    """Raise if a local tensor cannot be saved or loaded into because its elements are not in strided memory.
 
     Args:
-        fqn: Name of the tensor, for error messages.
+        fqn: FQN of the tensor, for error messages.
         tensor: Tensor that is neither a DTensor nor a ShardedTensor.
         allow_meta: Whether to accept tensors on the meta device.
 
     Raises:
-        UnsupportedValueError: The tensor is on the meta device, sparse, nested, of a class that keeps its data
-            elsewhere, or its storage has been freed.
+        UnsupportedValueError: The tensor is on the meta device, sparse or nested, its class keeps the elements in other
+            tensors, or its storage has been freed.
     """
     reason = _of_subclass(tensor) if type(tensor) not in _PLAIN else None
     if reason is None:
@@ -33,14 +33,14 @@ def check_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool = False) ->
 
 
 def check_memory(fqn: str, tensor: torch.Tensor) -> None:
-    """Refuse a strided tensor whose storage is smaller than its sizes and strides say.
+    """Raise if the storage of a strided tensor is smaller than its shape and strides require.
 
     Args:
-        fqn: Name of the tensor, for error messages.
-        tensor: Tensor as for `has_memory`.
+        fqn: FQN of the tensor, for error messages.
+        tensor: Strided tensor; meta and quantized tensors are not checked.
 
     Raises:
-        UnsupportedValueError: The storage has been freed or resized; reading the tensor would read other memory.
+        UnsupportedValueError: The storage has been freed or shrunk; reading the tensor would read other memory.
     """
     if has_memory(tensor):
         return
@@ -52,10 +52,10 @@ def check_memory(fqn: str, tensor: torch.Tensor) -> None:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the storage of a tensor reaches as far as its sizes and strides say.
+    """Return whether the storage of a tensor is as large as its shape and strides require.
 
     Args:
-        tensor: Strided tensor. Meta tensors, and quantized ones (which may pack their elements), are not checked.
+        tensor: Strided tensor. For meta tensors, and quantized tensors (which may pack elements), the result is True.
     """
     count = tensor.numel()
     if not count or tensor.is_meta or tensor.is_quantized:

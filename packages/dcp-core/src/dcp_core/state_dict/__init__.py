@@ -1,1 +1,1 @@
-"""State dicts and the names of their values: nested to flat, renamed, per rank."""
+"""State dicts: flattening nested dicts and lists into FQNs, renaming keys, and per-rank objects."""

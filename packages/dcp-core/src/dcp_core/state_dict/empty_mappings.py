@@ -1,7 +1,7 @@
-"""Empty mappings of a state dict: they hold no value, so their paths are recorded under names that no value uses.
+"""Empty mappings in state dicts: their paths are recorded in the metadata, so a load without template restores them.
 
-Stock drops them. The name is the joined path with one more dot, or several if that is the name of a value (`{"a": {}}`
-beside `{"a": {"": 1}}`); so such a name is recognised because it is longer than its path.
+Stock loses empty mappings. The recorded name of an empty mapping is its path joined by dots, with one more dot at the
+end, or several dots if that is the FQN of a tensor or object (`{"a": {}}` beside `{"a": {"": 1}}`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["is_empty_mapping", "merge_paths", "name_empty_mappings", "restore_em
 
 
 def name_empty_mappings(flat: FlatState) -> dict[str, Path]:
-    """Name the empty mappings of a flattened state dict, so that their paths can be kept with those of values."""
+    """Return a name for each empty mapping of a flattened state dict: name → path."""
     named: dict[str, Path] = {}
     for path in flat.empty:
         named[_free_name(path, flat.values, named)] = path
@@ -23,7 +23,7 @@ def name_empty_mappings(flat: FlatState) -> dict[str, Path]:
 
 
 def is_empty_mapping(name: str, path: Path) -> bool:
-    """Whether a recorded name and path stand for an empty mapping."""
+    """Return whether a recorded name and path belong to an empty mapping, not to a tensor or object."""
     if not name.endswith("."):
         return False
     joined = ".".join(map(str, path))
@@ -31,9 +31,9 @@ def is_empty_mapping(name: str, path: Path) -> bool:
 
 
 def merge_paths(parts: Iterable[Mapping[str, Path]]) -> dict[str, Path]:
-    """Merge the recorded paths of several ranks; the first path of a value is kept.
+    """Merge the recorded paths (name → path) of several ranks; the first path for each name is kept.
 
-    An empty mapping is renamed if another rank uses its name for a value or for an empty mapping at another path.
+    An empty mapping is renamed if another rank uses its name for a tensor, an object, or another empty mapping.
     """
     merged: dict[str, Path] = {}
     displaced: dict[Path, None] = {}
@@ -55,12 +55,12 @@ def merge_paths(parts: Iterable[Mapping[str, Path]]) -> dict[str, Path]:
 def restore_empty_mappings(
     nested: dict[Any, Any], paths: Mapping[str, Path], *, include: Callable[[str, Path], bool] | None = None
 ) -> None:
-    """Put an empty dict at each recorded path of an empty mapping, unless something is there already.
+    """Add an empty dict to a nested state dict at each recorded path of an empty mapping, unless the path exists.
 
     Args:
-        nested: Unflattened state dict, which is changed.
-        paths: Name → path, of values and empty mappings; `is_empty_mapping` tells them apart.
-        include: Function that says whether an empty mapping is wanted; None for all of them.
+        nested: Nested state dict, which is changed in place.
+        paths: Name → path, of tensors, objects and empty mappings.
+        include: Function of name and path that returns whether to add an empty mapping; None to add all.
     """
     for name, path in paths.items():
         wanted = is_empty_mapping(name, path) and (include is None or include(name, path))

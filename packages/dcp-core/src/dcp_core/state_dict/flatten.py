@@ -1,12 +1,12 @@
-"""Flattening of nested state dicts, and the way back, with the names that stock gives.
+"""Flattening of nested state dicts into FQNs, as in stock, and unflattening.
 
-A name is the path's elements joined by dots. Mappings are always entered; a list is entered only if it contains, at any
-depth of lists and mappings, a tensor or a mapping. Everything else is a leaf: tensors, tuples, sets, lists of plain
-values. Empty mappings hold no value, so they have no name here (see `empty_mappings`).
+An FQN is a path's elements joined by dots. Mappings are always flattened; a list is flattened only if it contains, at
+any depth of lists and mappings, a tensor or a mapping. All other objects are leaves: tensors, tuples, sets, lists of
+plain objects. Empty mappings have no leaf, so they have no FQN (see `empty_mappings`).
 
 There are two forms of a path: `paths` have the elements that stock records (str for dict keys, int for list indices, a
-`LiteralKey` for a dict key that is another literal); `keys` have the key objects of the state dict that was flattened,
-by which values are written back into it.
+`LiteralKey` for a dict key that is another literal); `keys` have the original key objects of the flattened state dict,
+with which loaded objects are assigned to it.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{_nested_dict,_traverse}` (naming rules).
 """
@@ -42,7 +42,7 @@ __all__ = [
 
 Path = tuple[PathElement, ...]
 FLATTEN_MAPPING = dict[str, Path]
-"""Flat name → path; stock's name for annotations, as are the next two."""
+"""Type of the mapping from FQN to path, under the name that stock uses in annotations."""
 CONTAINER_TYPE = MutableMapping[PathElement, Any]
 STATE_DICT_ITEM = object
 _MAX_LIST_INDEX = 1 << 24
@@ -50,30 +50,30 @@ _MAX_LIST_INDEX = 1 << 24
 
 @dataclass(slots=True)
 class FlatState:
-    """A flattened state dict; every dict is keyed by name, in the order of traversal."""
+    """A flattened state dict: leaves, paths and original keys, each as a dict by FQN in the order of traversal."""
 
     values: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
     keys: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     empty: list[Path] = field(default_factory=list)
-    """Paths of the empty mappings, which have no name."""
+    """Paths of the empty mappings, which have no FQN."""
     text_keys: dict[type, str] = field(default_factory=dict)
-    """Classes of keys that are no literals, each with the text that represents such a key in names and paths."""
+    """Class of dict keys that are no literals → text of such a key, which is used in FQNs and paths."""
 
 
 def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> FlatState:
-    """Name every leaf of a nested state dict.
+    """Flatten a nested state dict: give each leaf an FQN.
 
     Args:
-        state_dict: State dict, which is not changed; its values are not copied.
-        descend_plain: Whether mappings without tensors are entered. False is the rule of torch 2.3 and older, where a
-            mapping (below the top) without a tensor at any depth of lists and mappings is one leaf.
+        state_dict: State dict, which is not changed; leaves are not copied.
+        descend_plain: Whether mappings without tensors are flattened. With False, as in torch 2.3 and older, a nested
+            mapping without a tensor at any depth is one leaf.
 
     Returns:
-        The leaves by name, with their paths.
+        The leaves by FQN, with their paths.
 
     Raises:
-        DuplicateKeyError: Two leaves have one name.
+        DuplicateKeyError: Two leaves have the same FQN.
         UnsupportedValueError: The state dict contains itself.
     """
     flat = FlatState()
@@ -85,20 +85,20 @@ def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> Fla
 
 
 def flatten_state_dict(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Flatten a nested state dict; returns its leaves by name, and their paths. Raises like `flatten`."""
+    """Flatten a nested state dict; returns FQN → leaf and FQN → path. Raises like `flatten`."""
     flat = flatten(state_dict)
     return flat.values, flat.paths
 
 
 def unflatten_state_dict(state_dict: Mapping[str, Any], mapping: Mapping[str, Path]) -> dict[Any, Any]:
-    """Unflatten a state dict into new dicts and lists; values are not copied.
+    """Unflatten a state dict into new nested dicts and lists; leaves are not copied.
 
     Args:
-        state_dict: Name → value.
-        mapping: Name → path; a name without a path stays at the top. Missing list elements become None.
+        state_dict: FQN → leaf.
+        mapping: FQN → path; a leaf without a path is put at the top level. Missing list elements become None.
 
     Raises:
-        CorruptCheckpointError: Paths contradict each other.
+        CorruptCheckpointError: Two paths contradict each other.
     """
     nested: dict[Any, Any] = {}
     for name, value in state_dict.items():
@@ -107,10 +107,12 @@ def unflatten_state_dict(state_dict: Mapping[str, Any], mapping: Mapping[str, Pa
 
 
 def set_element(root_dict: dict[Any, Any], path: Path, value: object) -> None:
-    """Put `value` at `path`, making the containers that are missing: dicts for str elements, lists for int ones.
+    """Set the leaf at a path of a nested state dict, and create missing containers.
+
+    A missing container becomes a dict if the next path element is a str, or a list if it is an int.
 
     Raises:
-        CorruptCheckpointError: There is another value where a container is needed.
+        CorruptCheckpointError: A path element leads into a leaf instead of a container.
     """
     container: Any = root_dict
     for element, following in itertools.pairwise(path):
@@ -123,7 +125,7 @@ def set_element(root_dict: dict[Any, Any], path: Path, value: object) -> None:
 
 
 def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = None) -> Any:
-    """Return the value at `path`, or `default_value` where the path leads nowhere."""
+    """Return the object at a path of a nested state dict, or `default_value` if the path does not exist."""
     container: Any = root_dict
     for element in path:
         if type(element) is int:
@@ -141,10 +143,15 @@ def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = N
 
 
 def assign(template: Mapping[Any, Any], keys: tuple[Any, ...], value: object) -> None:
-    """Put `value` at the place given by `FlatState.keys` of the template; containers and their types do not change.
+    """Assign a loaded object to its place in a nested template; the containers and their types do not change.
+
+    Args:
+        template: Nested state dict that was flattened.
+        keys: Keys of the path, from `FlatState.keys`.
+        value: Object to assign.
 
     Raises:
-        UnsupportedValueError: The container there cannot be changed.
+        UnsupportedValueError: The innermost container on the path cannot be changed.
     """
     container: Any = template
     for key in keys[:-1]:
@@ -208,7 +215,7 @@ def _element(key: object, flat: FlatState) -> PathElement:
 
 
 def holds_entry(values: list[Any]) -> bool:
-    """Whether a list contains a tensor or a mapping, at any depth of lists, so that flattening enters it."""
+    """Return whether a list contains a tensor or a mapping, at any depth of lists; if so, it is flattened."""
     return any(
         isinstance(value, Mapping | torch.Tensor | TensorLike) or (isinstance(value, list) and holds_entry(value))
         for value in values

@@ -1,4 +1,4 @@
-"""Renaming map: names of a template ↔ names in a checkpoint, where they differ."""
+"""Renaming of keys in a load: mapping of keys in the template to keys in the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ __all__ = ["KeyMap"]
 
 
 class KeyMap:
-    """Maps the names of a template's values to their names in the checkpoint.
+    """Mapping of keys in a template to keys in the checkpoint, for loads that rename keys.
 
     Args:
-        rename: Name or path in the template → name or path in the checkpoint. A path stands for everything under it:
-            `{"model.encoder": "encoder"}`; the longest matching path applies.
-        patterns: (regular expression, replacement) pairs as of `re.sub`, applied one after another to the names that
-            `rename` leaves as they are.
+        rename: FQN or prefix in the template → FQN or prefix in the checkpoint. A prefix such as `model.encoder`
+            renames all keys under it; the longest matching prefix applies.
+        patterns: Pairs (regular expression, replacement) as for `re.sub`, applied one after another to the keys that
+            `rename` does not rename.
 
     Raises:
-        ValueError: A pattern is no regular expression, or its replacement does not fit it.
+        ValueError: A pattern is not a valid regular expression, or its replacement refers to a missing group.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class KeyMap:
         return bool(self._rename or self._patterns)
 
     def stored(self, name: str) -> str:
-        """Return the name in the checkpoint."""
+        """Return the key in the checkpoint for a key in the template."""
         path = name
         while path:
             if path in self._rename:
@@ -49,7 +49,7 @@ class KeyMap:
         return name
 
     def unused(self, names: Iterable[str]) -> list[str]:
-        """Return the keys of `rename` that match none of these names of a template."""
+        """Return the entries of `rename` that match none of these keys of a template."""
         paths = set()
         for name in names:
             while name:

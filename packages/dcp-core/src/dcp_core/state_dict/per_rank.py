@@ -1,7 +1,7 @@
-"""Per-rank values: each rank saves its own value, and gets its own value back.
+"""`PerRank`: objects in a state dict that differ between ranks, such as the state of a random generator.
 
-In a checkpoint such a value is a mapping with one key for each rank (`rank_0`, `rank_1`, …), each written by its rank;
-so every reader finds the values of all ranks.
+In the checkpoint, a `PerRank` is a mapping with one key for each rank (`rank_0`, `rank_1`, …), which every reader can
+load; each rank writes its own entry.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ __all__ = ["PerRank", "RankValues", "with_rank_values"]
 
 
 class PerRank:
-    """A value of a state dict that differs between ranks: the state of a random generator, of a data loader.
+    """Wrapper for an object or tensor in a state dict that differs between ranks, such as a random generator's state.
+
+    Each rank saves its own object, and loads the object that the rank with the same number saved.
 
     Args:
-        value: Any value that can be saved. In the template of a load the value is filled or replaced, as it would be
-            without `PerRank` around it. The state of a `Stateful` value is saved as a single object, and set again by a
-            load.
-        otherwise: Choice of the value for a rank for which the checkpoint has none, because the job that saved had
-            fewer ranks: `keep` keeps the value in the template, `modulo` loads the value of rank (own rank modulo the
-            number of ranks that saved).
+        value: Tensor, object or container to save; in the template of a load, it is filled or replaced as without the
+            wrapper. The state of a `Stateful` is saved as one object.
+        otherwise: What a rank loads if the job that saved had fewer ranks, so this rank has no entry: `keep` keeps the
+            template's, `modulo` loads the entry of the rank (own rank modulo the number of ranks that saved).
 
-    Values of ranks that the loading job lacks are ignored; `load_keys` returns them. A checkpoint that holds one value
-    for all ranks under the name gives it to each. `LoadReport.per_rank` names the rank whose value a rank got.
+    `load` ignores entries of ranks beyond its own world size; `load_keys` returns all entries. If the checkpoint has
+    one ordinary object under the key, every rank loads that. `LoadReport.per_rank` names the rank whose entry was
+    loaded.
 
     Example:
         ```python
@@ -56,7 +57,10 @@ class PerRank:
 
 
 def with_rank_values(value: Any, rank: int) -> Any:
-    """Return a state dict to save: containers that contain a `PerRank` are copied, everything else is unchanged."""
+    """Return a state dict for saving in which each `PerRank` is replaced by a mapping with this rank's entry.
+
+    Containers with a `PerRank` are copied; all other objects are the same.
+    """
     if isinstance(value, torch.Tensor):  # thousands of them, and the check for a Mapping is slow
         return value
     if isinstance(value, PerRank):
@@ -83,12 +87,12 @@ class _Place:
 
 
 class RankValues:
-    """The per-rank values of one template, replaced by ordinary ones while it is loaded.
+    """The `PerRank` wrappers of a template, which are replaced by their contents during a load.
 
     Args:
         template: Template of the load, which is changed in place until `restore`.
-        names: FQNs of the values in the checkpoint.
-        rank: Number of this rank within the group.
+        names: FQNs of all tensors and objects in the checkpoint.
+        rank: Rank of this process within the group.
     """
 
     def __init__(self, template: dict[str, Any], names: Collection[str], rank: int) -> None:
@@ -113,7 +117,7 @@ class RankValues:
             self._places.append(place)
 
     def restore(self) -> None:
-        """Put each `PerRank` back, with the loaded value in it."""
+        """Put each `PerRank` back into the template, with the loaded object in it."""
         for place in self._places:
             if place.path is not None:
                 held = place.container[place.key]
@@ -126,7 +130,7 @@ class RankValues:
         self._places.clear()
 
     def apply(self) -> None:
-        """Pass loaded states to stateful values, after `restore`."""
+        """Call `load_state_dict` of each `Stateful` in a `PerRank` with its loaded state. Call it after `restore`."""
         for stateful, state in self._states:
             stateful.load_state_dict(state)
         self._states.clear()

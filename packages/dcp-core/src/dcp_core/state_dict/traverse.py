@@ -1,4 +1,4 @@
-"""Traversal of the values of a nested state dict, in stock's manner.
+"""Traversal of the leaves of a nested state dict, with stock's function names.
 
 Source: torch 2.13 `torch.distributed.checkpoint._traverse`.
 """
@@ -21,13 +21,13 @@ def traverse_state_dict(
     visitor: Callable[[Path, Any], None],
     keep_traversing: Callable[[object], bool] | None = None,
 ) -> None:
-    """Call `visitor(path, value)` for every leaf, with the paths that `flatten` gives.
+    """Call `visitor(path, leaf)` for each leaf of a nested state dict, with the same paths as `flatten`.
 
     Args:
         state_dict: Nested mappings and lists; not changed.
-        visitor: Function that gets each path (str elements for dict keys, int elements for list positions) and its
-            value.
-        keep_traversing: Function that says whether the elements of a list are visited one by one; None for the rule of
+        visitor: Function that is called with each path (str elements for dict keys, int elements for list positions)
+            and leaf.
+        keep_traversing: Function that returns whether a list is traversed, or is one leaf; None for the rule of
             `flatten`.
     """
     if keep_traversing is None:
@@ -56,7 +56,7 @@ def _visit(
 
 
 def print_tensor(path: Path, value: object, print_fun: Callable[[str], None] = print) -> None:
-    """Print one line for a value: its path, and shape and dtype of a tensor."""
+    """Print one line for a leaf of a state dict: its path, and for a tensor its shape and dtype."""
     if isinstance(value, torch.Tensor):
         print_fun(f"{path}: {type(value).__name__} {tuple(value.shape)} {value.dtype}")
     else:

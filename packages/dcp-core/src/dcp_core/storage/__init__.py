@@ -1,1 +1,1 @@
-"""Storage readers and writers over a byte engine: the items of a planner to requests for bytes, and back."""
+"""Base classes of storage readers and writers: they turn items into reads and writes of bytes by a `StoreBackend`."""

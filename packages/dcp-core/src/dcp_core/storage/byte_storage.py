@@ -1,4 +1,4 @@
-"""Checkpoint id and backend of a byte storage: the common base of its reader and its writer."""
+"""Common base of `ByteStorageReader` and `ByteStorageWriter`: checkpoint id, and the backend that reads and writes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["ByteStorage"]
 
 
 class ByteStorage:
-    """Holds the checkpoint id, and opens its backend on first use.
+    """Base class of storage readers and writers with a checkpoint id, whose backend is opened on first use.
 
-    The backend is not opened sooner, because subclasses written for stock may pass an id that only their own `fs`
-    understands, and set `fs` later.
+    The constructor does not open the backend, because subclasses written for stock may pass an id that only their own
+    `fs` can open, and set `fs` later.
     """
 
     ids_are_paths = False
-    """Whether an id without a scheme is a path: a relative one is resolved when it is given."""
+    """Whether a checkpoint id without a URI scheme is a path; a relative path is made absolute at once."""
 
     _checkpoint_id: CheckpointId
     absolute_id: CheckpointId
-    """The id as an absolute path, resolved in the working folder when it was given, if it is a relative path."""
+    """The checkpoint id; a relative path was made absolute, in the working folder at the time when it was passed."""
     _opened: StoreBackend | None = None
 
     def _set_id(self, checkpoint_id: CheckpointId) -> None:
@@ -53,5 +53,5 @@ class ByteStorage:
 
     @property
     def checkpoint_id(self) -> CheckpointId:
-        """The id, as it was given, of the checkpoint in use, or of the last one that was saved or loaded."""
+        """Checkpoint id, as the caller passed it, of the current save or load, or of the last one."""
         return self._checkpoint_id

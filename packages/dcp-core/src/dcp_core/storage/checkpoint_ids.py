@@ -1,6 +1,6 @@
-"""Checkpoint ids that are relative paths: resolved in the working folder at the time when they are given.
+"""Conversion of checkpoint ids that are relative paths into absolute paths.
 
-Not here: choosing the storage for an id (`plugins`), and a storage's own use of it.
+Not in this module: the choice of the storage for a checkpoint id (`storage_choice`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["absolute_id", "absolute_id_for"]
 
 
 def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
-    """Make a relative local path absolute, `file://` and `local://` URIs included; other ids stay as they are.
+    """Return a checkpoint id with an absolute path, also for `file://` and `local://` URIs; other ids are unchanged.
 
     Args:
         checkpoint_id: Path or URI. `~` is an ordinary name in a path; in a URI the storage may expand it.
 
     Returns:
-        The given object if it is not a relative path, a `Path` for a `Path`, text otherwise.
+        `checkpoint_id` itself if it is not a relative path; otherwise a `Path` for a `Path`, or a str.
 
     Raises:
         CheckpointNotFoundError: The path is relative, and the working folder has been removed.
@@ -43,19 +43,19 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
 
 
 def absolute_id_for(storage: Any, checkpoint_id: CheckpointId | None) -> CheckpointId | None:
-    """Return the checkpoint id for a save or load that runs later, or in another process.
+    """Return the checkpoint id for a save or load that runs later or in another process: relative paths made absolute.
 
     Args:
-        storage: Reader or writer that gets the id; None if the id's scheme chooses one. An id without a scheme is a
-            path if the storage's attribute `ids_are_paths` is true or, for a storage without this attribute, if its
-            attribute `path` is a `Path`, as in stock; ids of other storages are names, and returned unchanged.
+        storage: Storage reader or writer that will use the id; None if the URI scheme selects the storage. Ids without
+            a scheme are paths if the attribute `ids_are_paths` of the storage is true, or if there is no such attribute
+            and its attribute `path` is a `Path`, as in stock. Otherwise they are names, and returned unchanged.
         checkpoint_id: Checkpoint id; None for the storage's own id.
 
     Returns:
-        The id; None if there is none.
+        The checkpoint id; None if neither argument has one.
 
     Raises:
-        CheckpointNotFoundError: See `absolute_id`.
+        CheckpointNotFoundError: The path is relative, and the working folder has been removed.
     """
     if checkpoint_id is None:
         shown = getattr(storage, "checkpoint_id", None)

@@ -1,4 +1,4 @@
-"""Attributes `fs` and `path` of storages in folders, as subclasses written for stock read and set them.
+"""Attributes `fs` (file system) and `path` of file storages, which subclasses written for stock read and set.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.{_FileSystemWriter,FileSystemReader}` (the attributes).
 """
@@ -13,10 +13,10 @@ __all__ = ["FileAttributes"]
 
 
 class FileAttributes:
-    """Attributes of a storage reader or writer whose files are in a folder of a file system.
+    """Mixin with stock's attributes `fs` and `path`, for storage readers and writers of files in a folder.
 
-    `fs` has stock's small interface. The storage's own `fs` is only for inspection: data is read and written without
-    it. But an `fs` that was set from outside, or whose methods were replaced, is used for all data, whatever its class.
+    The default `fs` is only for inspection: data is read and written without it. An `fs` that a subclass or caller has
+    set, or whose methods were replaced, is used to read and write all data.
     """
 
     if TYPE_CHECKING:  # the storage's own, which comes after this one among the bases
@@ -36,7 +36,7 @@ class FileAttributes:
 
     @property
     def fs(self) -> Any:
-        """The file system, in stock's interface."""
+        """File system object with the methods of stock's `FileSystemBase`."""
         if self._fs is None:
             self._fs = self._make_fs()
             self._fs_as_made = dict(_variables(self._fs))
@@ -49,14 +49,14 @@ class FileAttributes:
 
     @property
     def foreign_fs(self) -> Any:
-        """The file system that bytes must go through; None if it is the storage's own, unchanged."""
+        """File system object that must be used for all data; None if the default `fs` was not replaced."""
         if self._fs is None or (self._fs_as_made is not None and _is_same(_variables(self._fs), self._fs_as_made)):
             return None
         return self._fs
 
     @property
     def path(self) -> Any:
-        """The folder, in the type of the file system."""
+        """Path of the checkpoint's folder, of the type that the methods of `fs` use."""
         return self._path_of(self._checkpoint_id)
 
     @path.setter

@@ -1,7 +1,7 @@
-"""Pause of Python's garbage collector while many records are created (they form no cycles).
+"""Pause of Python's cyclic garbage collector while many records are created, which form no reference cycles.
 
-Creating 100,000 records triggers a full collection, which visits every object of the process: after an import of torch
-this takes longer than creating the records. Reference counting still frees memory meanwhile.
+Creating 100,000 records triggers a full collection, which visits all objects of the process; after `import torch` this
+takes longer than creating the records. During the pause, reference counting still frees memory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _pauses: dict[int, bool] = {}
 
 
 class collector_paused:  # noqa: N801 - reads as `with collector_paused():`
-    """Disable the garbage collector within the block; the last of nested or concurrent blocks restores its state.
+    """Context manager that disables the garbage collector inside the block; the last concurrent block restores it.
 
-    An interrupt at any moment does not change that: a pause ends at the latest when this object is deleted.
+    If a signal handler raises, the collector is restored at the latest when the context manager is deleted.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Decoding stored items: from the bytes of an item, whatever its kind, to the values that were saved.
+"""Decoding of stored items into tensors and bytes of objects.
 
-Bare values, also those in an ordinary archive, and blocks that are decoded one by one can be read in parts. All other
-items are read and decoded whole. The destinations of the values are chosen in `read_requests`.
+Of tensors stored as plain bytes (also inside an ordinary zip archive) or in encoded blocks, any range can be read. All
+other items are read and decoded as a whole. The tensors to fill are chosen in `read_requests`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _MAX_OBJECT_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class PartialItem:
-    """An item of which any range of the values can be read."""
+    """A stored tensor item of which any range of elements can be read."""
 
     item: StoredItem
     decoder: BlockDecoder | None = None
-    """Decoder of the item's blocks, if it has any."""
+    """Decoder of the item's encoded blocks; None if the item is stored as plain bytes."""
     dtype: torch.dtype | None = None
-    """Dtype of the values, if the item itself names it: it may differ from the index."""
+    """Dtype of the elements as recorded in the item itself, which may differ from the index; None if not recorded."""
 
 
 class ItemDecoder:
-    """Decodes stored items of every kind. Thread-safe once `look_into` is done.
+    """Decoder of stored items of every kind. Thread-safe after `look_into` has returned.
 
     Args:
         registry: Registry of the transforms.
@@ -52,29 +52,29 @@ class ItemDecoder:
         self._search = ArchiveSearch()
 
     def look_into(self, items: Iterable[tuple[str, StoredItem]], read: Callable[[list[ReadRequest]], ReadStats]) -> int:
-        """Find the values in large archives, so that those of ordinary archives can be read in parts.
+        """Locate the tensors' bytes in large zip archives, so that ranges of them can be read.
 
         Args:
-            items: Pairs of key and stored item.
+            items: Pairs (FQN, record of the stored item).
             read: Function that executes read requests.
 
         Returns:
-            The number of bytes that were read for this search.
+            Number of bytes that were read to locate them.
         """
         for key, item in items:
             self._search.add(key, item)
         return read(self._search.requests).bytes_read if self._search.requests else 0
 
     def in_parts(self, key: str, item: StoredItem, sizes: tuple[int, ...]) -> PartialItem | None:
-        """Return the item to read parts of a tensor from; None if it must be read whole, and decoded by `tensor`.
+        """Return a tensor's item for reading ranges of it; None if the item must be read whole and decoded by `tensor`.
 
         Args:
             key: FQN of the tensor, for error messages.
-            item: Stored item of the tensor.
-            sizes: Sizes of the stored tensor, as in the index.
+            item: Record of the stored item.
+            sizes: Sizes of the stored chunk, as in the index.
 
         Raises:
-            UnsupportedFormatError: A transform of the item's blocks is not known.
+            UnsupportedFormatError: A transform of the item's blocks is not installed.
         """
         kind = item.kind
         if kind is ItemKind.RAW:
@@ -87,19 +87,19 @@ class ItemDecoder:
     def tensor(
         self, key: str, item: StoredItem, data: memoryview, dtype: torch.dtype | None, sizes: tuple[int, ...]
     ) -> torch.Tensor:
-        """Return the tensor that is stored in all bytes of an item.
+        """Return the tensor that is decoded from all bytes of an item.
 
         Args:
             key: FQN of the tensor, for error messages.
-            item: Stored item of the tensor.
-            data: Bytes of the item, already verified.
-            dtype: Dtype of the stored values, as in the index. None if this torch lacks the dtype: bare values then
-                remain bytes.
-            sizes: Sizes of the stored tensor, as in the index.
+            item: Record of the stored item.
+            data: All bytes of the item, whose CRCs have been checked.
+            dtype: Dtype of the stored elements, as in the index; None if this torch version does not have the dtype, in
+                which case plain bytes are returned as a uint8 tensor.
+            sizes: Sizes of the stored chunk, as in the index.
 
         Raises:
-            CorruptCheckpointError: The bytes contain another value; the message names file, key and offset.
-            UnsupportedFormatError: A transform is not known.
+            CorruptCheckpointError: The bytes do not contain this tensor; the message names file, key and offset.
+            UnsupportedFormatError: A transform is not installed.
         """
         elements = math.prod(sizes)
         if item.kind is ItemKind.STREAM:
@@ -115,7 +115,7 @@ class ItemDecoder:
         return flat.view(dtype).view(sizes)
 
     def object(self, key: str, item: StoredItem, data: memoryview) -> memoryview:
-        """Return the bytes of `dump_object` from all bytes of an object's item; raises as `tensor` does."""
+        """Return the serialized object, as from `dump_object`, from all bytes of its item; raises like `tensor`."""
         return undo(data, item, key, self._registry, _MAX_OBJECT_BYTES) if item.kind is ItemKind.STREAM else data
 
 

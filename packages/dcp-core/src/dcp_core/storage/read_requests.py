@@ -1,7 +1,7 @@
-"""Read requests of items: which bytes are read, and how they are copied to their destination.
+"""Read requests for the read items of a load: ranges of bytes to read, and the copies into the template's tensors.
 
-Bytes are read directly into the destination's memory if the wanted box is one run of bytes there and in the file;
-otherwise they are read in pieces, from which the box's elements are copied.
+Bytes are read directly into the template's memory if the box is contiguous there and in the file; otherwise they are
+read in pieces, from which the elements of the box are copied.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def tensor_request(
     planner: LoadPlanner,
     copies: DeviceCopies,
 ) -> ReadRequest:
-    """Return the request for a box of a chunk that can be read in parts.
+    """Return the read request for a box of a stored chunk of which any range can be read.
 
     Args:
-        item: Read item: the box, and its destination.
+        item: Read item with the box in the stored chunk, and its place in the template.
         stored: Stored chunk that contains the box.
-        dtype: Dtype of the stored values, as in the index.
-        sizes: Sizes of the chunk, in elements.
-        planner: Planner that returns the destination, and is notified when it is filled.
-        copies: Copies of pieces to destinations into which bytes cannot be read directly.
+        dtype: Dtype of the stored elements, as in the index.
+        sizes: Sizes of the stored chunk, in elements.
+        planner: Load planner, whose `resolve_tensor` returns the tensor to fill, and whose `commit_tensor` is called
+            afterwards.
+        copies: Copier of pieces into tensors into which bytes cannot be read directly.
     """
     dtype, decoder = stored.dtype or dtype, stored.decoder
     target = _target(item, planner)
@@ -73,14 +74,14 @@ def tensor_request(
 
 
 def direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:
-    """Return the target's memory, if stored elements of `dtype` can be read into it as they are."""
+    """Return a tensor's memory as bytes if stored elements of `dtype` can be read directly into it, otherwise None."""
     if not (target.is_cpu and target.dtype is dtype and target.is_contiguous() and type(target) is torch.Tensor):
         return None
     return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
 
 
 def object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner, decoder: ItemDecoder) -> ReadRequest:
-    """Return the request for an object: all of its bytes at once."""
+    """Return the read request for an object, which is read as a whole and passed to the planner's `load_bytes`."""
     key = item.storage_index.fqn
 
     def done(data: memoryview) -> None:
@@ -104,15 +105,16 @@ def whole_request(
     planner: LoadPlanner,
     decoder: ItemDecoder,
 ) -> ReadRequest:
-    """Return the request for a tensor that must be decoded whole, for every item that needs a part of it.
+    """Return the read request for a stored chunk that must be decoded as a whole, for all items that read from it.
 
     Args:
-        items: Read items of the wanted parts; at least one.
-        stored: Stored item of the tensor.
-        dtype: Dtype of the stored values, as in the index.
-        sizes: Sizes of the tensor, as in the index.
-        planner: Planner that returns the destinations, and is notified when they are filled.
-        decoder: Decoder of the tensor.
+        items: Read items for boxes of the chunk; at least one.
+        stored: Record of the stored item.
+        dtype: Dtype of the stored elements, as in the index.
+        sizes: Sizes of the stored chunk, as in the index.
+        planner: Load planner, whose `resolve_tensor` returns the tensors to fill, and whose `commit_tensor` is called
+            afterwards.
+        decoder: Decoder of the stored item.
     """
     key = items[0].storage_index.fqn
 

@@ -1,4 +1,4 @@
-"""Stock's `SerializationFormat` of the items in data files, of whose formats one is supported.
+"""Stock's enum `SerializationFormat` for the format of items in data files; only `TORCH_SAVE` is supported.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.SerializationFormat`.
 """
@@ -11,14 +11,14 @@ __all__ = ["SerializationFormat", "check_format"]
 
 
 class SerializationFormat(Enum):
-    """Stock's choice of item format."""
+    """Format of the items in data files, as in stock."""
 
     TORCH_SAVE = "torch_save"
     SAFETENSORS = "safetensors"
 
 
 def check_format(serialization_format: Enum) -> None:
-    """Raise ValueError for item formats other than `TORCH_SAVE`; compares values, so stock's enum is accepted."""
+    """Check that the item format is `TORCH_SAVE`, also as a member of stock's enum; raises ValueError if not."""
     if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
         raise ValueError(
             f"serialization_format={serialization_format} is not supported: files so written cannot be loaded "

@@ -1,8 +1,7 @@
-"""Location of a tensor's values in a `torch.save` archive, found from the archive's two ends.
+"""Location of a tensor's bytes in a large `torch.save` archive, found by reading only its first and last bytes.
 
-With it, a part of a large archive that stock wrote can be read without the rest. Only the ordinary form is understood:
-one stored record with the values of one dense row-major tensor. The archive's pickle is read with an allow-list of
-stand-ins, and calls no function of torch.
+This permits reading ranges of a tensor that stock has saved. Only ordinary archives are supported: one uncompressed
+record with the elements of one dense row-major tensor. The archive's pickle is read without calling functions of torch.
 
 Source: torch 2.13 `torch.serialization._save`, `torch._utils._rebuild_tensor_v2` and `_v3` (the pickle's contents).
 """
@@ -36,18 +35,18 @@ _MAX_DIMS = 64
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTensor:
-    """The bare values of a tensor within an archive."""
+    """Location, dtype and sizes of a tensor whose elements are stored uncompressed in a zip archive."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
     item: StoredItem
-    """The values alone, as an item; its CRC is the CRC of the archive's record."""
+    """Record of an item that consists of only the tensor's elements, with the CRC of the archive's record."""
 
 
 class ArchiveSearch:
-    """Reads the ends of large archives, and locates the values in the ordinary ones.
+    """Search for tensors in large zip archives, by reading the first and last bytes of each archive.
 
-    Fill it with `add`, have `requests` read, then look into `found`.
+    Call `add` for each archive, execute the read requests in `requests`, then use the results in `found`.
     """
 
     def __init__(self) -> None:
@@ -57,7 +56,12 @@ class ArchiveSearch:
         """File and offset of an archive → values in that archive."""
 
     def add(self, key: str, stored: StoredItem) -> None:
-        """Add an archive to the search, once and unless it is small; `key` is an FQN for messages."""
+        """Add an archive to the search; does nothing for small archives, and if it was added before.
+
+        Args:
+            key: FQN of the tensor, for error messages.
+            stored: Record of the stored item, which is a zip archive.
+        """
         size = stored.stored_bytes
         holds_tensor = stored.kind is ItemKind.ARCHIVE and stored.framing is Framing.TORCH_ZIP
         place = stored.file, stored.offset
@@ -84,10 +88,10 @@ class ArchiveSearch:
 
 
 def locate_tensor(stored: StoredItem, head: bytes, tail: bytes) -> ArchivedTensor | None:
-    """Locate the values in an archive; None if the archive is not ordinary or is damaged.
+    """Return the location of the tensor's elements in a zip archive; None if the archive is not ordinary or is damaged.
 
     Args:
-        stored: Stored item that is the archive.
+        stored: Record of the stored item, which is the archive.
         head: First bytes of the archive.
         tail: Last bytes of the archive.
     """

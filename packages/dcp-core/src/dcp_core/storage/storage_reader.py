@@ -1,6 +1,6 @@
-"""Storage reader over any byte engine: read items become byte ranges, bytes become values of the template.
+"""`ByteStorageReader`: base class of storage readers, which reads items through a `dcp_io.StoreBackend`.
 
-The request for one item, and the copy of its bytes, are in `read_requests`.
+The read request for one item, and the copy of its bytes, are in `read_requests`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ class _Wanted(NamedTuple):
 
 
 class ByteStorageReader(ByteStorage, StorageReader):
-    """Reads checkpoints of this library, in any layout, and of stock through a `dcp_io.StoreBackend`.
+    """Base class of storage readers for checkpoints of this library, in any layout, and of stock.
 
-    Every byte that reaches a value is checked against the checkpoint's CRCs as the backend's `verify` setting says;
-    values without a CRC are listed in `unverified_keys`.
+    All bytes are checked against the CRCs in the checkpoint, according to the `verify` setting of the backend; keys of
+    bytes without a CRC are listed in `unverified_keys`. A subclass implements `_open`, which returns a
+    `dcp_io.StoreBackend`.
 
     Example:
         ```python
@@ -81,7 +82,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         """Number of bytes that the last `read_data` read from storage."""
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new load, from `checkpoint_id` if given."""
+        """Begin a new load; a `checkpoint_id` replaces the one of the constructor."""
         if checkpoint_id is not None:
             self._set_id(checkpoint_id)
         self._reopen()
@@ -90,7 +91,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read and return the metadata of the newest complete checkpoint in the folder.
 
-        Rank-local indexes that a save without collectives left are merged, so every rank sees the whole checkpoint.
+        Rank-local indexes of a save without a coordinator are merged, so every rank sees the whole checkpoint.
 
         Raises:
             CheckpointNotFoundError: There is no complete checkpoint.
@@ -103,24 +104,24 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Set the metadata, whose `storage_data` has the locations of items."""
+        """Set the metadata of the checkpoint to load, whose `storage_data` has the locations of items."""
         del is_coordinator, args, kwargs
         self._metadata = metadata
         self.storage_data = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
+        """Return this rank's load plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
+        """Return the load plans of all ranks unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read and verify every item of the plan, and pass it to the planner.
+        """Read and verify all items of the plan, and pass them to the planner.
 
         Raises:
-            CorruptCheckpointError: Bytes differ from those that were written; the message names file, key and offset.
+            CorruptCheckpointError: Bytes do not match their CRC; the message names file, key and offset.
             CheckpointNotFoundError: A data file is missing.
         """
         self.bytes_read = 0
@@ -188,7 +189,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Whether this storage can read a checkpoint with this id."""
+        """Return whether this storage can read a checkpoint with this checkpoint id."""
         del checkpoint_id
         return True
 

@@ -1,7 +1,6 @@
-"""Storage writer over any byte engine: items of a plan become requests, results become the published index.
+"""`ByteStorageWriter`: base class of storage writers, which writes items through a `dcp_io.StoreBackend`.
 
-A concrete storage implements the opening of its backend (`_open`) and the check of checkpoint ids; everything else is
-here.
+A subclass implements `_open`, which returns the backend, and `validate_checkpoint_id`.
 """
 
 from __future__ import annotations
@@ -50,28 +49,27 @@ _OF_A_SAVE = {
 
 @dataclass(frozen=True, slots=True)
 class SavePlacement:
-    """The coordinator's message to each rank about the running save; sent as `SavePlan.storage_data`."""
+    """Message of the coordinator to each rank: save id and file names; sent as `SavePlan.storage_data`."""
 
     save_id: str
     prefix: str
-    """Prefix of the names of this rank's data files."""
+    """Prefix of the file names of this rank's data files."""
     generation: int
     world_size: int
 
 
 class ByteStorageWriter(ByteStorage, StorageWriter):
-    """Writes items through a `dcp_io.StoreBackend` and publishes the index in one step.
+    """Base class of storage writers, which write items to data files and publish the index in one atomic step.
+
+    An existing checkpoint stays complete until the new checkpoint is published. After a failed save, `abort` on every
+    rank removes the files of the save; files of a killed save are removed by the next save to the same checkpoint id.
 
     Args:
         checkpoint_id: Id of the checkpoint to write; `reset` may replace it.
-        overwrite: Whether an existing checkpoint may be replaced. The old one can be loaded until the new one is
-            published.
-        interop: Whether to write an index that `torch.distributed.checkpoint` loads too, if the data files allow that.
-        compression: Transforms of the items while they are written; see `CompressionPolicy`.
-
-    Guarantees: until `finish` returns on the coordinator the old checkpoint is whole; afterwards the new one is. A
-    failed save leaves nothing behind once `abort` has run on every rank; the next save to the same id removes the files
-    of a save that was killed.
+        overwrite: Whether an existing checkpoint may be replaced.
+        interop: Whether to write an index that `torch.distributed.checkpoint` can load, too, if the layout of the data
+            files permits that.
+        compression: Transforms of the items; see `CompressionPolicy` for the forms of this setting.
 
     Example:
         ```python
@@ -94,7 +92,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     """
 
     stores_aliases = True
-    """Whether `finish` records the names in `Metadata.aliases`; writers without this attribute get no aliases."""
+    """True: tied tensors are stored once, and `finish` records their names in `Metadata.aliases`."""
 
     def __init__(
         self,
@@ -130,39 +128,38 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._clear()
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new save, to `checkpoint_id` if given."""
+        """Begin a new save; a `checkpoint_id` replaces the one of the constructor."""
         if checkpoint_id is not None:
             self._set_id(checkpoint_id)
         self._reopen()
         self._clear()
 
     def renew_save_id(self) -> None:
-        """Choose a new save id if a save with the present id has begun: each save has its own id."""
+        """Choose a new save id if a save with the writer's save id has begun."""
         if self._begun:
             self._begun, self.save_id = False, secrets.token_hex(8)
 
     @property
     def rank(self) -> int:
-        """Number of this rank in the current or last save."""
+        """Rank of this process in the group of the current or last save."""
         return self._rank
 
     @property
     def use_collectives(self) -> bool:
-        """Whether the current or last save has a coordinator."""
+        """Whether the ranks of the current or last save plan together, with a coordinator."""
         return not self._rank_local
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the checkpoint id and the save id, which is the coordinator's once the ranks have agreed on it."""
+        """Return the checkpoint id and the save id; after planning, the save id is the same on all ranks."""
         return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Set this rank's place in the save.
+        """Prepare the writer for a save on this rank.
 
         Args:
-            is_coordinator: Whether this rank plans for all and publishes.
-            args: Arguments for subclasses, not used here.
-            kwargs: Values of `rank`, `world_size`, `use_collectives`, and for a save without collectives the agreed
-                `save_id`.
+            is_coordinator: Whether this rank is the coordinator.
+            args: Not used; subclasses may use them.
+            kwargs: `rank`, `world_size`, `use_collectives`, and for a save without a coordinator the common `save_id`.
         """
         del args
         self._reopen()
@@ -188,21 +185,21 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begin the save in storage, and assign each rank its placement (save id, file names).
+        """Begin the save in storage, and add a `SavePlacement` (save id, file names) to each rank's plan.
 
         Raises:
-            SaveInProgressError: Another live save writes to this id.
+            SaveInProgressError: Another running save writes to this checkpoint id.
             CheckpointExistsError: A checkpoint with this id exists, and `overwrite` is False.
         """
         return self._begin(plans, [None] * len(plans))
 
     def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans that a subclass's `prepare_global_plan` made, with placements; begins the save if necessary.
+        """Add a `SavePlacement` to the plans from a subclass's `prepare_global_plan`; begins the save if necessary.
 
-        A subclass in stock's style sets storage data of its own in each rank's plan, with a `prefix` for the names of
-        the rank's data files; such a subclass does not call the method of this class.
+        Needed for subclasses in stock's style, whose `prepare_global_plan` does not call the method of this class, but
+        sets storage data with a `prefix` for the names of a rank's data files.
 
-        Ranks: the coordinator; every rank in a save without one.
+        Ranks: the coordinator; every rank in a save without a coordinator.
         """
         kind = type(self)
         if kind.write_data is not ByteStorageWriter.write_data and kind.finish is not ByteStorageWriter.finish:
@@ -225,7 +222,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write every item of the plan; the data is durable when this method returns."""
+        """Write all items of the plan; the data is durable when `write_data` returns."""
         placement = plan.storage_data
         if not isinstance(placement, SavePlacement):
             raise DcpError(
@@ -249,7 +246,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the index; then remove the files of the checkpoint that was replaced."""
+        """Publish the index, which makes the checkpoint exist; then remove the files of a replaced checkpoint."""
         placement = self._placement
         if placement is None:
             raise DcpError("finish was called before a plan was prepared")
@@ -274,10 +271,10 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._backend.finish_save(index.files)
 
     def published_metadata(self, save_id: str | None = None) -> Metadata:
-        """Read from storage the metadata of the checkpoint that was saved last, or with this save id. Every rank.
+        """Read from storage the metadata of the last saved checkpoint, or of the one with a given save id.
 
         Raises:
-            CheckpointNotFoundError: The checkpoint does not exist any more, or another save has replaced it.
+            CheckpointNotFoundError: The checkpoint was removed, or another save has replaced it.
         """
         if save_id is None and self._placement is not None:
             save_id = self._placement.save_id
@@ -292,7 +289,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return metadata
 
     def abort(self, error: BaseException) -> None:
-        """Remove what this rank wrote for a save that failed with `error`."""
+        """Remove the files that this rank has written for a save that failed with `error`."""
         del error
         self._backend.abort_save()
 

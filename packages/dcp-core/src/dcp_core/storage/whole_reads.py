@@ -1,7 +1,6 @@
-"""Reads of whole tensors directly into the template's memory, made from columns: fast for 20,000 small tensors.
+"""Fast path of loads: read requests for whole tensors, directly into the template's memory, for many small tensors.
 
-This module does the work of `storage_reader` for all items at once, if no planner changes them or chooses their
-targets.
+Applies to plans and planners that read unsharded tensors unchanged; all other items are handled in `storage_reader`.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _RAW = int(ItemKind.RAW)
 def split_whole_reads(
     plan: LoadPlan, planner: LoadPlanner, metadata: Metadata, memory_of: Memory
 ) -> tuple[list[ReadRequest], list[ReadItem]]:
-    """Return the requests for tensors of the plan that are read whole into memory of their own, and its other items.
+    """Return read requests for tensors that are read whole into contiguous memory, and the other items of the plan.
 
     Args:
-        plan: Plan with the read items.
-        planner: Planner that has the target tensors.
-        metadata: Metadata with the locations of the items.
-        memory_of: Function that returns the memory of a target, if stored elements of a dtype can be read into it as
-            they are.
+        plan: Load plan of this rank.
+        planner: Load planner, which provides the tensors to fill.
+        metadata: Metadata of the checkpoint, with the locations of the items.
+        memory_of: Function that returns the memory of a tensor as bytes if stored elements of a dtype can be read
+            directly into it, otherwise None.
     """
     columns = read_columns_of(plan.items)
     places = metadata.storage_data

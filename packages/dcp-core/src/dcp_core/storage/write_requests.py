@@ -1,4 +1,4 @@
-"""Write requests of planned items for a byte engine, each with a function that makes its bytes when it is written."""
+"""Write requests for the items of a save plan, each with a function that provides the item's bytes during writing."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
 
 
 def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writable]:
-    """Yield the requests of a plan's items, in their order.
+    """Yield a write request for each item of a save plan, in the order of the plan.
 
-    If the planner writes values as they are, the requests of ordinary tensors are made without records of their items.
+    If the planner provides `plain_values`, no `WriteItem` records are created for ordinary tensors.
     """
     find = abilities(planner, SavePlannerAbilities).plain_values
     values: Mapping[str, Any] = (find() if find is not None else None) or {}

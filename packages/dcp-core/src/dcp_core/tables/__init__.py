@@ -1,1 +1,1 @@
-"""Tables of a plan's records, as columns, for plans of 100,000 items; one module per table."""
+"""Plans and metadata as tables of columns instead of one record per item, for plans of 100,000 items."""

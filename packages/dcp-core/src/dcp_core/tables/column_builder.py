@@ -1,4 +1,4 @@
-"""`ColumnBuilder`: the columns of tensors and objects, from their records."""
+"""`ColumnBuilder`: builds the columns of a rank's tensors, chunks and objects, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ColumnBuilder", "dtype_name"]
 
 
 class ColumnBuilder:
-    """Collects tensors and their chunks, row by row, and makes their columns."""
+    """Builder of `PlanColumns`: add the tensors one by one, then call `columns`."""
 
     def __init__(self) -> None:
         self._dtypes: dict[torch.dtype, int] = {}
@@ -26,7 +26,7 @@ class ColumnBuilder:
         self._sizes: list[int] = []
 
     def add_plain(self, fqn: str, tensor: torch.Tensor) -> None:
-        """Add an ordinary tensor: one chunk, all of it."""
+        """Add an ordinary, unsharded tensor, as one chunk."""
         shape = tensor.shape
         dims = len(shape)
         self._names.append(fqn)
@@ -46,7 +46,15 @@ class ColumnBuilder:
         *,
         whole: bool,
     ) -> None:
-        """Add any tensor."""
+        """Add a tensor of any kind.
+
+        Args:
+            fqn: FQN of the tensor.
+            properties: Properties of the tensor, such as the dtype.
+            size: Global shape of the tensor.
+            chunks: Chunks that this rank holds.
+            whole: Whether the tensor is an ordinary, unsharded tensor.
+        """
         self._names.append(fqn)
         dtype = self._dtypes.setdefault(properties.dtype, len(self._dtypes))
         self._kinds.append((dtype, _flag_bits(properties), len(size), len(chunks), whole))
@@ -56,7 +64,12 @@ class ColumnBuilder:
             self._sizes.extend(chunk.sizes)
 
     def columns(self, objects: list[str], object_bytes: Sequence[int] | None = None) -> PlanColumns:
-        """Return the columns of all added tensors and of the objects, with the objects' sizes if they are known."""
+        """Return the columns of all added tensors and of objects.
+
+        Args:
+            objects: FQNs of the objects.
+            object_bytes: Size of each object in bytes; None if the sizes are not known.
+        """
         kinds = np.array(self._kinds, np.int64).reshape(-1, 5)
         index = CheckpointIndex(
             dtypes=tuple(map(dtype_name, self._dtypes)),
@@ -77,7 +90,7 @@ class ColumnBuilder:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in manifests: `torch.float32` → `float32`."""
+    """Return the name of a dtype as stored in manifests, such as `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 

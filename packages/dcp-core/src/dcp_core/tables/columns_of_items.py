@@ -1,4 +1,4 @@
-"""`columns_of`: the write items of any planner's plan as columns, the one form in which plans are processed."""
+"""`columns_of`: converts the write items of any planner's save plan into columns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ __all__ = ["columns_of"]
 
 
 def columns_of(items: Sequence[WriteItem]) -> PlanColumns:
-    """Return the columns behind a plan's items, or new columns if the items are records.
+    """Return the write items of a save plan as columns.
+
+    Args:
+        items: Items of the plan: a `LazyList` over columns, whose columns are returned, or `WriteItem` records.
 
     Raises:
-        PlanError: Records contradict each other, or are incomplete; the message names the value.
+        PlanError: Records contradict each other, or are incomplete; the message names the FQN.
     """
     source = items.source if isinstance(items, LazyList) else None
     if isinstance(source, PlanColumns):

@@ -22,12 +22,12 @@ __all__ = ["ReadColumns", "WholeTensors", "read_columns_of"]
 
 @dataclass(slots=True)
 class ReadColumns:
-    """The read items of one rank, as columns."""
+    """Read items of one rank: names of tensors that are read as a whole, and records of all other items."""
 
     records: StateRecords
-    """Records of the checkpoint."""
+    """Metadata records of the checkpoint's tensors and objects, by FQN."""
     names: list[str] = field(default_factory=list)
-    """Tensors that are read whole, from their only chunk."""
+    """FQNs of the tensors that are read as a whole, from their only chunk."""
     others: list[ReadItem] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class ReadColumns:
         yield from self.others
 
     def whole(self, name: str) -> ReadItem:
-        """Return the `ReadItem` that reads the whole tensor `name`, which must be one of `self.names`."""
+        """Return the `ReadItem` that reads the whole tensor with this FQN, which must be in `self.names`."""
         lengths = torch.Size(self.records.single[self.records.tensors[name]] or ())
         nothing = torch.Size((0,) * len(lengths))
         index = MetadataIndex(name, nothing, 0)
@@ -46,10 +46,10 @@ class ReadColumns:
 
 
 class WholeTensors:
-    """Finds the values of a template that are ordinary tensors and stored with the same shape and dtype in one chunk.
+    """Test of a template's tensors: unsharded, and stored in one chunk with the same shape and dtype.
 
     Args:
-        records: Records of the checkpoint, unchanged since they were read.
+        records: Metadata records of the checkpoint, unchanged since they were read.
     """
 
     def __init__(self, records: StateRecords) -> None:
@@ -59,7 +59,7 @@ class WholeTensors:
         self._dtype_rows = records.index.tensor_dtype.tolist()
 
     def match(self, fqn: str, value: object) -> bool:
-        """Whether a value can be read whole: its shape and dtype are the checkpoint's, and no other check is needed."""
+        """Return whether an object of the template is an unsharded tensor, stored in one chunk with equal dtype."""
         row = self._rows.get(fqn)
         return (
             row is not None
@@ -71,6 +71,6 @@ class WholeTensors:
 
 
 def read_columns_of(items: Sequence[ReadItem]) -> ReadColumns | None:
-    """Return the columns behind a plan's items; None if the items have been accessed, or are not made from columns."""
+    """Return the columns from which a load plan's items are created; None if they exist as records already."""
     source = items.source if isinstance(items, LazyList) else None
     return source if isinstance(source, ReadColumns) else None

@@ -1,8 +1,7 @@
-"""Conversion of `Metadata` records to the columns of `dcp_manifest`, and back.
+"""Conversion of `Metadata` records into the columns of an index (`dcp_manifest.CheckpointIndex`), and back.
 
-A byte storage publishes the result of `index_from_metadata`, and passes the result of `metadata_from_index` to
-planners. Records of an index are built lazily, so that reading one tensor of a large checkpoint makes one tensor's
-records.
+A storage writer publishes the result of `index_from_metadata`, and a storage reader returns `metadata_from_index`.
+Records of an index are created on access: a load of one tensor from a large checkpoint creates only its records.
 """
 
 from __future__ import annotations
@@ -39,14 +38,15 @@ _MODULES = ["dcp-manifest/1"]
 
 
 def metadata_from_index(index: CheckpointIndex, *, rank: int | None = None) -> Metadata:
-    """Return the records of a checkpoint, built when they are looked up.
+    """Return the metadata of a checkpoint, whose records are created from the columns of an index on access.
 
     Args:
-        index: Index with the columns; must not be changed afterwards.
-        rank: Rank whose own values are included; they hide values of the whole job with the same name.
+        index: Index of the checkpoint; must not be changed afterwards.
+        rank: Rank whose own tensors and objects are included, in place of those of the whole job with the same FQN;
+            None for no rank.
 
     Returns:
-        Metadata in stock's form: aliases are entries of their own that share their target's storage.
+        Metadata in stock's form: aliases are entries of their own with the same storage locations as their tensors.
     """
     records = StateRecords(index, None if rank is None else rank + 1)
     return Metadata(
@@ -71,19 +71,19 @@ def index_from_metadata(
     info: ManifestInfo | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> CheckpointIndex:
-    """Return the columns of `metadata`.
+    """Return the index of a checkpoint as columns, from its metadata records.
 
     Args:
-        metadata: Metadata, whose `storage_data` maps each item to a `StorageInfo`, or is None while nothing is stored.
-        info: Facts for the manifest about the checkpoint as a whole.
-        aliases: Alias → FQN of the tensor that holds its data. An alias needs no entry in `metadata`.
+        metadata: Metadata, whose `storage_data` maps each item to a `StorageInfo`, or is None before items are written.
+        info: Information for the manifest about the whole checkpoint.
+        aliases: Alias → FQN under which the tensor's data is stored. An alias needs no entry in `metadata`.
 
     Returns:
         A new index; tensors, chunks and objects in the order of `metadata`.
 
     Raises:
-        PlanError: An item is not stored, or an alias names no tensor.
-        UnsupportedValueError: `planner_data` or `storage_data` is not of the form that a manifest can hold.
+        PlanError: An item has no storage location, or an alias refers to no tensor.
+        UnsupportedValueError: `planner_data` or `storage_data` has a form that cannot be stored in a manifest.
     """
     aliases = aliases or {}
     tensors = [
@@ -112,7 +112,11 @@ def index_from_metadata(
 
 
 def paths_of(planner_data: Any) -> dict[str, tuple[PathElement, ...]] | None:
-    """Return planner data in a manifest's form. Raises UnsupportedValueError if that is not possible."""
+    """Return a planner's data as paths for a manifest: FQN → path in the nested state dict; None for no data.
+
+    Raises:
+        UnsupportedValueError: The planner data has another form.
+    """
     if planner_data is None:
         return None
     if isinstance(planner_data, Mapping) and all(

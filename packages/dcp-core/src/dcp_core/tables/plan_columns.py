@@ -1,7 +1,7 @@
-"""The items of a save plan as columns, from a rank's values to its write results; records are made on access only.
+"""The items of a save plan as columns, and write results as columns; records of items are created only on access.
 
-A plan of 20,000 tensors, or of 3,000 shards on each of 256 ranks, makes no object per item this way. `SavePlan.items`
-and the results of a write are `LazyList`s over these columns; iterating over them makes stock's records.
+So a plan of 20,000 tensors, or of 3,000 shards on each of 256 ranks, creates no Python object per item.
+`SavePlan.items` and the write results are `LazyList`s over these columns; iterating over them creates stock's records.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selection of the items that a rank writes, among those that it could write."""
+    """Selection of the items that a rank writes in the final plan, among the items of its local plan."""
 
     chunks: I64
-    """Rows of chunks, ascending."""
+    """Rows of the selected chunks, ascending."""
     objects: I64
-    """Rows of objects, ascending."""
+    """Rows of the selected objects, ascending."""
     hints: I64
-    """Position of each of these chunks among the chunks of its tensor in the whole checkpoint."""
+    """Position of each selected chunk among all chunks of its tensor in the checkpoint."""
     parts: tuple[tuple[int, int, int, int], ...] = ()
-    """Parts of chunks that are cut: position in `chunks`, dimension, and the range of it within the chunk."""
+    """Parts of cut chunks: (position in `chunks`, dimension, start, end), in elements within the chunk."""
 
     def __reduce__(self) -> tuple[Callable[..., Selection], tuple[Any, ...]]:
         # Sent between ranks as masks, and in as few bytes as the numbers take.
@@ -74,13 +74,13 @@ def _selection(chunks: U8, objects: U8, hints: I64, parts: tuple[tuple[int, int,
 
 
 class PlanColumns:
-    """The write items of one rank: the chunks of each tensor, in the order of the table, then the objects.
+    """The write items of one rank as columns: the chunks of each tensor, then the objects.
 
     Args:
-        index: Tensors, their chunks and objects by name; without storage locations yet.
-        whole: Flag of each tensor: 1 if it is an ordinary tensor, of which every rank holds all.
-        object_bytes: Size of each object; -1 where it is not known.
-        hints: Position of each chunk among the chunks of its tensor in the whole checkpoint, once that is known.
+        index: Tensors, chunks and objects of the rank, without storage locations.
+        whole: For each tensor, 1 if it is an ordinary, unsharded tensor, otherwise 0.
+        object_bytes: Size of each object in bytes; -1 for unknown sizes.
+        hints: Position of each chunk among all chunks of its tensor in the checkpoint; None before the global plan.
     """
 
     travels = True
@@ -112,7 +112,7 @@ class PlanColumns:
             yield object_item(name, nbytes)
 
     def tensor_items(self, row: int) -> list[WriteItem]:
-        """Return the items of one tensor, in the order of its chunks."""
+        """Return the write items of the tensor in one row, in the order of its chunks."""
         index, name, size = self.index, self.index.tensor_names[row], torch.Size(self.shapes[row])
         properties = properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row]))
         kind = WriteItemType.TENSOR if self.whole[row] else WriteItemType.SHARD
@@ -128,12 +128,12 @@ class PlanColumns:
         return items
 
     def names(self) -> set[str]:
-        """Return the FQNs of the items."""
+        """Return the FQNs of all tensors and objects."""
         return {*self.index.tensor_names, *self.index.object_names}
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Global shape of each tensor."""
+        """Global shape of each tensor, in elements."""
         numbers = self.index.tensor_shape.tolist()
         return [tuple(numbers[start:stop]) for start, stop in pairwise(self.index.shape_starts().tolist())]
 
@@ -148,18 +148,18 @@ class PlanColumns:
         return first
 
     def chunk_rows(self, tensors: I64) -> I64:
-        """Return the rows of the chunks of these tensors."""
+        """Return the rows of all chunks of the tensors in these rows."""
         first = self.index.chunk_starts()
         return ranges(first[:-1][tensors], first[1:][tensors])
 
     def take_tensors(self, rows: I64) -> PlanColumns:
-        """Return the items of these tensors, in this order, and all objects."""
+        """Return the columns of the tensors in these rows, in this order, and of all objects."""
         index = take_tensors(self.index, rows)
         index.tensor_names = [self.index.tensor_names[row] for row in rows.tolist()]
         return PlanColumns(index, self.whole[rows], self.object_bytes)
 
     def select(self, chosen: Selection) -> PlanColumns:
-        """Return the items of a selection; tensors without selected chunks are left out."""
+        """Return the columns of the selected chunks and objects; tensors without selected chunks are omitted."""
         index = self.index
         owner = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
         counts = np.bincount(owner[chosen.chunks], minlength=len(index.tensor_names)).astype(np.int64)
@@ -187,7 +187,7 @@ class PlanColumns:
         return made
 
     def items(self) -> LazyList[WriteItem]:
-        """Return the items as a plan holds them."""
+        """Return the items for `SavePlan.items`: a list whose `WriteItem` records are created on access."""
         return LazyList(self, key=None if self.order is None else _by_name(self.order))
 
 
@@ -203,7 +203,7 @@ def _by_name(order: Sequence[str]) -> Callable[[WriteItem], int]:
 
 
 def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
-    """Return an index with the names and facts of these rows of tensors; the caller adds their chunks."""
+    """Return an index with the names, dtypes and shapes of the tensors in these rows, without chunks."""
     shapes = index.shape_starts()
     return replace(
         index,
@@ -217,12 +217,12 @@ def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
 
 
 def object_item(name: str, nbytes: int) -> WriteItem:
-    """Return the item of an object; `nbytes` is -1 where it is not known."""
+    """Return the write item of an object with this FQN and size in bytes (-1 if the size is not known)."""
     return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, BytesIOWriteData(nbytes) if nbytes >= 0 else None)
 
 
 class PlannedItems(Protocol):
-    """Items of a plan that are made on access."""
+    """Contract of a sized, iterable source of a plan's write items, whose records are created during iteration."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[WriteItem]: ...
@@ -230,11 +230,11 @@ class PlannedItems(Protocol):
 
 @dataclass(frozen=True)
 class WrittenColumns:
-    """Write results of one rank: its items, and the location of each."""
+    """Write results of one rank as columns: the items, and the location of each item in the data files."""
 
     planned: PlannedItems
     stored: StoredItems
-    """Locations, in the order of the items."""
+    """Locations and CRCs of the items in the data files, in the order of the items."""
     travels: ClassVar[bool] = True
 
     def __len__(self) -> int:
@@ -245,11 +245,11 @@ class WrittenColumns:
 
 
 def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
-    """Return the write result for an item and its location."""
+    """Return the `WriteResult` record for a write item and its location in a data file."""
     return WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=StorageInfo.of(stored))
 
 
 def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:
-    """Return the columns behind the results of a write; None if they were accessed, or not made from columns."""
+    """Return the columns from which write results are created; None if the results exist as records already."""
     source = results.source if isinstance(results, LazyList) else None
     return source if isinstance(source, WrittenColumns) else None

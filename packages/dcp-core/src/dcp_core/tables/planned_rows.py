@@ -1,4 +1,4 @@
-"""A rank's final plan as row numbers of the global index; the coordinator keeps nothing else of the plan."""
+"""Compact form of a rank's final plan, which the coordinator caches: row numbers in the index of the checkpoint."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PlannedRows:
-    """The items of one rank's final plan, as rows. Items are made on access."""
+    """The items of one rank's final plan, as row numbers in the index; records of items are created on access."""
 
     index: CheckpointIndex
-    """Index of the whole checkpoint; without storage locations yet."""
+    """Index of the whole checkpoint, without storage locations."""
     chunks: I64
-    """Rows of the table of chunks: tensor by tensor, in the rank's order."""
+    """Rows of the rank's chunks in the index: tensor by tensor, in the rank's order."""
     objects: I64
     whole: U8
-    """For each of the rank's tensors, 1 if it is written as an ordinary tensor."""
+    """For each of the rank's tensors, 1 if it is an ordinary, unsharded tensor, otherwise 0."""
     object_bytes: I64
 
     @classmethod
     def of(cls, planned: PlanColumns, records: StateRecords) -> PlannedRows | None:
-        """Return the rows of a plan's items; None if some items are not in the index."""
+        """Return the compact form of a final plan; None if some of its items are not in the index of `records`."""
         rows = rows_of(planned, records)
         return None if rows is None else cls(records.index, *rows, planned.whole, planned.object_bytes)
 
@@ -46,11 +46,11 @@ class PlannedRows:
         return iter(self.columns())
 
     def names(self) -> set[str]:
-        """Return the FQNs of the items."""
+        """Return the FQNs of the plan's items."""
         return self.columns().names()
 
     def columns(self) -> PlanColumns:
-        """Return the columns of the items, equal to the rank's own."""
+        """Return the plan's items as columns, equal to those from which the compact form was made."""
         index = self.index
         tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
         own = tensor[self.chunks]
@@ -73,7 +73,7 @@ class PlannedRows:
 
 
 def rows_of(planned: PlanColumns, records: StateRecords) -> tuple[I64, I64] | None:
-    """Return the rows of a rank's chunks and objects in the index behind `records`; None if some are not in it."""
+    """Return the rows of a plan's chunks and objects in the index of `records`; None if some are not in the index."""
     if planned.hints is None:
         return None
     try:

@@ -1,6 +1,6 @@
-"""Records of single tensors, chunks and items, made from the columns of an index on access.
+"""Sources of the lazy dicts in a loaded `Metadata`: create records from the columns of an index on access.
 
-These are the sources of the lazy dicts of a `Metadata` that was read; the way back is in `metadata_columns`.
+The conversion of records into columns is in `metadata_columns`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Boxes = list[tuple[int, ...]]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype for its name in a manifest. Raises UnsupportedFormatError if this torch has no such dtype."""
+    """Return the torch dtype for its name in a manifest. Raises UnsupportedFormatError if torch has no such dtype."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedFormatError(
@@ -44,7 +44,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def properties_of(dtype: str, flags: int) -> TensorProperties:
-    """Return a tensor's properties, from a dtype's name and flags as manifests have them."""
+    """Return a tensor's properties from the dtype name and the flags in a manifest."""
     found = TensorFlags.from_bits(flags)
     return TensorProperties(
         dtype=dtype_of(dtype),
@@ -56,11 +56,12 @@ def properties_of(dtype: str, flags: int) -> TensorProperties:
 
 
 class StateRecords:
-    """FQN → record of the tensor or object, for the values of the whole job and of one owner.
+    """Source of `Metadata.state_dict_metadata`: FQN → metadata record of a tensor or object.
 
     Args:
-        index: Index with the columns.
-        owner: Value of the owner columns: rows with it are included besides those of the whole job. None for no owner.
+        index: Index of the checkpoint.
+        owner: Owner in a merged index of rank-local indexes, whose tensors and objects are included in addition to
+            those of the whole job; None for no owner.
     """
 
     def __init__(self, index: CheckpointIndex, owner: int | None) -> None:
@@ -86,18 +87,18 @@ class StateRecords:
         return len(self.tensors) + len(self.objects)
 
     def make(self, key: object) -> STORAGE_TYPES:
-        """Return the record of one FQN. Raises KeyError if there is none."""
+        """Create and return the metadata record for an FQN. Raises KeyError for an unknown FQN."""
         if key in self.objects:
             return BytesStorageMetadata()
         return self._tensor(self.tensors[cast("str", key)])
 
     def has(self, key: object) -> bool:
-        """Whether a tensor or object has that name."""
+        """Return whether the checkpoint has a tensor or object with this FQN."""
         return key in self.tensors or key in self.objects
 
     @cached_property
     def single(self) -> list[tuple[int, ...] | None]:
-        """Shape of the tensor in each row, if it is stored in one chunk; else None."""
+        """For each row, the shape of the tensor if it is stored in one chunk, otherwise None."""
         index = self.index
         starts, shapes = self._shape_starts, index.tensor_shape.tolist()
         found: list[tuple[int, ...] | None] = [None] * len(index.tensor_names)
@@ -112,11 +113,11 @@ class StateRecords:
 
     @cached_property
     def dtypes(self) -> list[torch.dtype | None]:
-        """The dtypes of the table; None where this torch lacks one."""
+        """The dtypes in the index's table of dtypes; None for a dtype that this version of torch does not have."""
         return [getattr(torch, name, None) for name in self.index.dtypes]
 
     def is_same_data(self, one: str, other: str) -> bool:
-        """Whether two names are known to have the same stored data: tied in the save, or with equal checksums."""
+        """Return whether two FQNs have equal stored data, because they were tied or all checksums are equal."""
         first, second = self.tensors[one], self.tensors[other]
         checksum = self._checksum(first)
         return first == second or (checksum is not None and checksum == self._checksum(second))
@@ -133,18 +134,18 @@ class StateRecords:
         return int(self.index.tensor_dtype[row]), *(int(column[chunk]) for column in columns)
 
     def keys(self) -> Iterator[str]:
-        """Yield every FQN: tensors, then objects."""
+        """Yield all FQNs: first of tensors, then of objects."""
         return itertools.chain(self.tensors, self.objects)
 
     def items(self) -> Iterator[tuple[str, STORAGE_TYPES]]:
-        """Yield every FQN with its record: tensors, then objects."""
+        """Yield all pairs (FQN, metadata record): first tensors, then objects."""
         for name, row in self.tensors.items():
             yield name, self._tensor(row)
         for name in self.objects:
             yield name, BytesStorageMetadata()
 
     def offsets(self, row: int) -> Boxes:
-        """Return the offsets of the chunks of one tensor row."""
+        """Return the offsets of all chunks, in elements, of the tensor in one row."""
         return self._boxes(self.index.chunk_offsets, row)
 
     def _boxes(self, numbers: np.ndarray[Any, np.dtype[np.int64]], row: int) -> Boxes:
@@ -167,14 +168,14 @@ class StateRecords:
 
 
 def records_of(metadata: Metadata) -> StateRecords | None:
-    """Return the records behind metadata that was read and not changed; None for other metadata."""
+    """Return the source of metadata that was read from a manifest and not changed; None for other metadata."""
     entries = metadata.state_dict_metadata
     source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
     return source if isinstance(source, StateRecords) else None
 
 
 class StorageRecords:
-    """Storage locations, `MetadataIndex` → `StorageInfo`, over the same index."""
+    """Source of `Metadata.storage_data`: `MetadataIndex` → `StorageInfo`, from the columns of an index."""
 
     def __init__(self, records: StateRecords) -> None:
         self._records = records
@@ -192,19 +193,19 @@ class StorageRecords:
         return chunks + (len(self._records.objects) if self._index.object_items is not None else 0)
 
     def make(self, key: object) -> StorageInfo:
-        """Return the storage location of one item. Raises KeyError if there is none."""
+        """Create and return the storage location of an item. Raises KeyError for an unknown item."""
         row, columns = self._row(key)
         return self._chunk(row) if columns is self._index.chunk_items else self._object(row)
 
     def has(self, key: object) -> bool:
-        """Whether the index holds such an item."""
+        """Return whether the checkpoint has an item with this `MetadataIndex`."""
         try:
             return self._row(key)[1] is not None
         except KeyError:
             return False
 
     def keys(self) -> Iterator[MetadataIndex]:
-        """Yield every item: chunks of tensors, then objects."""
+        """Yield the `MetadataIndex` of all items: first chunks of tensors, then objects."""
         if self._index.chunk_items is not None:
             for name, row in self._records.tensors.items():
                 for position, offset in enumerate(self._records.offsets(row)):
@@ -230,7 +231,7 @@ class StorageRecords:
         return self._records.chunk_starts[row] + position, self._index.chunk_items
 
     def items(self) -> Iterator[tuple[MetadataIndex, StorageInfo]]:
-        """Yield every item with its location: chunks of tensors, then objects."""
+        """Yield all pairs (`MetadataIndex`, `StorageInfo`): first chunks of tensors, then objects."""
         if self._index.chunk_items is not None:
             for name, row in self._records.tensors.items():
                 start = self._records.chunk_starts[row]

@@ -1,4 +1,4 @@
-"""Table of this rank's values of a flat state dict, as columns; and detection of tied values."""
+"""Table of this rank's tensors and objects in a flat state dict, as columns, and detection of tied tensors."""
 
 from __future__ import annotations
 
@@ -18,34 +18,40 @@ from dcp_core.tensors.quantized import is_quantized_dtype
 __all__ = ["Held", "LocalValues", "find_ties", "is_plain", "local_values"]
 
 Held = torch.Tensor | LocalTensor
-"""A rank's local part of a tensor: plain tensors stand for themselves."""
+"""A tensor on one rank: a plain tensor, or the shards of a sharded tensor as a `LocalTensor`."""
 
 
 @dataclass(slots=True)
 class LocalValues:
-    """The local values of a flat state dict on this rank."""
+    """The tensors and objects of a flat state dict on this rank, with their write items."""
 
     items: list[WriteItem]
-    """Items that this rank could write, replicas included; lazy unless a value decides on its items itself."""
+    """Write items for all tensors and objects of this rank, including replicas.
+
+    Records are created on access, except if a tensor class creates write items itself (`__create_write_items__`).
+    """
     held: dict[str, Held] = field(default_factory=dict)
-    """Local parts of the tensors, except those that decide on their items themselves."""
+    """FQN → tensor on this rank, without tensors whose class creates write items itself."""
     objects: list[str] = field(default_factory=list)
     usual: bool = True
-    """No value decides on its items itself, and none is quantized: a part of a box is a slice of the local tensor."""
+    """Whether each part of a tensor's box is a slice of the local tensor.
+
+    False if the class of a tensor creates write items itself, or if a tensor is quantized.
+    """
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is an ordinary strided tensor with data, of no special class, that declares no shards."""
+    """Return whether an object is an ordinary strided tensor with data: no subclass, no DTensor, no declared shards."""
     if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
         return False
     return value.layout is torch.strided and not (value.is_meta or value.is_nested or hasattr(value, "global_shape"))
 
 
 def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
-    """Return the table of this rank's values of a flat state dict.
+    """Return the table of this rank's tensors and objects in a flat state dict (FQN → tensor or object).
 
     Raises:
-        UnsupportedValueError: A value cannot be saved; the message names it and says what to do.
+        UnsupportedValueError: A tensor or object cannot be saved; the message names the FQN and a remedy.
     """
     values = LocalValues([])
     table = ColumnBuilder()
@@ -78,9 +84,12 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
 
 
 def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
-    """Find tied values, which are stored once: alias → first name, for values whose boxes are all in the same memory.
+    """Find tied tensors, whose boxes all share the same memory: alias FQN → FQN of the first of them.
 
-    Ranks: every rank; the results of the ranks may differ, and only ties that all ranks find are ties of the job.
+    Args:
+        held: Pairs (FQN, tensor on this rank).
+
+    Ranks: every rank; not collective. Ranks may find different ties; only ties that all ranks find are stored as such.
     """
     values = dict(held)
     first_at: dict[int, str] = {}

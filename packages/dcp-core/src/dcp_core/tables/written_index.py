@@ -1,4 +1,4 @@
-"""The published index of a save: the planned index, with the write results of the ranks."""
+"""The index that a save publishes: the planned index, completed by the write results of all ranks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ I64 = npt.NDArray[np.int64]
 
 
 def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex:
-    """Return the index of a save, from its metadata and the ranks' write results; records become columns.
+    """Return the index to publish, from the metadata of the global plan and the write results of all ranks.
 
     Args:
-        metadata: Metadata of the global plan. Its `storage_data` is set if a planner or a storage has changed the
-            metadata.
-        results: Write results of each rank.
+        metadata: Metadata of the global plan; its `storage_data` is set if a planner or storage has changed it.
+        results: Write results of each rank, in rank order.
 
     Raises:
-        PlanError: No data was stored for an item.
-        UnsupportedValueError: `planner_data` is not of a form that a manifest can hold.
+        PlanError: There is no write result for an item.
+        UnsupportedValueError: `planner_data` has a form that cannot be stored in a manifest.
     """
     index = index_with_items(metadata, results)
     if index is None:
@@ -43,14 +42,14 @@ def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) 
 
 
 def index_with_items(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex | None:
-    """Return the index of a save whose metadata and results are still columns; None if they are not.
+    """Return the index to publish if metadata and write results are columns; None if they are records.
 
     Args:
-        metadata: Metadata as `plan_columns` made it; a planner may have given it other `planner_data`.
-        results: Write results of each rank.
+        metadata: Metadata from `plan_columns`; a planner may have changed its `planner_data`.
+        results: Write results of each rank, in rank order.
 
     Raises:
-        UnsupportedValueError: `planner_data` is not of a form that a manifest can hold.
+        UnsupportedValueError: `planner_data` has a form that cannot be stored in a manifest.
     """
     records = records_of(metadata)
     written = [written_of(result) for result in results]

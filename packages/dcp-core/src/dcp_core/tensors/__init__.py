@@ -1,1 +1,1 @@
-"""Tensors as bytes: copies, casts, and pieces of large ones; independent of plans."""
+"""Operations on tensors: their bytes, copies between devices and dtypes, quantized tensors, blocking staging."""

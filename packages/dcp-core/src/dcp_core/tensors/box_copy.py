@@ -1,7 +1,7 @@
-"""Copies from the bytes of a stored chunk to a tensor with a box of it, also strided, of another dtype or device.
+"""Copying a box of a stored chunk from the chunk's bytes to a tensor of any strides, dtype and device.
 
-The bytes come in pieces of any length and in any order; a piece is copied as a handful of boxes. Reading them, and the
-decision to read into memory directly, are in `storage_reader`.
+The bytes arrive in pieces of any length and in any order; each piece is copied as a few boxes. Not in this module:
+reading the bytes (`read_requests`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ Copy = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def element_boxes(sizes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Yield elements [start, stop) of a row-major array as boxes (offsets, lengths), ascending; at most 2·ndim - 1.
+    """Yield the boxes (offsets, lengths) that together contain elements [start, stop) of a row-major array.
+
+    There are at most 2·ndim - 1 boxes, in ascending order.
 
     Args:
         sizes: Sizes of the array, which has one dimension or more; no size is 0.
-        start: First element, at least 0.
-        stop: End of the elements, more than `start` and at most the number of elements.
+        start: Number of the first element, at least 0.
+        stop: Number after the last element; greater than `start`, and at most the number of elements in the array.
     """
     inner = math.prod(sizes[1:])
     first, skipped = divmod(start, inner)
@@ -46,16 +48,14 @@ def _under(index: int, boxes: Iterator[Box]) -> Iterator[Box]:
 
 
 class BoxCopy:
-    """Fills a tensor, which is a box of a chunk, from the chunk's pieces.
+    """Copier of a box of a stored chunk into a tensor, from pieces of the chunk's bytes. Thread-safe.
 
     Args:
         sizes: Sizes of the chunk, in elements.
         dtype: Dtype of the stored elements.
         offsets: Start of the box in the chunk, in elements.
-        target: Tensor of the box's sizes; any strides, dtype and device.
-        copy: Function that copies a source tensor, which is only valid during the call, into a part of the target.
-
-    Thread-safe: several pieces may be copied at a time.
+        target: Tensor to fill, with the sizes of the box, and any strides, dtype and device.
+        copy: Function that copies a source tensor into a view of `target`; the source is valid only during the call.
     """
 
     __slots__ = ("_copy", "_dtype", "_lengths", "_offsets", "_sizes", "_strides", "_target")
@@ -74,7 +74,12 @@ class BoxCopy:
         self._copy = copy
 
     def piece(self, position: int, data: memoryview) -> None:
-        """Copy the box's part of the chunk's bytes from `position` on; `data` begins and ends between elements."""
+        """Copy those elements of a piece of the chunk that are in the box.
+
+        Args:
+            position: Offset of the piece in the chunk, in bytes.
+            data: Bytes of the piece, which consist of whole elements.
+        """
         if not len(data):
             return
         flat = torch.frombuffer(data, dtype=torch.uint8).view(self._dtype)

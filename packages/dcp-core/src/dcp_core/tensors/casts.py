@@ -1,4 +1,4 @@
-"""Lossless casts: the dtype conversions that keep every value, which a load always performs."""
+"""Lossless casts: conversions between dtypes that preserve every number, which a load always performs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPLEX = {torch.complex128: torch.float64, torch.complex64: torch.float32, tor
 
 
 def is_lossless_cast(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether every value of `source` has an equal value in `target` (so converting loses nothing)."""
+    """Return whether the dtype `target` can represent every number that the dtype `source` can represent."""
     if source == target:
         return True
     if target in _COMPLEX:

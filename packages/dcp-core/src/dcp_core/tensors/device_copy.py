@@ -1,4 +1,4 @@
-"""Asynchronous copies from reused buffers to tensors on any device, without waiting for each one."""
+"""Asynchronous copies of CPU buffers to tensors on any device, which wait only at the end for all copies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MAX_SLOTS = 8
 
 
 class DeviceCopies:
-    """Copies for several threads; `finish` waits until they are complete.
+    """Copier of CPU buffers to tensors on any device, asynchronously for CUDA. Thread-safe.
 
-    To the CPU, and to devices other than CUDA, a copy is done when `copy` returns. A copy to CUDA uses pinned memory
-    and a separate stream, which starts after the work that is on the caller's current stream at the call of `prepare`.
-    So call `prepare` first, in the thread on whose stream the targets are used.
+    Copies to a CUDA device use pinned memory and a separate stream, which waits for the work that the caller's current
+    stream has at the call of `prepare`. So first call `prepare`, in the thread on whose stream the tensors are used.
+    Copies to other devices are complete when `copy` returns.
     """
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class DeviceCopies:
         self._lock = threading.Lock()
 
     def prepare(self, device: torch.device) -> None:
-        """Begin copies to a device, ordered after the work on this thread's current stream of the device."""
+        """Prepare copies to a device: they will run after the work on the calling thread's current CUDA stream."""
         if device.type == "cuda":
             with self._lock:
                 if device not in self._lanes:
                     self._lanes[device] = _Lane(device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy `source`, on the CPU, into `target`; `source` may change once this returns."""
+        """Copy the CPU tensor `source` into `target`; `source` may be changed when `copy` returns."""
         lane = self._lanes.get(target.device)
         with torch.inference_mode(target.is_inference()):  # a tensor made in that mode is changed in it alone
             if lane is None:
@@ -44,7 +44,7 @@ class DeviceCopies:
                 lane.copy(target, source)
 
     def finish(self, device: torch.device) -> None:
-        """Wait until all copies to `device` that were started before are complete."""
+        """Wait until all started copies to a device are complete."""
         lane = self._lanes.get(device)
         if lane is not None:
             lane.finish()

@@ -1,7 +1,7 @@
-"""Copies of a tensor's elements, also of the dtypes that PyTorch has no copy kernel for.
+"""Copies of tensors of all dtypes, including dtypes for which PyTorch has no copy kernel.
 
-These are `int1` to `int7`, `uint1` to `uint7` and, in some versions and calls, `float4_e2m1fn_x2`. Between tensors of
-one such dtype the elements are copied as integers of their size. Conversions between dtypes are left to PyTorch.
+These dtypes are `int1` to `int7`, `uint1` to `uint7` and, in some versions, `float4_e2m1fn_x2`; their elements are
+copied as integers of the same size. Conversions between dtypes are left to PyTorch.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def as_copyable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a view of its memory as integers of the same size if PyTorch may be unable to copy it."""
+    """Return the tensor; for dtypes that PyTorch may be unable to copy, a view as integers of the same size."""
     if tensor.dtype in _WITH_KERNEL or tensor.layout is not torch.strided:
         return tensor
     return tensor.view(_INTEGERS[tensor.dtype.itemsize])
 
 
 def copy_elements(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:
-    """Copy the elements of `source` into `target`, like `Tensor.copy_`, for every dtype.
+    """Copy the elements of `source` into `target`, like `target.copy_(source)`, for every dtype.
 
     Args:
-        target: Tensor of the source's sizes, with any strides, on any device; of another dtype if PyTorch can convert
-            to it.
+        target: Tensor with the sizes of `source`, any strides and any device; may have another dtype if PyTorch can
+            convert to it.
         source: Tensor with any strides, on any device.
-        non_blocking: Argument of `Tensor.copy_`.
+        non_blocking: Whether the copy may be asynchronous, as for `Tensor.copy_`.
     """
     if target.dtype == source.dtype:
         target, source = as_copyable(target), as_copyable(source)
@@ -44,11 +44,11 @@ def copy_elements(target: torch.Tensor, source: torch.Tensor, *, non_blocking: b
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy whose elements lie in a row, like `Tensor.contiguous`, for every dtype."""
+    """Return the tensor if it is contiguous, or a contiguous copy, like `Tensor.contiguous`, for every dtype."""
     return tensor if tensor.is_contiguous() else as_copyable(tensor).contiguous().view(tensor.dtype)
 
 
 def copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the CPU, of any layout, like `Tensor.to("cpu", copy=True)`, for every dtype."""
+    """Return a copy of the tensor on the CPU, like `Tensor.to("cpu", copy=True)`, for every dtype."""
     copied = as_copyable(tensor).to("cpu", copy=True)
     return copied if copied.dtype == tensor.dtype else copied.view(tensor.dtype)

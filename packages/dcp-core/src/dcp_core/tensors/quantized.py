@@ -1,6 +1,6 @@
-"""Quantized tensors (`torch.qint8`, …) with their quantizer: archives, parts, copies.
+"""Quantized tensors (`torch.qint8`, …): serialization with the quantizer, parts, and copies.
 
-Their integers mean nothing without the quantizer: scheme, scale and zero point, or those of each channel.
+A quantizer consists of scheme, scale and zero point, or of scales and zero points for each channel.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _OF_CHANNELS = (torch.per_channel_affine, torch.per_channel_symmetric)
 
 
 def is_quantized_dtype(dtype: torch.dtype) -> bool:
-    """Whether tensors of a dtype are quantized."""
+    """Return whether a dtype is quantized, such as `torch.qint8`."""
     return dtype in _DTYPES
 
 
 def archive_quantized(key: str, tensor: torch.Tensor) -> io.BytesIO:
-    """Write a quantized tensor with its quantizer, and nothing else of its storage, as `torch.save` does.
+    """Return a `torch.save` archive of a quantized tensor with its quantizer; of a view, only the view's elements.
 
     Args:
         key: FQN of the tensor, for error messages.
-        tensor: Quantized tensor or view of one, on any device.
+        tensor: Quantized tensor, or a view of a quantized tensor, on any device.
 
     Raises:
         UnsupportedValueError: The tensor has no quantizer.
@@ -49,11 +49,11 @@ def archive_quantized(key: str, tensor: torch.Tensor) -> io.BytesIO:
 
 
 def check_divisible(key: str, tensor: torch.Tensor) -> None:
-    """Refuse a quantized tensor of which torch cannot make parts.
+    """Raise if torch cannot make views of boxes of a quantized tensor.
 
     Args:
         key: FQN of the tensor, for error messages.
-        tensor: Any tensor.
+        tensor: Tensor of any dtype.
 
     Raises:
         UnsupportedValueError: The tensor has no quantizer, or a quantizer with floating-point zero points.
@@ -71,19 +71,18 @@ def check_divisible(key: str, tensor: torch.Tensor) -> None:
 
 
 def empty_like_part(key: str, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Return a whole tensor without elements, with the quantizer of this rank's part of it.
+    """Return an empty quantized tensor of the global sizes, with the quantizer of this rank's shard.
 
     Args:
         key: FQN of the tensor, for error messages.
-        part: Part of the tensor on this rank, also without elements; it may have other sizes (fewer columns) than the
-            whole.
-        sizes: Sizes of the whole tensor.
+        part: Shard of the tensor on this rank, also without elements; it may have other sizes than the global tensor.
+        sizes: Sizes of the global tensor, which has no elements.
 
     Returns:
-        The tensor; `part` itself if it is the whole.
+        The global tensor; `part` itself if the sizes are equal.
 
     Raises:
-        UnsupportedValueError: The part has the scales of its own channels alone.
+        UnsupportedValueError: The shard has scales for its own channels only.
     """
     if tuple(part.shape) == tuple(sizes):
         return part.detach()
@@ -111,14 +110,14 @@ def empty_like_part(key: str, part: torch.Tensor, sizes: Sequence[int]) -> torch
 
 
 def copy_quantized(key: str, target: torch.Tensor, source: torch.Tensor, *, is_whole: bool) -> None:
-    """Copy a stored quantized tensor, scale and zero point included, into a tensor of the template.
+    """Copy a stored quantized tensor, with scale and zero point, into a tensor of the template.
 
     Args:
         key: FQN of the tensor, for error messages.
-        target: Tensor of the source's sizes. A whole tensor without a quantizer (`torch.empty(…, dtype=torch.qint8)`)
-            gets the source's memory.
+        target: Tensor with the sizes of `source`. A whole tensor without a quantizer, from
+            `torch.empty(…, dtype=torch.qint8)`, shares the memory of `source` afterwards.
         source: Stored tensor, on the CPU.
-        is_whole: Whether `target` is the template's own tensor, which can be given another scale; parts of one cannot.
+        is_whole: Whether `target` is a whole tensor of the template, whose scale can be changed, not a view of a part.
 
     Raises:
         UnsupportedValueError: The target is quantized by another scheme, or is a part and has another scale.

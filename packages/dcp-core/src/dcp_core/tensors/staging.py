@@ -1,7 +1,7 @@
-"""The stager contract, and the simplest stager: a blocking copy to host memory.
+"""`AsyncStager`, the contract of stagers, and `BlockingAsyncStager`, which copies to host memory before it returns.
 
-Stagers that overlap with training are in `dcp_async`; this one is here because stock's file writer is itself a stager,
-and so is the file writer of this library.
+Stagers that copy during training are in `dcp_async`. `BlockingAsyncStager` is in this package because the file storage
+writer derives from it, as in stock.
 
 Source: torch 2.13 `torch.distributed.checkpoint.staging`.
 """
@@ -21,35 +21,38 @@ __all__ = ["AsyncStager", "BlockingAsyncStager"]
 
 @runtime_checkable
 class AsyncStager(Protocol):
-    """Copies a state dict to memory that training does not touch, so that it can be saved in the background."""
+    """Contract of a stager, which copies a state dict to host memory, so that training may change the original."""
 
     _synchronize_after_execute: bool = True
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Whether `synchronize_staging` must be called once the save has been handed over."""
+        """Whether the saver must call `synchronize_staging` after `stage`, to wait for the copy."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
-        """Return a copy of `state_dict` on the host, or a future of it; then the caller may change the source."""
+        """Return a copy of `state_dict` in host memory, or a future of the copy.
+
+        The caller may change the tensors of `state_dict` once the copy is complete.
+        """
         ...
 
     def synchronize_staging(self) -> None:
-        """Wait until the last `stage` is done. Deprecated: return a future from `stage` instead."""
+        """Wait until the copy of the last `stage` call is complete. Deprecated: let `stage` return a future instead."""
         ...
 
     def close(self) -> None:
-        """Release the memory that the stager holds."""
+        """Release the host memory that the stager holds for copies."""
         ...
 
 
 class BlockingAsyncStager:
-    """Stages by copying every tensor to CPU memory before `stage` returns.
+    """Stager that copies all tensors to CPU memory before `stage` returns.
 
     Args:
-        cache_staged_state_dict: Whether to keep the copies, and write into them at the next call. The result of one
-            call is then overwritten by the next: only for callers that finish a save before they stage again.
-        type_check: Whether to raise on values that cannot be copied safely, instead of passing them through.
+        cache_staged_state_dict: Whether the next call of `stage` reuses the copied tensors and so overwrites them. Only
+            for callers that finish a save before they call `stage` again.
+        type_check: Whether to raise for objects that cannot be copied safely, instead of returning them uncopied.
 
     Example:
         ```python
@@ -72,21 +75,21 @@ class BlockingAsyncStager:
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Always False: nothing is left to wait for."""
+        """Whether `synchronize_staging` must be called after `stage`: always False."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy `state_dict` to CPU memory, complete on return; containers are new, other values are shared."""
+        """Return a complete copy of a state dict: tensors in CPU memory, new containers; objects are not copied."""
         staged: dict[str, Any] = _copy(state_dict, self.state_dict_cache, type_check=self.type_check)
         if self.cache_staged_state_dict:
             self.state_dict_cache = staged
         return staged
 
     def synchronize_staging(self) -> None:
-        """Return at once: there is nothing to wait for."""
+        """Do nothing, because the copy is complete when `stage` returns."""
 
     def close(self) -> None:
-        """Drop the cached copies."""
+        """Release the memory of the copies that `cache_staged_state_dict` keeps."""
         self.state_dict_cache = None
 
 
@@ -114,7 +117,7 @@ def _copy(value: Any, cached: Any, *, type_check: bool) -> Any:
 
 
 def type_like(template: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """Return `items` in a dict of the template's type if that type can be made from a dict, else in a plain dict."""
+    """Return the dict `items` converted to the type of `template`; unchanged if that type does not accept a dict."""
     if type(template) is dict:
         return items
     try:

@@ -1,4 +1,4 @@
-"""The bytes of a contiguous tensor in this process's memory: as a view, or copied."""
+"""The bytes of a contiguous CPU tensor, as a view or as a copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["small_bytes", "tensor_bytes"]
 
 
 def small_bytes(tensor: torch.Tensor) -> bytes | None:
-    """Copy the bytes of an ordinary tensor, at low cost; None if they are not contiguous in this process's memory."""
+    """Return a copy of the bytes of an ordinary contiguous CPU tensor; None for all other tensors."""
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         return None
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
@@ -33,7 +33,7 @@ class _Memory:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor as writable bytes; the view keeps it alive."""
+    """Return a writable view of the bytes of a contiguous CPU tensor; the view keeps the tensor's memory alive."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
     # Not `Tensor.numpy`: it would for ever keep the tensor's owner from resizing the storage, as FSDP does.

@@ -1,4 +1,4 @@
-"""`TensorLike`: base of records that are treated as tensors in a state dict."""
+"""`TensorLike`: base class of records that are treated as tensors in a state dict."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ __all__ = ["TensorLike"]
 
 
 class TensorLike:
-    """Base class of records that stand for a tensor in a state dict; a search for tensors finds these, too."""
+    """Base class of records that replace a tensor in a state dict, and that flattening treats as tensors."""
 
     __slots__ = ()

@@ -1,6 +1,6 @@
-"""Pieces of a tensor's bytes, for a tensor that is not contiguous in this process's memory.
+"""Bytes of a tensor in pieces, for writing tensors that are not contiguous in CPU memory.
 
-Copies from a CUDA device overlap with the use of the piece before: two pinned buffers alternate.
+From a CUDA device, the next piece is copied while a piece is being written, with two pinned buffers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _HOST_PIECE_BYTES = 4 << 20
 
 
 class TensorPieces:
-    """Row-major elements of a strided tensor of any layout and device; satisfies `dcp_io.PiecewiseData`.
+    """The row-major bytes of a strided tensor of any strides and device, in pieces; implements `dcp_io.PiecewiseData`.
 
     Args:
-        tensor: Detached tensor; conjugated and negated views are resolved while pieces are made.
+        tensor: Detached tensor; conjugate and negative views are resolved in the pieces.
     """
 
     __slots__ = ("_tensor", "nbytes")
@@ -33,10 +33,10 @@ class TensorPieces:
         self.nbytes: int = tensor.numel() * tensor.dtype.itemsize
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the bytes in order; a piece is valid until the next one is requested.
+        """Yield the bytes of the tensor in order; each piece is valid until the next piece is requested.
 
         Args:
-            max_bytes: Most bytes of a buffer that elements are copied into; exceeded only by a single larger element.
+            max_bytes: Largest size in bytes of the buffer for a piece, unless a single element is larger.
         """
         if self._tensor.is_cuda:
             return _from_cuda(self._tensor, max_bytes)

@@ -1,1 +1,1 @@
-"""Tools for testing: storages in memory, and conformance suites that third parties can run on their own plug-ins."""
+"""Test tools: storages in memory, and conformance suites that authors of plug-ins can run on their own storages."""

@@ -1,4 +1,4 @@
-"""Objects that pickle as arbitrary calls, and archives around such pickles, for tests of the restricted reader."""
+"""Objects whose pickles contain arbitrary calls, and archives of such pickles, for tests of safe loading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Call", "Stored", "archived"]
 
 
 class Call:
-    """Object that pickles as a call of a given function, optionally followed by a state."""
+    """Object whose pickle calls a given function with given arguments, and optionally sets a state."""
 
     def __init__(self, func: Any, *arguments: Any, state: Any = None) -> None:
         self.reduced = (func, arguments) if state is None else (func, arguments, state)
@@ -21,7 +21,7 @@ class Call:
 
 
 class Stored:
-    """Object that pickles as a persistent id."""
+    """Object whose pickle is a given persistent id, by which `torch.save` archives refer to tensor storages."""
 
     def __init__(self, *pid: Any) -> None:
         self.pid = pid
@@ -33,7 +33,13 @@ class _Pickler(pickle.Pickler):
 
 
 def archived(value: object, *, protocol: int = 2, **records: bytes) -> bytes:
-    """Return the archive of a value, or of given bytes as its pickle; `records` go below `data/`."""
+    """Return the bytes of a `torch.save` archive with a given pickle and records.
+
+    Args:
+        value: Object to pickle, or the bytes of the pickle.
+        protocol: Pickle protocol.
+        records: Name → contents of records in the archive's folder `data/`.
+    """
     pickled = io.BytesIO()
     if isinstance(value, bytes):
         pickled.write(value)

@@ -1,6 +1,6 @@
 """Storages in memory, for tests of planners and of `save` and `load` without files.
 
-Not for users: nothing is durable, and ranks in different processes do not see each other's folders.
+Checkpoints in memory are not durable, and ranks in different processes do not share them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["MemoryReader", "MemoryWriter", "files_in"]
 
 
 def files_in(folder: str) -> dict[str, bytes]:
-    """Return the objects of a folder in memory: name → bytes."""
+    """Return the files in a folder in memory: file name → bytes."""
     store = MemoryStore(folder)
     return {entry.name: store.read(entry.name) for entry in store.list()}
 
@@ -28,7 +28,7 @@ class MemoryWriter(ByteStorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Return True: every id is valid."""
+        """Return True, because every checkpoint id is valid for this storage."""
         return bool(str(checkpoint_id))
 
 

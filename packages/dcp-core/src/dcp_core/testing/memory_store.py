@@ -1,4 +1,4 @@
-"""`MemoryStore`: a store in this process's memory, for tests that need no files. Nothing in it is durable."""
+"""`MemoryStore`: a store whose files are in this process's memory, for tests. Its contents are not durable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 __all__ = ["OBJECTS", "MemoryStore"]
 
 OBJECTS: dict[str, bytes] = {}
-"""Path → bytes of every object of this process."""
+"""Path → bytes of each file in all `MemoryStore`s of this process."""
 
 _lock = threading.Lock()  # for changes: `touch` reads and writes
 
@@ -59,10 +59,10 @@ class _MemorySink(Sink):
 
 
 class MemoryStore(Store):
-    """A folder in this process's memory.
+    """A store whose files are in this process's memory.
 
     Args:
-        folder: Name of the folder. Stores with the same name share their objects.
+        folder: Name of the folder in memory. Stores with the same folder share their files.
     """
 
     def __init__(self, folder: str) -> None:

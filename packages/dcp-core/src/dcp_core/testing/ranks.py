@@ -1,4 +1,4 @@
-"""Real ranks for tests of packages that build on `dcp_core`: `dcp_ranks.testing.ranks`, re-exported."""
+"""Rank processes for tests of packages that build on `dcp_core`: re-exports of `dcp_ranks.testing.ranks`."""
 
 from dcp_ranks.testing.ranks import RankError, RankFailure, RankPool
 

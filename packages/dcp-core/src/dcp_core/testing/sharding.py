@@ -1,4 +1,4 @@
-"""Sharded tensors for tests, on any supported torch."""
+"""Sharded DTensors for tests, on any supported version of torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ _WITHOUT_MESSAGES = "src_data_rank" in inspect.signature(distribute_tensor).para
 
 
 def distribute(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """Shard a tensor that is the same on all ranks; each rank takes its own part."""
+    """Return a DTensor from a whole tensor that is equal on all ranks, without communication.
+
+    Args:
+        whole: Global tensor, equal on all ranks.
+        mesh: Device mesh of the ranks.
+        placements: Placement for each mesh dimension.
+    """
     if _WITHOUT_MESSAGES:
         return distribute_tensor(whole, mesh, placements, src_data_rank=None)
     shape, offsets = compute_local_shape_and_global_offset(whole.shape, mesh, placements)

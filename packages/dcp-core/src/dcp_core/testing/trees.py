@@ -1,4 +1,4 @@
-"""Comparison of nested values in tests, bit by bit."""
+"""Bit-by-bit comparison of nested state dicts in tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["same"]
 
 
 def same(actual: Any, wanted: Any) -> bool:
-    """Whether nested values are equal: tensors by dtype, shape and bits, others by type and bits."""
+    """Return whether nested containers are equal: tensors by dtype, shape and bits, other objects by type and bits."""
     if isinstance(wanted, torch.Tensor):
         return (
             isinstance(actual, torch.Tensor)

@@ -1,6 +1,6 @@
-"""Conformance test suites for storages (reader and writer) and for transforms, of any author. Need pytest.
+"""Conformance test suites for storages (reader and writer) and for transforms. They need pytest.
 
-Byte stores, on which most storages are built, have their own suite: `dcp_io.testing`.
+The suite for stores, on which most storages are built, is in `dcp_io.testing`.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Background threads that repeat actions during a test."""
+"""Background threads that repeat functions, such as loads, during a test."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Background"]
 
 
 class Background:
-    """Context manager that repeats each action in its own thread, until the block ends or an action fails.
+    """Context manager that repeatedly calls each action (a function) in its own thread until the block ends.
 
-    On exit it raises the first error of any action.
+    If an action raises, all threads stop, and the end of the block raises the error.
     """
 
     def __init__(self, *actions: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class Background:
         self._threads = [threading.Thread(target=self._repeat, args=(action,)) for action in actions]
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait until the condition holds, an action fails, or the time is up."""
+        """Wait until `condition()` is true, an action raises, or `seconds` have passed."""
         deadline = time.monotonic() + seconds
         while not condition() and not self._done.is_set() and time.monotonic() < deadline:
             time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Tests of damaged and hostile checkpoints: loads are right or raise an error that names the file; no code is run."""
+"""Conformance tests with damaged and malicious checkpoints: loads are correct or raise, and run no code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dcp_core.testing.trees import same
 __all__ = ["DamageTests"]
 
 _PLACES = 24
-"""Number of bytes to flip, one at a time, evenly spread over an object."""
+"""Number of positions, evenly spread over a file, at which one byte is flipped."""
 
 
 class DamageTests(StorageFixtures):
-    """Tests of loads after bytes were changed behind the storage's back."""
+    """Conformance tests of loads after bytes in a checkpoint's files were changed."""
 
     def test_missing_data_is_named(self, storage: Door, raw: RawFolder) -> None:
         storage.save(random_state())
@@ -122,14 +122,14 @@ class DamageTests(StorageFixtures):
         assert not (tmp_path / "ran").exists()
 
     def largest_data_file(self, storage: Door, raw: RawFolder) -> tuple[str, set[str]]:
-        """Return the name of the data file with the most bytes, and the keys of the values in it."""
+        """Return the name of the largest data file, and the FQNs of the tensors and objects in this file."""
         files = self.data_files(storage.checkpoint_id)
         name = max(files, key=lambda name: len(raw.get(name)))
         return name, files[name]
 
 
 class Hostile:
-    """Object whose unpickling makes a folder, which proves that code was run."""
+    """Object whose unpickling creates a folder, by which tests detect that code was run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,7 +139,7 @@ class Hostile:
 
 
 def attempt(storage: Door) -> DcpError | None:
-    """Load the state of `random_state()`; returns the error, or None if the loaded values are right."""
+    """Load a checkpoint of `random_state()`; returns the exception, or None if all loaded tensors are correct."""
     template = blank(random_state())
     try:
         storage.load(template)
@@ -150,7 +150,7 @@ def attempt(storage: Door) -> DcpError | None:
 
 
 def assert_refused(error: DcpError | None, name: str, keys: set[str]) -> None:
-    """Assert that the error names the damaged object, and one of its keys."""
+    """Assert that an exception's message names the damaged file, and one of the FQNs in it."""
     assert isinstance(error, CorruptCheckpointError)
     assert error.file == name
     assert error.key in keys
@@ -158,7 +158,7 @@ def assert_refused(error: DcpError | None, name: str, keys: set[str]) -> None:
 
 
 def flips(raw: RawFolder, name: str) -> Iterator[int]:
-    """Flip one byte of an object at a time, and yield its position after each flip; restore the object at the end."""
+    """Flip one byte of a file at a time, and yield the byte's position after each flip; restore the file at the end."""
     content = raw.get(name)
     for number in range(_PLACES):
         place = len(content) * number // _PLACES + len(content) // (2 * _PLACES)

@@ -1,6 +1,6 @@
-"""Tests on two real ranks: shared checkpoints, failures, and replacement.
+"""Conformance tests on two rank processes: sharded checkpoints, failures, and replacement of checkpoints.
 
-The functions at the end run on the ranks; their results are checked by the tests.
+The functions at the end of the module run in the rank processes; the tests check their results.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["RankTests"]
 
 _ROWS, _COLUMNS = 1001, 600
 _SLACK_BYTES = 1 << 20
-"""Allowance for the index, and for CRC blocks that are read whole although only a part is wanted."""
+"""Number of bytes allowed in addition to a shard's: for the index, and for CRC blocks that are read as a whole."""
 
 State: TypeAlias = dict[str, Any]
 
 
 class RankTests(StorageFixtures):
-    """Tests of saves and loads on two ranks."""
+    """Conformance tests of saves and loads on two ranks."""
 
     def test_ranks_load_what_ranks_saved(self, ranks: Any, door: Door) -> None:
         ranks.run(2, save_on_ranks, door, 1.0, (Shard(0),))
@@ -117,7 +117,7 @@ class RankTests(StorageFixtures):
 
 
 def whole(value: float) -> State:
-    """Return the state that the ranks save together."""
+    """Return the global state dict that the ranks save together, filled with `value`."""
     rows = torch.arange(float(_ROWS)).unsqueeze(1)
     return {
         "sharded": rows * _COLUMNS + torch.arange(float(_COLUMNS)) + value,
@@ -128,7 +128,7 @@ def whole(value: float) -> State:
 
 
 def part(value: float, placements: tuple[Placement, ...]) -> State:
-    """Return this rank's part of the state: its shard, its own object, and the values that all ranks have."""
+    """Return this rank's state dict: its shard, its own object, and the replicated tensors and objects."""
     full = whole(value)
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -140,12 +140,12 @@ def part(value: float, placements: tuple[Placement, ...]) -> State:
 
 
 def save_on_ranks(door: Door, value: float, placements: tuple[Placement, ...], use_collectives: bool = True) -> None:
-    """Save this rank's part."""
+    """Save this rank's state dict. Called on every rank."""
     door.save(part(value, placements), use_collectives=use_collectives)
 
 
 def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -> bool:
-    """Load this rank's part; returns whether it is right."""
+    """Load this rank's state dict, and return whether it is correct. Called on every rank."""
     template, wanted = part(0.0, placements), part(value, placements)
     template[f"object{dist.get_rank()}"] = None
     door.load(template)
@@ -154,7 +154,7 @@ def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -
 
 
 def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> int:
-    """Load only this rank's shard; returns the number of bytes read, or -1 if the values are wrong."""
+    """Load only this rank's shard, and return the number of bytes read, or -1 if it is wrong. Called on every rank."""
     template = {"sharded": part(0.0, placements)["sharded"]}
     report = door.load(template)
     right = same(template["sharded"].to_local(), part(value, placements)["sharded"].to_local())
@@ -162,7 +162,7 @@ def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> in
 
 
 def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
-    """Save with a failure on one rank; returns the ranks that the error names."""
+    """Save with a failure on one rank, and return the ranks that the error names. Called on every rank."""
     planner = FailingPlanner(f"object{failing_rank}")
     try:
         door.save(part(value, (Shard(0),)), planner=planner)
@@ -172,7 +172,7 @@ def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
 
 
 def die_on_ranks(door: Door, value: float) -> None:
-    """Save, and kill every rank while it writes."""
+    """Save, and kill this rank's process during the writes. Called on every rank."""
 
     def die() -> None:
         try:
@@ -184,7 +184,7 @@ def die_on_ranks(door: Door, value: float) -> None:
 
 
 def refuse_on_ranks(door: Door) -> str:
-    """Load a damaged checkpoint; returns the error message."""
+    """Load a damaged checkpoint, and return the error message. Called on every rank."""
     try:
         door.load(part(0.0, (Shard(0),)))
     except DcpError as error:

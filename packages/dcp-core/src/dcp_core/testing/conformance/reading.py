@@ -1,4 +1,4 @@
-"""Tests of loading: missing checkpoints, partial reads, and loads during a save."""
+"""Conformance tests of loads: missing checkpoints, partial reads, and loads during a save."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["ReadingTests"]
 
 _SAVES = 12
 _SLACK_BYTES = 256 << 10
-"""Allowance for the index and headers."""
+"""Number of bytes that a partial load may read in addition to the data, for the index and headers."""
 
 
 class ReadingTests(StorageFixtures):
-    """Tests of loads in one process."""
+    """Conformance tests of loads in one process."""
 
     def test_a_missing_checkpoint_is_named(self, door: Door, raw: RawFolder) -> None:
         folder = door.checkpoint_id.rstrip("/").rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Tests of saving over a checkpoint: it is replaced atomically or stays, and no leftovers remain."""
+"""Conformance tests of replacing a checkpoint: the replacement is atomic, and no leftover files remain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAIT_SECONDS = 60.0
 
 
 class ResavingTests(StorageFixtures):
-    """Tests of saves over a checkpoint in one process."""
+    """Conformance tests of saves to the checkpoint id of an existing checkpoint, in one process."""
 
     def test_saving_again_replaces(self, door: Door, raw: RawFolder) -> None:
         door.save(state(1.0))
@@ -107,7 +107,7 @@ class ResavingTests(StorageFixtures):
         assert self.index_files(storage.checkpoint_id, raw) == index
 
     def assert_holds(self, door: Door, wanted: dict[str, Any]) -> None:
-        """Load everything, and assert that it equals the expected state."""
+        """Load the whole checkpoint, and assert that it equals the state dict `wanted`."""
         template = blank(wanted)
         door.load(template)
         assert same(template, wanted)

@@ -1,4 +1,4 @@
-"""Round-trip tests: loaded values equal the saved ones."""
+"""Conformance tests of round trips: loaded tensors and objects equal the saved ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RoundTripTests"]
 
 
 class RoundTripTests(StorageFixtures):
-    """Tests of saves and loads in one process."""
+    """Conformance tests of a save followed by a load, in one process."""
 
     @pytest.mark.parametrize("kind", VALUES)
     def test_a_value_comes_back(self, door: Door, raw: RawFolder, kind: str) -> None:

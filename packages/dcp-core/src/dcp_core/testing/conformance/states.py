@@ -1,4 +1,4 @@
-"""The values that the suite saves, with templates to load into; all are compared bit by bit."""
+"""State dicts that the conformance suite saves, and templates to load into; they are compared bit by bit."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ VALUES: dict[str, Callable[[], Any]] = {
     "plain-objects": lambda: {"step": 7, "name": "größe", "none": None, "list": [1, (2.5, True)], "blob": b"\0\xff"},
     "only-an-object": lambda: "text",
 }
-"""Name → function that returns a new value, equal at each call."""
+"""Name → function that returns a tensor or object to save: a new one at each call, but always equal."""
 
 
 def blank(value: Any) -> Any:
-    """Return a template for a value: the same structure with other contents."""
+    """Return a template for a tensor, object or container: the same structure with different contents."""
     if isinstance(value, torch.Tensor):
         return torch.zeros(value.shape, dtype=value.dtype)
     if isinstance(value, dict):
@@ -65,7 +65,7 @@ def blank(value: Any) -> Any:
 
 
 def state(value: float) -> dict[str, Any]:
-    """Return a small state dict in which every element is `value`."""
+    """Return a small state dict whose tensors and objects are filled with `value`."""
     return {
         "large": torch.full((300, 1000), value),
         "small": torch.tensor(value),
@@ -80,11 +80,11 @@ def random_state(seed: int = 0) -> dict[str, Any]:
 
 
 class FailingPlanner(DefaultSavePlanner):
-    """Save planner that fails (or calls `action`) when one key is resolved, after other values were written.
+    """Save planner that raises, or calls a function, when the data of one FQN is to be written.
 
     Args:
-        key: FQN of the value at which the planner fails.
-        action: Function to call instead of failing.
+        key: FQN at which the planner raises.
+        action: Function to call instead of raising; None to raise.
     """
 
     def __init__(self, key: str = "small", action: Callable[[], object] | None = None) -> None:
@@ -93,7 +93,7 @@ class FailingPlanner(DefaultSavePlanner):
         self._action = action
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        """Return the value of an item; fail, or call `action`, for the given key."""
+        """Return the data of an item; raise, or call `action`, for the FQN `key`."""
         if write_item.index.fqn == self._key:
             if self._action is None:
                 raise DcpError("this save is meant to fail")

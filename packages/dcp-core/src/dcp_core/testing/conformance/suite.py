@@ -1,4 +1,4 @@
-"""`StorageConformance`: every test of a storage, as one class to derive from."""
+"""`StorageConformance`: the conformance suite of storages, a test class to derive from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["StorageConformance"]
 
 
 class StorageConformance(RoundTripTests, ReadingTests, ResavingTests, DamageTests, RankTests):
-    """All tests of a storage. Derive a class that makes reader and writer, and gives raw access to their objects.
+    """Conformance suite of a storage. Derive a class that makes reader and writer, and gives raw access to the files.
 
     ```python
     class TestMyStorage(StorageConformance):

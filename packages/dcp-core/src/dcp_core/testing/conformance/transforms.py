@@ -1,4 +1,4 @@
-"""Conformance test suite for transforms: what a transform must guarantee so that checkpoints stay readable."""
+"""Conformance test suites for transforms of streams and of blocks: round trips, descriptors, damaged input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _ExtensionTests:
 
 
 class StreamTransformConformance(_ExtensionTests):
-    """All tests of a stream transform. Derive a test class with a `make` that returns a `StreamTransformExtension`."""
+    """Conformance suite of a stream transform. Derive a test class that overrides `make`."""
 
     def make(self) -> StreamTransformExtension:
         """See `_ExtensionTests`."""
@@ -82,7 +82,7 @@ class StreamTransformConformance(_ExtensionTests):
 
 
 class BlockTransformConformance(_ExtensionTests):
-    """All tests of a block transform. Derive a test class with a `make` that returns a `BlockTransformExtension`."""
+    """Conformance suite of a block transform. Derive a test class that overrides `make`."""
 
     def make(self) -> BlockTransformExtension:
         """See `_ExtensionTests`."""
