@@ -1,9 +1,9 @@
 """Adaptation of storages and planners of other libraries, such as stock, through an installed bridge.
 
-This module imports no other library: the library of an object is found from the modules of its base classes. Each
-function returns None, objects of `dcp_core` classes, and objects of unknown classes with the required methods
-unchanged. It raises PluginNotFoundError for an object of `torch.distributed.checkpoint` if no bridge is installed, and
-TypeError for a `dcp_core` object of the wrong kind, such as a reader passed as a writer.
+This module imports no other library: the library of an object is found from the modules of its base classes. An
+argument that is None, an object of a `dcp_core` class, or an object of an unknown class with the required methods is
+returned unchanged. The functions raise PluginNotFoundError for an object of `torch.distributed.checkpoint` if no bridge
+is installed, and TypeError for a `dcp_core` object of the wrong kind, such as a reader passed as a writer.
 """
 
 from __future__ import annotations

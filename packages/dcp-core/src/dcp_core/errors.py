@@ -37,14 +37,14 @@ DcpError (Exception)                                        base class of the er
 ├─ UnsupportedValueError (TypeError, ValueError)            a kind of tensor or object cannot be saved
 ├─ UnloadableObjectError (TypeError)                        a saved object could not be loaded again
 ├─ PluginNotFoundError (dcp_hooks.PluginNotFoundError)      a package must be installed
-├─ NoCheckpointIdError (ValueError, RuntimeError)           neither id nor storage was passed
-├─ DuplicatePluginError (dcp_hooks.DuplicatePluginError)    two plug-ins of one name
+├─ NoCheckpointIdError (ValueError, RuntimeError)           neither a checkpoint id nor a storage was passed
+├─ DuplicatePluginError (dcp_hooks.DuplicatePluginError)    two plug-ins offer the same name
 ├─ PluginLoadError (dcp_hooks.PluginLoadError)              a plug-in cannot be imported
-├─ LoadMismatchError (RuntimeError, ValueError)             the template does not fit; every reason
+├─ LoadMismatchError (RuntimeError, ValueError)             template and checkpoint do not match
 │ dcp_state:
-├─ StateMismatchError (RuntimeError, ValueError)            a state dict does not fit; every reason
-├─ UnknownParameterError (LookupError, ValueError)          the model lacks a parameter of the optimizer
-├─ UnsupportedOptimizerError (TypeError, NotImplementedError)  the state has no names
+├─ StateMismatchError (RuntimeError, ValueError)            state dict and model or optimizer do not match
+├─ UnknownParameterError (LookupError, ValueError)          an optimizer's parameter is not in the model
+├─ UnsupportedOptimizerError (TypeError, NotImplementedError)  an optimizer's state has no names
 │ dcp_async:
 ├─ StagingLimitError (MemoryError)                          the state exceeds the memory limit of staging
 ├─ MutatedWhileStagedError (RuntimeError)                   a tensor changed while it was copied
@@ -52,7 +52,7 @@ DcpError (Exception)                                        base class of the er
 ├─ NestedSaveError (RuntimeError)                           a thread started a save while starting one
 ├─ SaveSkippedError (RuntimeError)                          skipped by the overlap policy
 ├─ SaveSupersededError (RuntimeError)                       replaced by a later save
-├─ SaverClosedError (RuntimeError)                          the saver takes no more saves
+├─ SaverClosedError (RuntimeError)                          the saver is closed
 ├─ SaverDeadlineError (TimeoutError)                        a save exceeded its deadline
 ├─ WorkerError (RuntimeError)                               the worker process cannot start or be used
 ├─ WorkerLostError (ConnectionError)                        the worker process ended during a save
@@ -63,35 +63,35 @@ DcpError (Exception)                                        base class of the er
 ├─ UntestedTorchError (RuntimeError)                        `replace_stock` does not know this version of torch
 │ dcp_inspect:
 ├─ CheckpointInUseError (RuntimeError)                      the checkpoint to remove is being read
-└─ MissingValueError (LookupError)                          the checkpoint has no value of that name
+└─ MissingValueError (LookupError)                          a name is not in the checkpoint
 dcp_ranks:
-RanksError (Exception)                                      base class of errors of several ranks
+RanksError (Exception)                                      base class of errors in coordination of ranks
 ├─ PhaseFailedError (RuntimeError)                          a phase failed on some rank; raised on all
-├─ CoordinatorLostError (ConnectionError)                   the store of the ranks is gone
-│  └─ VanishedKeyError                                      internal: a key of the store is gone
+├─ CoordinatorLostError (ConnectionError)                   the store of the ranks does not answer
+│  └─ VanishedKeyError                                      internal: a key in the store was deleted
 ├─ CoordinatorTimeoutError (TimeoutError)                   a rank missed the deadline
 ├─ PeerLostError (ConnectionError)                          a rank has died
-├─ RankDisagreementError (ValueError)                       ranks do different things
-└─ OperationError (RuntimeError)                            the operation cannot go on
+├─ RankDisagreementError (ValueError)                       ranks call different functions
+└─ OperationError (RuntimeError)                            the operation cannot continue
 dcp_hooks:
 HookError (Exception)                                       base class of the errors of plug-ins
 ├─ PluginNotFoundError (LookupError, RuntimeError)          a package must be installed
-├─ DuplicatePluginError (ValueError)                        two plug-ins of one name
+├─ DuplicatePluginError (ValueError)                        two plug-ins offer the same name
 └─ PluginLoadError (ImportError)                            a plug-in cannot be imported
 dcp_core:
-UnloadableObjectWarning (UserWarning)                       an object loads only if the loader allows it
-DivergentReplicaWarning (UserWarning)                       ranks hold different values of one name
+UnloadableObjectWarning (UserWarning)                       a saved object loads only with `allow_globals`
+DivergentReplicaWarning (UserWarning)                       replicas differ between ranks
 dcp_manifest:
-BrokenPickleError (ValueError)                              internal: damaged bytes of a pickle
-UnsafePickleError (ValueError)                              internal: beyond the allow-list or budget
-└─ ForbiddenGlobalError                                     internal: a global off the allow-list
+BrokenPickleError (ValueError)                              internal: a pickle is damaged
+UnsafePickleError (ValueError)                              internal: a pickle exceeds the allow-list or budget
+└─ ForbiddenGlobalError                                     internal: a global is not on the allow-list
 dcp_io:
 TruncatedError (OSError)                                    a response was shorter than requested
 Cancelled (Exception)                                       internal: another thread failed
 dcp_async:
-NotUnderstoodError (Exception)                              internal: a message does not unpickle
+NotUnderstoodError (Exception)                              internal: a message cannot be unpickled
 dcp_state:
-NotPlainDataError (Exception)                               internal: a value cannot be copied safely
+NotPlainDataError (Exception)                               internal: an object cannot be copied safely
 ```
 
 Errors marked as internal never reach a user.

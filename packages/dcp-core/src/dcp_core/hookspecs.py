@@ -1,4 +1,4 @@
-"""Hook specifications for plug-ins, re-exported from `dcp_hooks`, from which plug-in modules import without torch."""
+"""Hook specifications, re-exported from `dcp_hooks`. Plug-in modules import `dcp_hooks` itself, without torch."""
 
 from dcp_hooks.hookspecs import (
     ANY_SCHEME,

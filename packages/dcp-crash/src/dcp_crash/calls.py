@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["BY_NUMBER", "CREATE_BITS", "MARK_FOLDER", "READS", "WRITES", "Kind", "Memory", "places_of"]
 
 MARK_FOLDER = "/.dcp-crash-mark/"
-"""Path of a folder that never exists: a process sends a mark to the tracer by trying to create a file in it."""
+"""Path of a folder that never exists: `dcp_crash.mark` notifies the tracer by trying to create a file in it."""
 CREATE_BITS = os.O_CREAT | os.O_TRUNC
 _AT_FDCWD = -100
 _PATH_BYTES = 4096

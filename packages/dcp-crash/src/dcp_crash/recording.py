@@ -33,7 +33,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call on the folder that has begun, with the state at its beginning."""
+    """A system call on the watched folder that has begun but not returned, with facts recorded at its beginning."""
 
     name: str
     arguments: tuple[int, ...]

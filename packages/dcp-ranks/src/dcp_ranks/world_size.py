@@ -23,7 +23,7 @@ def job_size() -> int:
 
 @contextmanager
 def assume_job_size(size: int) -> Iterator[None]:
-    """Context manager: inside the block, in this thread, `job_size` returns `size`."""
+    """Context manager: inside the block, in this thread, `job_size` returns `size`. For worker processes."""
     token = _assumed.set(size)
     try:
         yield

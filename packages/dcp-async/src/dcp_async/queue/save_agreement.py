@@ -119,7 +119,7 @@ class StoreLink(GroupLink):
         self._lock = threading.Lock()
 
     def draw(self, overlap: str = "") -> Ticket:
-        """See `GroupLink.draw`."""
+        """Return the sequence number of this rank's next save; see `GroupLink.draw`."""
         with self._lock:
             sequence = StoreCoordinator.draw(self._store, self.seat.rank, RANK_ERRORS)
             claimed = self._wire.claim(f"epoch/{sequence}", f"{self._wire.count('epoch')} {overlap}")
@@ -129,23 +129,23 @@ class StoreLink(GroupLink):
         return Ticket(sequence, int(epoch), first)
 
     def decide(self, ticket: Ticket, wish: str) -> str:
-        """See `GroupLink.decide`."""
+        """Return the decision of all ranks about a save; see `GroupLink.decide`."""
         with self._lock:
             return self._wire.claim(f"fate/{ticket.sequence}", wish)
 
     def group_store(self) -> object:
-        """See `GroupLink.group_store`."""
+        """Return the process group's store; see `GroupLink.group_store`."""
         group = self._group()
         return None if group is None else store_of(group)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """See `GroupLink.withdraw`. Uses the connection `store`, because `background` may be busy."""
+        """Make a save fail on the other ranks; see `GroupLink.withdraw`. Uses the connection `store`, because `background` may be busy."""
         with self._lock:
             coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
             coordinator.__exit__(type(error), error, error.__traceback__)
 
     def for_worker(self) -> Seat:
-        """See `GroupLink.for_worker`."""
+        """Return the connection settings for a worker process; see `GroupLink.for_worker`."""
         if self.seat.address is None:
             raise WorkerError(
                 "the process group's store is no TCP store, so that a process saver cannot reach it; use the thread "
@@ -154,7 +154,7 @@ class StoreLink(GroupLink):
         return self.seat
 
     def worker_ended(self) -> None:
-        """See `GroupLink.worker_ended`."""
+        """Notify all ranks that this rank's worker process has ended; see `GroupLink.worker_ended`."""
         with self._lock:
             self._wire.add("epoch")
 
@@ -180,7 +180,7 @@ class CollectiveLink(GroupLink):
         self._coordinators: dict[Ticket, CollectiveCoordinator] = {}
 
     def draw(self, overlap: str = "") -> Ticket:
-        """See `GroupLink.draw`."""
+        """Return the sequence number of this rank's next save; see `GroupLink.draw`."""
         del overlap
         made = CollectiveCoordinator(self._group, timeout_seconds=self.seat.timeout_seconds, errors=RANK_ERRORS)
         ticket = Ticket(made.sequence)
@@ -188,17 +188,17 @@ class CollectiveLink(GroupLink):
         return ticket
 
     def coordinator(self, ticket: Ticket) -> Coordinator:
-        """See `GroupLink.coordinator`."""
+        """Return the coordinator for a save; see `GroupLink.coordinator`."""
         return self._coordinators.pop(ticket)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """See `GroupLink.withdraw`."""
+        """Make a save fail on the other ranks; see `GroupLink.withdraw`."""
         coordinator = self._coordinators.pop(ticket, None)
         if coordinator is not None:
             coordinator.__exit__(type(error), error, error.__traceback__)
 
     def for_worker(self) -> Seat:
-        """See `GroupLink.for_worker`."""
+        """Return the connection settings for a worker process; see `GroupLink.for_worker`."""
         raise WorkerError(
             "the process group has no store that a process saver can reach; use the thread saver, or initialise the "
             "group with env:// or tcp://"

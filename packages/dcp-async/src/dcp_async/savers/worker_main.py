@@ -31,7 +31,7 @@ class Trainer:
         self._connection = connection
         self._lock = threading.Lock()
         self.heeded = True
-        """Whether messages are still handled; False after a message failed, since later messages may depend on it."""
+        """Whether the trainer's messages are still handled; False after the handling of a message has failed."""
         self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, message: object) -> None:

@@ -40,9 +40,9 @@ class Arena:
         self.descriptor = os.memfd_create("dcp-staging") if shared else -1
         self.nbytes = 0
         self.grown = 0
-        """Number of allocations so far."""
+        """Number of allocations of the buffer so far."""
         self.closed = False
-        """Whether the memory was released for good."""
+        """Whether `close` was called."""
         self._pinned = pinned and torch.cuda.is_available()
         self._memory: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._unpin: Callable[[], object] | None = None

@@ -39,7 +39,10 @@ class Extension(ABC):
 
 
 class StreamTransformExtension(Extension):
-    """Contract of a transform of a whole item as a stream. Several threads use one instance, each with own streams."""
+    """Contract of a transform that encodes the bytes of a whole item as one stream.
+
+    Several threads use one instance at the same time, each with streams of its own.
+    """
 
     @abstractmethod
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:

@@ -114,7 +114,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self.allow_resize = allow_resize
         self.key_map = KeyMap(rename, rename_regex)
         self.initialised: list[str] = []
-        """Tensors of the template that had no memory; they are zeros where the checkpoint has no data."""
+        """FQNs of meta tensors of the template that were allocated; elements without stored data are zeros."""
         self._made: list[torch.Tensor] = []
         self.original_state_dict: dict[str, Any] = {}
         self.mappings: dict[str, tuple[str | int, ...]] = {}

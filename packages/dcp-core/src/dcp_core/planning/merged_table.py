@@ -102,7 +102,7 @@ class ChunkTable:
         )
         self.rank = np.repeat(np.arange(len(columns)), [int(count.sum()) for count in counts])
         self.first_row = starts(np.array([int(count.sum()) for count in counts]))
-        """First row of each rank in this table."""
+        """Row of each rank's first chunk in this table."""
         every = replace(
             merged,
             chunk_offsets=np.concatenate([np.zeros(0, np.int64), *(one.index.chunk_offsets for one in columns)]),
@@ -113,9 +113,9 @@ class ChunkTable:
         position = np.empty(len(tensor), np.int64)
         position[order] = np.arange(len(order))
         self.box = position[same]
-        """Row in the merged table of chunks, for each chunk of each rank."""
+        """For each chunk of each rank, its row in the merged table of chunks."""
         self.tensor = tensor[order]
-        """Row of the tensor, for each merged chunk."""
+        """For each chunk of the merged table, the row of its tensor."""
         merged.tensor_chunks = np.bincount(tensor[order], minlength=len(merged.tensor_names)).astype(np.int64)
         places = starts(merged.tensor_ndim[tensor])
         numbers = ranges(places[:-1][order], places[1:][order])
@@ -146,10 +146,10 @@ class Cuts:
         for row, cut in parts.items():
             counts[row] = len(cut)
         self.first = starts(counts)
-        """Row of each chunk's first part in the new table; one element more than there are chunks."""
+        """Row of each chunk's first part in the new table, and the number of rows as the last element."""
         tensor = np.repeat(np.arange(len(merged.tensor_chunks)), merged.tensor_chunks)
         self.dim = np.zeros(len(counts), np.int64)
-        """Dimension along which a chunk is cut, for each that is."""
+        """For each chunk that is cut, the dimension along which it is cut."""
         offsets, sizes = merged.chunk_offsets, merged.chunk_sizes
         if parts:
             old_places = starts(merged.tensor_ndim[tensor])
@@ -171,7 +171,7 @@ class Cuts:
             tensor_chunks=np.bincount(tensor, minlength=len(merged.tensor_chunks)).astype(np.int64),
         )
         self.hint = np.arange(len(tensor)) - self.index.chunk_starts()[:-1][tensor]
-        """Position among the chunks of its tensor, for each new chunk."""
+        """For each chunk of the new table, its position among the chunks of its tensor."""
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], index: CheckpointIndex) -> tuple[I64, I64, bool]:

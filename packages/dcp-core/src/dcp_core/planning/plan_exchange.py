@@ -96,7 +96,7 @@ class PlanExchange:
         self._packs = False
         self._layout = b""
         self.metadata: Metadata | None = None
-        """Metadata of the global plan; on the coordinator."""
+        """Metadata of the global plan on the coordinator; None on other ranks."""
 
     def run(self, plan_locally: Callable[[], SavePlan], writer: Callable[[], StorageWriter]) -> SavePlan:
         """Agree on the global plan with all ranks, and return this rank's final plan.

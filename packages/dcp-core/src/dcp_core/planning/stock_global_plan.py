@@ -74,11 +74,11 @@ def _add_item(entries: dict[str, STORAGE_TYPES], item: WriteItem, *, rewrite: bo
 
 
 def check_coverage(entries: dict[str, STORAGE_TYPES], *, complete: bool) -> None:
-    """Check that the chunks of each tensor lie inside the tensor, do not overlap, and fill it.
+    """Check that the chunks of each tensor lie inside the tensor and do not overlap, and optionally fill the tensor.
 
     Args:
         entries: FQN → metadata of the tensor or object.
-        complete: Whether the chunks must fill the tensor.
+        complete: Whether to check that the chunks fill each tensor.
 
     Raises:
         PlanError: The chunks of some tensors fail this check; the message names each of these tensors and the box.

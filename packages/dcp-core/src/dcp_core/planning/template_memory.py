@@ -31,11 +31,11 @@ class MemoryFindings:
     problems: list[LoadProblem] = field(default_factory=list)
     """Tensors that cannot be filled, because their elements share memory or the memory is mapped read-only."""
     shared: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs of positions in the list of tensors whose tensors share memory; incomplete if there are thousands."""
+    """Pairs of indices of tensors that share memory, into the checked tensors; incomplete if there are thousands."""
 
 
 def find_shared_memory(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> MemoryFindings:
-    """Find tensors of a template that share memory, whose elements overlap, or whose memory is read-only.
+    """Find tensors of a template that share memory with each other, have overlapping elements, or are read-only.
 
     Args:
         keys: FQN of each tensor.

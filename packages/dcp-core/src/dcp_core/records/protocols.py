@@ -190,7 +190,12 @@ class LoadPlanner:
 
     @abstractmethod
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Take over an item's data, after `tensor`, from `resolve_tensor`, has been filled. Called on every rank."""
+        """Complete the load of an item after its tensor has been filled. Called on every rank.
+
+        Args:
+            read_item: Item that was read.
+            tensor: Tensor that `resolve_tensor` returned, now filled; a planner copies it if it is a buffer.
+        """
 
 
 class StorageWriter(ABC):

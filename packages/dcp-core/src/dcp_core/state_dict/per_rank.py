@@ -97,7 +97,7 @@ class RankValues:
 
     def __init__(self, template: dict[str, Any], names: Collection[str], rank: int) -> None:
         self.taken: dict[str, int | None] = {}
-        """Name → rank whose value is loaded; None if the template's value is kept, or all ranks share one value."""
+        """FQN of a `PerRank` → rank whose entry is loaded; None if the template's is kept, or all ranks share one."""
         self._places: list[_Place] = []
         self._states: list[tuple[Stateful, Any]] = []
         for name, place in sorted(_find(template, ""), key=lambda found: found[0]):

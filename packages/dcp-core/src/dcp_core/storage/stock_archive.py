@@ -53,7 +53,7 @@ class ArchiveSearch:
         self.requests: list[ReadRequest] = []
         self._places: set[tuple[str, int]] = set()
         self.found: dict[tuple[str, int], ArchivedTensor] = {}
-        """File and offset of an archive → values in that archive."""
+        """(File, byte offset) of an archive → location of the tensor in that archive."""
 
     def add(self, key: str, stored: StoredItem) -> None:
         """Add an archive to the search; does nothing for small archives, and if it was added before.

@@ -91,9 +91,9 @@ class PlanColumns:
         self.object_bytes = object_bytes
         self.hints = hints
         self.chosen: Selection | None = None
-        """Selection from the rank's values by which these columns were made, if any. Not pickled."""
+        """Selection by which `select` made these columns from those of the local plan; None otherwise. Not pickled."""
         self.order: Sequence[str] | None = None
-        """Order of names in which `items` yields the items; None for tensors before objects. Not pickled."""
+        """Order of FQNs in which `items` yields the items; None for tensors before objects. Not pickled."""
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
         return self.index, self.whole, self.object_bytes, self.hints
@@ -148,12 +148,12 @@ class PlanColumns:
         return first
 
     def chunk_rows(self, tensors: I64) -> I64:
-        """Return the rows of all chunks of the tensors in these rows."""
+        """Return the row numbers of all chunks of the tensors whose row numbers are given."""
         first = self.index.chunk_starts()
         return ranges(first[:-1][tensors], first[1:][tensors])
 
     def take_tensors(self, rows: I64) -> PlanColumns:
-        """Return the columns of the tensors in these rows, in this order, and of all objects."""
+        """Return the columns of the tensors in the given rows, in the order of `rows`, and of all objects."""
         index = take_tensors(self.index, rows)
         index.tensor_names = [self.index.tensor_names[row] for row in rows.tolist()]
         return PlanColumns(index, self.whole[rows], self.object_bytes)

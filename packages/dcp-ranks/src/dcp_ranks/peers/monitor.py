@@ -75,7 +75,7 @@ class Peers:
     ) -> None:
         self._options = options or PeerOptions()
         self.relays = world_size > self._options.leaders_above
-        """Whether messages of phases are sent over the connections."""
+        """Whether the messages of phases are sent over connections between ranks, instead of through the store."""
         self._prefix = f"dcp/peers/{number}/"
         self._rank = rank
         self._world_size = world_size
@@ -84,7 +84,7 @@ class Peers:
         self._lock = UninterruptedLock()
         self._held = PeerHandles()
         self.close = weakref.finalize(self, self._held.close)
-        """Closes all handles."""
+        """Function that closes all connections, listening sockets and descriptors of processes."""
         self._met = False
         self._above: Link | None = None
         self._above_card: Card | None = None
@@ -198,7 +198,7 @@ class Peers:
             self._send_waiting()
 
     def take_back(self, key: Key) -> list[Frame]:
-        """Return and remove the frames of a phase that are queued for the rank above."""
+        """Return and remove the frames (messages) of a phase that are queued for the rank above."""
         with self._lock:
             return self._mail.take_back(key)
 

@@ -33,7 +33,7 @@ class Card:
 
 
 class CardBox:
-    """Reader and writer of the cards of a group's ranks in the store.
+    """Reader and writer of the cards (process identity and addresses) of a group's ranks in the store.
 
     In a tree with leaders, a rank is below the leader of its host, and a leader is below another leader or the
     coordinator, each of which has at most `fan_out` leaders directly below. Without leaders, all ranks are directly
@@ -53,7 +53,7 @@ class CardBox:
         self.secret = wire.claim("token", secrets.token_hex(32)).encode()
         """Secret of the job; it is never sent over a connection."""
         self.challenge = new_challenge()
-        """Challenge of this rank, for the case that it accepts connections."""
+        """Challenge of this rank for ranks that connect to it; see `handshake`."""
 
     def leave(
         self, wire: StoreWire, rank: int, *, leads: bool, open_door: Callable[[], tuple[tuple[str, ...], int]]

@@ -143,7 +143,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         """Do nothing: telling other ranks needs a collective, which would wait for every rank, and may wait forever."""
 
     def close(self) -> None:
-        """See `Coordinator.close`."""
+        """End the operation on this rank; see `Coordinator.close`."""
         if not self._closed:
             self._closed = True
             self._turns.end(self.sequence)

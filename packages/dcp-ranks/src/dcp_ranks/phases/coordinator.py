@@ -54,7 +54,7 @@ class Coordinator(ABC):
         self.coordinator_rank = coordinator_rank
         self.sequence = 0
         self.slowest: tuple[int, float] | None = None
-        """Slowest rank of the last successful phase: its `map_fn` took longest, with its seconds; None if unknown."""
+        """Rank whose `map_fn` took longest in the last successful phase, and its seconds; None if unknown."""
 
     @property
     def is_coordinator(self) -> bool:
@@ -66,9 +66,9 @@ class Coordinator(ABC):
         """Run `map_fn` on every rank and `reduce_fn` on the coordinator; return to each rank its own element.
 
         Args:
-            phase: Name of the phase, for errors and events.
-            map_fn: Function that returns this rank's value.
-            reduce_fn: Function that the coordinator calls with the values of all ranks in rank order; returns one
+            phase: Name of the phase, for error messages.
+            map_fn: Function that returns this rank's input for `reduce_fn`.
+            reduce_fn: Function that the coordinator calls with the results of all ranks' `map_fn`, in rank order; returns one
                 element for each rank, in rank order.
 
         Ranks: every rank; collective.
@@ -79,9 +79,9 @@ class Coordinator(ABC):
         """Run `map_fn` on every rank and `reduce_fn` on the coordinator; return the result to all ranks.
 
         Args:
-            phase: Name of the phase, for errors and events.
-            map_fn: Function that returns this rank's value.
-            reduce_fn: Function that the coordinator calls with the values of all ranks in rank order.
+            phase: Name of the phase, for error messages.
+            map_fn: Function that returns this rank's input for `reduce_fn`.
+            reduce_fn: Function that the coordinator calls with the results of all ranks' `map_fn`, in rank order.
 
         Ranks: every rank; collective.
         """
@@ -119,7 +119,7 @@ class Coordinator(ABC):
         """Check that all ranks pass an equal `value`; raise on every rank if not.
 
         Args:
-            phase: Name of the phase, for errors and events.
+            phase: Name of the phase, for error messages.
             value: This rank's value; supports pickling and `==`.
             describe: Name of the values in the plural for the error message, such as `checkpoint ids`.
 
@@ -158,31 +158,31 @@ class LocalCoordinator(Coordinator):
         self._nonce = secrets.token_hex(8)
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:  # noqa: ARG002
-        """See `Coordinator.reduce_scatter`."""
+        """Return each rank's own element of the result of `reduce_fn`; see `Coordinator.reduce_scatter`."""
         (answer,) = reduce_fn([map_fn()])
         return answer
 
     def all_reduce(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], R]) -> R:  # noqa: ARG002
-        """See `Coordinator.all_reduce`."""
+        """Return the result of `reduce_fn` to every rank; see `Coordinator.all_reduce`."""
         return reduce_fn([map_fn()])
 
     def all_gather(self, phase: str, map_fn: Callable[[], T]) -> list[T]:  # noqa: ARG002
-        """See `Coordinator.all_gather`."""
+        """Return the results of all ranks to every rank; see `Coordinator.all_gather`."""
         return [map_fn()]
 
     def broadcast(self, phase: str, fn: Callable[[], T]) -> T:  # noqa: ARG002
-        """See `Coordinator.broadcast`."""
+        """Return the coordinator's result of `fn` to every rank; see `Coordinator.broadcast`."""
         return fn()
 
     def barrier(self, phase: str) -> None:
-        """See `Coordinator.barrier`."""
+        """Wait until every rank has called this method; see `Coordinator.barrier`."""
 
     def save_nonce(self) -> str:
-        """See `Coordinator.save_nonce`."""
+        """Return a random string that is equal on all ranks; see `Coordinator.save_nonce`."""
         return self._nonce
 
     def close(self) -> None:
-        """See `Coordinator.close`."""
+        """End the operation on this rank; see `Coordinator.close`."""
 
 
 def _disagreement(values: list[object], describe: str) -> str | None:

@@ -80,7 +80,7 @@ class PhasedCoordinator(Coordinator):
         """Raise if the other ranks have ended the phase that this rank, the coordinator, is about to decide."""
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:
-        """See `Coordinator.reduce_scatter`."""
+        """Return each rank's own element of the result of `reduce_fn`; see `Coordinator.reduce_scatter`."""
 
         def answer(values: list[T]) -> Answer:
             answers = reduce_fn(values)
@@ -92,7 +92,7 @@ class PhasedCoordinator(Coordinator):
         return cast("R", self._run("reduce_scatter", phase, map_fn, answer))
 
     def all_reduce(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], R]) -> R:
-        """See `Coordinator.all_reduce`."""
+        """Return the result of `reduce_fn` to every rank; see `Coordinator.all_reduce`."""
 
         def answer(values: list[T]) -> Answer:
             result = reduce_fn(values)
@@ -101,7 +101,7 @@ class PhasedCoordinator(Coordinator):
         return cast("R", self._run("all_reduce", phase, map_fn, answer))
 
     def all_gather(self, phase: str, map_fn: Callable[[], T]) -> list[T]:
-        """See `Coordinator.all_gather`."""
+        """Return the results of all ranks to every rank; see `Coordinator.all_gather`."""
 
         def answer(values: list[T]) -> Answer:
             return Answer(Verdict(common=encode(values)), own=values)
@@ -109,7 +109,7 @@ class PhasedCoordinator(Coordinator):
         return cast("list[T]", self._run("all_gather", phase, map_fn, answer))
 
     def broadcast(self, phase: str, fn: Callable[[], T]) -> T:
-        """See `Coordinator.broadcast`."""
+        """Return the coordinator's result of `fn` to every rank; see `Coordinator.broadcast`."""
 
         def answer(values: list[T | None]) -> Answer:
             value = values[self.rank]
@@ -118,7 +118,7 @@ class PhasedCoordinator(Coordinator):
         return cast("T", self._run("broadcast", phase, fn if self.is_coordinator else lambda: None, answer))
 
     def barrier(self, phase: str) -> None:
-        """See `Coordinator.barrier`."""
+        """Wait until every rank has called this method; see `Coordinator.barrier`."""
         self._run("barrier", phase, lambda: None, lambda _: Answer(Verdict()))
 
     def _run(self, kind: str, phase: str, map_fn: Callable[[], Any], answer: Callable[[list[Any]], Answer]) -> Any:

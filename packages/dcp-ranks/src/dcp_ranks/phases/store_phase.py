@@ -68,7 +68,7 @@ class StoreRound:
         self._at = f"{step.number}/"
         self._arrived, self._ready, self._verdict = shared_keys(step.number)
         self.shared = shared_keys(step.number)
-        """Keys to remove when every rank has read the verdict."""
+        """Store keys to delete when every rank has read the verdict."""
         self._own_keys: list[str] = []
         self._next_search = self._started + _SEARCH_SECONDS
 

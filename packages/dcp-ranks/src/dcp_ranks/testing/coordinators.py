@@ -33,7 +33,8 @@ __all__ = [
 
 STORE_KINDS: Final = ("store", "relay")
 KINDS: Final = (*STORE_KINDS, "collective")
-"""Kinds of coordinators for tests; with `relay`, each pretended host has two ranks, whose leader relays messages."""
+"""Kinds of coordinators for tests: `store`; `relay`, whose leaders relay messages, with two ranks per pretended host;
+`collective`."""
 
 _RELAYING = PeerOptions(leaders_above=1, fan_out=1)
 _HEAR_SECONDS = 40.0

@@ -34,7 +34,10 @@ _ENVIRONMENT = {
 
 
 class RankProcess:
-    """Handle of one rank process, which runs `dcp_ranks.testing.rank_worker`, its stdout and stderr in a file."""
+    """Handle of one rank process, a child process that runs `dcp_ranks.testing.rank_worker`.
+
+    Stdout and stderr of the process are written to a file; see `output`.
+    """
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()

@@ -52,11 +52,11 @@ class Link:
         self._body: bytearray | None = None
         self._filled = 0
         self.reached = False
-        """Whether the connection has been made."""
+        """Whether the TCP connection has been established."""
         self.broken: str | None = None
-        """Reason why nothing more can be sent or received; None as long as it can."""
+        """Reason why the connection cannot send or receive any more; None while it works."""
         self.rank: int | None = None
-        """Rank at the other end, once it has proved that it belongs to the job; until then it may send little."""
+        """Rank at the other end; None before authentication, when only small messages are accepted."""
         connection.setblocking(False)
         keep_lease(connection, peer_timeout_seconds)
 
@@ -66,7 +66,7 @@ class Link:
 
     @property
     def sending(self) -> bool:
-        """Whether a frame has not been sent completely."""
+        """Whether there are frames that have not been sent completely."""
         return bool(self._out)
 
     def send(self, frame: Frame) -> None:

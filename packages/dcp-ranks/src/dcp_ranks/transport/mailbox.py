@@ -33,12 +33,12 @@ class Mail:
         """The phases in which this rank is ready to receive large frames."""
 
     def begin(self, sequence: int) -> None:
-        """Begin the operation with this sequence number: keep its frames from now on."""
+        """Begin the operation with this sequence number: keep its messages from now on."""
         self._operations.add(sequence)
         self._newest = max(self._newest, sequence)
 
     def end(self, sequence: int) -> None:
-        """End the operation with this sequence number: discard its frames."""
+        """End the operation with this sequence number: discard its messages in the inbox and outbox."""
         self._operations.discard(sequence)
         for kept in (self._inbox, self._outbox, self._unasked_bytes):
             for key in [key for key in kept if key[0] == sequence]:

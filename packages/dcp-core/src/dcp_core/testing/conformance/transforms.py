@@ -52,7 +52,7 @@ class StreamTransformConformance(_ExtensionTests):
     """Conformance suite of a stream transform. Derive a test class that overrides `make`."""
 
     def make(self) -> StreamTransformExtension:
-        """See `_ExtensionTests`."""
+        """Return the transform under test, with its settings. To be overridden."""
         raise NotImplementedError
 
     def _encoded(self, data: bytes, step: int) -> bytes:
@@ -85,7 +85,7 @@ class BlockTransformConformance(_ExtensionTests):
     """Conformance suite of a block transform. Derive a test class that overrides `make`."""
 
     def make(self) -> BlockTransformExtension:
-        """See `_ExtensionTests`."""
+        """Return the transform under test, with its settings. To be overridden."""
         raise NotImplementedError
 
     def _reader(self) -> BlockUndo:
