@@ -127,8 +127,8 @@ def disk_states(
 
 
 Choose = Callable[[int], "bool | str | random.Random"]
-"""Decision for the number of a change: whether it reaches the disk; `length` keeps only the length of a write; a random
-generator tears the write."""
+"""Function that decides, from the number of a change, whether the change reaches the disk: True or False; `length` for
+only the new length of a written file; a random generator for a torn write."""
 _FILE = frozenset({"write", "truncate", "grow"})
 _NAME = frozenset({"create", "mkdir", "unlink", "rmdir", "rename", "link", "symlink"})
 

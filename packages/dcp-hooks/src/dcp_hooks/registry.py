@@ -122,7 +122,7 @@ class PluginRegistry:
             errors: Classes of the errors to raise.
 
         Raises:
-            PluginNotFoundError: No plug-in offers the name; the message says what to install.
+            PluginNotFoundError: No plug-in offers the name; the message names the package to install.
             PluginLoadError: No plug-in offers the name, but a broken plug-in may.
             DuplicatePluginError: Two plug-ins offer the name.
         """

@@ -60,7 +60,7 @@ class GroupLink:
         return Ticket(self._drawn)
 
     def take_number(self, overlap: str) -> Ticket:
-        """Return a sequence number as `draw` does; if a signal handler raises meanwhile, `withdraw` from the save."""
+        """Return a sequence number as `draw` does; if a signal handler raises during the call, withdraw from the save."""
         ticket = None
         try:
             with interrupts_deferred():
@@ -139,7 +139,7 @@ class StoreLink(GroupLink):
         return None if group is None else store_of(group)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """Make a save fail on the other ranks; see `GroupLink.withdraw`. Uses the connection `store`, because `background` may be busy."""
+        """Make a save fail on the other ranks, over the connection `store`; see `GroupLink.withdraw`."""
         with self._lock:
             coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
             coordinator.__exit__(type(error), error, error.__traceback__)

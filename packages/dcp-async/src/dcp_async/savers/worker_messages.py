@@ -92,7 +92,7 @@ class ForgetArena:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Request to run one save. A field that is None stands for its content in the last save of the same structure."""
+    """Request to run one save. A field that is None has the same content as in the last save of the same structure."""
 
     number: int
     structure: str

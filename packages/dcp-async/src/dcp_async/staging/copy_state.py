@@ -105,7 +105,7 @@ class Stager:
             return self._copy(look_through(state_dict, nested=nested, forms=self._forms))
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
-        """Copy a state dict with its containers, DTensors and objects as they are, as custom planners need it.
+        """Copy a state dict with containers, DTensors and objects of the same types, as custom planners need it.
 
         Returns:
             The copy, and the arena that holds its tensors.

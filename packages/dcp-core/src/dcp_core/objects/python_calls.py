@@ -39,7 +39,7 @@ def refused(what: object, arguments: Iterable[Any]) -> UnsafePickleError:
 
     Args:
         what: Class or function that the pickle calls.
-        arguments: Arguments of the call, of which the message names only the types.
+        arguments: Arguments of the call; the message names their types, not their contents.
     """
     given = ", ".join(described(argument) for argument in [*arguments][:6])
     return UnsafePickleError(f"a call of {described(what)} with ({given}) is not allowed")

@@ -4,7 +4,7 @@ Large items are cut into parts if that levels the load. This module computes onl
 is deterministic.
 
 Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (contract; stock weighs a shard by its global tensor, and cuts
-nothing). Water level and wrap-around: R. McNaughton, "Scheduling with deadlines and loss functions", 1959.
+nothing). Division of items between ranks: R. McNaughton, "Scheduling with deadlines and loss functions", 1959.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class TensorProperties:
 
     @staticmethod
     def create_from_tensor(tensor: torch.Tensor) -> TensorProperties:
-        """Return the properties of a tensor, with a contiguous memory format whatever the tensor's, as stock does."""
+        """Return the properties of a tensor; as in stock, the memory format is always `torch.contiguous_format`."""
         return TensorProperties(
             dtype=tensor.dtype,
             layout=tensor.layout,

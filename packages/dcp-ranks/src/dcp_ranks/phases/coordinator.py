@@ -68,8 +68,8 @@ class Coordinator(ABC):
         Args:
             phase: Name of the phase, for error messages.
             map_fn: Function that returns this rank's input for `reduce_fn`.
-            reduce_fn: Function that the coordinator calls with the results of all ranks' `map_fn`, in rank order; returns one
-                element for each rank, in rank order.
+            reduce_fn: Function that the coordinator calls with the results of all ranks' `map_fn`, in rank order;
+                returns one element for each rank, in rank order.
 
         Ranks: every rank; collective.
         """

@@ -30,7 +30,7 @@ def fenced(check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_fence() -> None:
-    """Raise if the other ranks have ended the current phase without the coordinator; outside phases, do nothing.
+    """Raise if the other ranks have ended the current phase without the coordinator; do nothing outside phases.
 
     Call it in a `reduce_fn` right before a step that cannot be undone: `finish` of a storage writer calls it right
     before publishing.
