@@ -60,7 +60,7 @@ class GroupLink:
         return Ticket(self._drawn)
 
     def take_number(self, overlap: str) -> Ticket:
-        """Return a sequence number as `draw` does; if a signal handler raises during the call, withdraw from the save."""
+        """Return a sequence number as `draw` does; if a signal handler raises in between, withdraw from the save."""
         ticket = None
         try:
             with interrupts_deferred():

@@ -34,15 +34,15 @@ class WriterAbilities:
     checkpoint_id: Any
     """Checkpoint id to save to if `save` is called without a checkpoint id."""
     renew_save_id: Callable[[], None] | None
-    """Choose a new save id if the writer's save id was used by an earlier save."""
+    """Method that chooses a new save id if the writer's save id was used by an earlier save."""
     placed_plans: Callable[[list[SavePlan]], list[SavePlan]] | None
-    """Return the plans of all ranks, completed after a subclass's `prepare_global_plan`. Called on the coordinator."""
+    """Method that completes the plans from a subclass's `prepare_global_plan`. Called on the coordinator."""
     stores_aliases: bool | None
     """Whether tied tensors are stored once, with their names recorded by `finish` in `Metadata.aliases`."""
     published_metadata: Callable[[str | None], Metadata] | None
-    """Read the metadata of the save with this save id back from storage. Called on every rank."""
+    """Method that reads from storage the metadata of the checkpoint with a save id. Called on every rank."""
     abort: Callable[[BaseException], None] | None
-    """Clean up after a save that failed with this error. Called on every rank."""
+    """Method that cleans up after a save that failed with the error in its argument. Called on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class SavePlannerAbilities:
     """Optional attributes and methods of a `SavePlanner`; None for each one that a planner does not have."""
 
     plain_values: Callable[[], Mapping[str, Any] | None] | None
-    """Return the tensors and objects by FQN, if written unchanged; see `SavePlanner.plain_values`."""
+    """Method that returns a mapping FQN → tensor or object to write; see `SavePlanner.plain_values`."""
     plan_key: Callable[[], Hashable] | None
-    """Return the planner's options as the key of the plan cache; None if plans must not be cached."""
+    """Method that returns the planner's options as the key of the plan cache, or None to cache no plans."""
     adopt_global_plan: Callable[[list[SavePlan], Metadata], None] | None
-    """Set a cached global plan as the plan of this save. Called on the coordinator."""
+    """Method that sets a cached global plan as the plan of this save. Called on the coordinator."""
     stands_for: Any
     """The custom planner that this planner replaces in the worker process of an asynchronous saver."""
 

@@ -26,7 +26,7 @@ class ByteStorage:
 
     _checkpoint_id: CheckpointId
     absolute_id: CheckpointId
-    """The checkpoint id; a relative path was made absolute, in the working folder at the time when it was passed."""
+    """The checkpoint id, with a relative path made absolute in the working folder at the time when the id was set."""
     _opened: StoreBackend | None = None
 
     def _set_id(self, checkpoint_id: CheckpointId) -> None:

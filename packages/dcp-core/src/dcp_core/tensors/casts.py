@@ -1,4 +1,4 @@
-"""Lossless casts: conversions between dtypes that preserve every number, which a load always performs."""
+"""Lossless casts: conversions between dtypes that preserve every number. Loads need no permission for them."""
 
 from __future__ import annotations
 

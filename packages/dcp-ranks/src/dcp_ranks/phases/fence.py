@@ -1,7 +1,7 @@
 """Fence: a check, right before publishing, that the other ranks still wait for the coordinator in this phase.
 
-If the coordinator is suspended for longer than the deadline, the other ranks stop waiting and raise; when it resumes,
-it must not publish any more. Not in this module: how a coordinator detects this.
+If the coordinator is suspended for longer than the deadline, the other ranks stop waiting and raise; when the
+coordinator resumes, it must not publish any more. Not in this module: how a coordinator detects this.
 """
 
 from __future__ import annotations
