@@ -50,7 +50,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class Registers(ctypes.Structure):
-    """`struct user_regs_struct` of x86-64."""
+    """CPU registers of a stopped thread, as `struct user_regs_struct` of x86-64."""
 
     _fields_ = [
         (name, ctypes.c_ulong)

@@ -211,6 +211,6 @@ NUMPY_VALUES.update(
     }.items()
 )
 NUMPY_CALLS: list[tuple[Any, Call]] = [(np.dtype, _dtype), *((value, _number(value)) for value in _TYPES)]
-"""numpy class or function → rule for calling it."""
+"""numpy class or function → rule that checks and carries out a pickle's call of it."""
 NUMPY_STATES: dict[type, State] = {np.ndarray: _set_array, **dict.fromkeys(NUMPY_DTYPES, _set_dtype)}
-"""numpy class → rule for setting the state of an instance."""
+"""numpy class → rule that checks and sets the state of an instance from a pickle."""

@@ -332,12 +332,12 @@ PYTHON_CALLS: list[tuple[Any, Call]] = [
     (pathlib.PurePath, _path(pathlib.PurePath)),
     (pathlib.Path, _path(pathlib.Path)),
 ]
-"""Python class or function → rule for calling it."""
+"""Python class or function → rule that checks and carries out a pickle's call of it."""
 
 PYTHON_FUNCTIONS = [Function("_codecs.encode", _encode)]
 """Functions that a pickle may call, but that cannot be part of the loaded object."""
 PYTHON_NEWS: list[tuple[type, New]] = [(uuid.UUID, _new_uuid)]
-"""Python class → rule for making an instance with `__new__`, without `__init__`."""
+"""Python class → rule that makes an instance for a pickle with `__new__`, without `__init__`."""
 
 PYTHON_STATES: dict[type, State] = {
     argparse.Namespace: set_attributes,
@@ -347,4 +347,4 @@ PYTHON_STATES: dict[type, State] = {
     io.BytesIO: _set_stream(bytes),
     io.StringIO: _set_stream(str, str),
 }
-"""Python class → rule for setting the state of an instance."""
+"""Python class → rule that checks and sets the state of an instance from a pickle."""

@@ -315,7 +315,7 @@ TENSOR_CALLS: list[tuple[Any, Call]] = [
     (torch.nn.Parameter, _parameter),
     (TorchVersion, _version),
 ]
-"""torch class → rule for calling it."""
+"""torch class → rule that checks and carries out a pickle's call of the class."""
 Subclassed = Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]
 
 

@@ -168,7 +168,7 @@ class StateRecords:
 
 
 def records_of(metadata: Metadata) -> StateRecords | None:
-    """Return the source of metadata that was read from a manifest and not changed; None for other metadata."""
+    """Return the `StateRecords` of metadata that was read from a manifest and not changed; None for other metadata."""
     entries = metadata.state_dict_metadata
     source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
     return source if isinstance(source, StateRecords) else None
