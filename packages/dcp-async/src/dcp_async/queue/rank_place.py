@@ -68,7 +68,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Sequence number of a save in its group, and epoch: the number of the group's worker processes that ended before."""
+    """Sequence number of a save in its group, and epoch: the number of the group's worker processes ended before."""
 
     sequence: int
     epoch: int = 0

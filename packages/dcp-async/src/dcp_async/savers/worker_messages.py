@@ -85,7 +85,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class ForgetArena:
-    """Request to unmap an arena (shared memory for staged tensors) that is not used any more, which frees the memory."""
+    """Request to unmap an arena (shared memory for staged tensors) that is not used any more, to free memory."""
 
     number: int
 
