@@ -28,8 +28,8 @@ class StoreBackend:
         layout: See `write_items`.
         threads: Number of writer or reader threads of this rank.
         single_file: Whether each writer thread writes one file for all its items; otherwise one file per item.
-        sync: Whether a save returns only when its files survive a crash of the machine.
-        verify: Choice of CRCs that reads are checked against; see `Verify`.
+        sync: Whether `write` and `publish` make files durable (fsync), to survive a crash of the machine.
+        verify: Which CRCs `read` checks; see `Verify`.
         stale_after_seconds: See `SaveSession.begin`.
         max_inflight_bytes: Limit of the memory for buffers of a write or a read.
 
@@ -79,7 +79,7 @@ class StoreBackend:
 
     @property
     def generation(self) -> int:
-        """Generation of the last save that was begun: the generation of the checkpoint that it replaces, plus one."""
+        """Generation number of the last save begun: that of the checkpoint to be replaced, plus one."""
         return self._generation
 
     def read_current(self) -> CheckpointIndex | None:
@@ -129,7 +129,7 @@ class StoreBackend:
         return session
 
     def join_save(self, save_id: str) -> None:
-        """Join the save that the coordinator began. May be called again.
+        """Join the save that the coordinator began. Joining the same save again does nothing.
 
         Ranks: every rank but the coordinator.
         """
@@ -158,7 +158,7 @@ class StoreBackend:
         return items
 
     def publish(self, name: str, data: bytes) -> None:
-        """Publish an object: give `name` the contents `data` atomically; see `SaveSession.publish`.
+        """Publish an object: write `data` to `name` atomically; see `SaveSession.publish`.
 
         Ranks: the coordinator; every rank in a save without one.
         """
@@ -168,7 +168,7 @@ class StoreBackend:
         save.publish(name, data)
 
     def finish_save(self, keep: Collection[str]) -> None:
-        """End a published save: remove the files that it replaced, then its marker. Does not raise."""
+        """End a published save: remove the files that it replaced, then its marker. Failures are logged, not raised."""
         save, self._save = self._running(), None
         if isinstance(save, SaveSession):
             save.finish(keep)
@@ -184,7 +184,8 @@ class StoreBackend:
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint; the message names the folder.
-            CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index cannot be read.
+            CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index is damaged, hostile, or of
+                an unknown format.
         """
         current = read_current(self.store)
         if current.damage is not None:

@@ -15,7 +15,7 @@ __all__ = [
 
 
 class CheckpointExistsError(DcpError, FileExistsError):
-    """A checkpoint exists, and the caller asked not to replace it."""
+    """The folder already has a checkpoint, and the caller did not allow this save to overwrite it."""
 
 
 class SaveInProgressError(DcpError, FileExistsError):
@@ -23,7 +23,7 @@ class SaveInProgressError(DcpError, FileExistsError):
 
 
 class SaveLostError(DcpError, RuntimeError):
-    """The marker of the running save is gone: another save considered this one dead, so it must not publish."""
+    """The marker of the running save is gone: another save took the running one for dead, and publishing is refused."""
 
 
 class CheckpointReplacedError(CheckpointNotFoundError):

@@ -41,14 +41,14 @@ class RecentlyUsed(Generic[K, T]):
         self._lock = threading.Lock()
 
     def get(self, key: K) -> T | None:
-        """Return the value of `key`, which counts as used; None if it was evicted."""
+        """Return the cached value of `key`, and mark it as most recently used; None if it is not in the cache."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: K, value: T) -> list[K]:
-        """Add a value; returns the keys of the values that are evicted, which are the least recently used ones."""
+        """Add a value, and evict the least recently used values above the limit; returns the evicted keys."""
         evicted = []
         with self._lock:
             self._values[key] = value
@@ -58,12 +58,12 @@ class RecentlyUsed(Generic[K, T]):
         return evicted
 
     def drop(self, key: K) -> None:
-        """Remove the value of `key`, if there is one."""
+        """Remove `key` and its value from the cache; does nothing if the cache does not hold the key."""
         with self._lock:
             self._values.pop(key, None)
 
     def clear(self) -> None:
-        """Remove all values."""
+        """Remove all values from the cache."""
         with self._lock:
             self._values.clear()
 

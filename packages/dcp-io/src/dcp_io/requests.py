@@ -38,7 +38,7 @@ class PiecewiseData(Protocol):
         """Yield the bytes in order. A piece is valid until the next piece is requested.
 
         Args:
-            max_bytes: Limit of the memory that is used at a time; a single element may exceed it.
+            max_bytes: Limit of the size of one piece; a single element may exceed it.
         """
         ...
 
@@ -60,7 +60,7 @@ class BlockEncoder(Protocol):
 
     @property
     def block_bytes(self) -> int:
-        """Size of each block before encoding, bytes; the last one may be shorter."""
+        """Size of each block before encoding, bytes; the last block may be shorter."""
         ...
 
     @property
@@ -77,7 +77,7 @@ class BlockDecoder(Protocol):
     """Decoder of an item's blocks; used by several threads at once."""
 
     def decode(self, data: memoryview, into: memoryview) -> None:
-        """Decode an encoded block into `into`; raises if the result has another length."""
+        """Decode an encoded block into `into`; raises an error if the decoded length differs from that of `into`."""
         ...
 
 
@@ -139,7 +139,7 @@ class Writable(Protocol):
 
 @dataclass(slots=True)
 class WriteRequest:
-    """Request to write one item, as a record."""
+    """Request to write one item: the dataclass that implements `Writable`."""
 
     key: str
     """FQN of the item, for error messages."""
@@ -153,8 +153,8 @@ class WriteRequest:
 class ReadRequest:
     """Request to read a byte range of one stored item.
 
-    `start` and `stop` are positions in the stored range; for an item in encoded blocks, in its decoded bytes. The same
-    holds for all positions below. The bytes are delivered in one of three ways:
+    `start` and `stop`, like all positions below, are byte positions in the item's stored range; for an item in encoded
+    blocks, in its decoded bytes. The bytes are delivered in one of three ways:
 
     - `into`: the bytes are written to this buffer.
     - `piece`: this callback is called with disjoint pieces (position in the stored range, bytes), in any order, from

@@ -1,4 +1,4 @@
-"""Worker threads that fail together: the first error in any thread stops the others and is raised."""
+"""Worker threads: the first error in any thread stops the other threads and is raised in the caller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Cancelled", "StopSignal", "run_together"]
 
 
 class Cancelled(Exception):  # noqa: N818 - it ends a thread's work and never reaches a user
-    """Raised in a worker thread that is stopped because another one failed."""
+    """Raised in a worker thread that is stopped because another thread failed."""
 
 
 class StopSignal:

@@ -42,7 +42,7 @@ _STEP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ZipRecord:
-    """One record of an archive; its data are the `stored_bytes` bytes from `start` on, counted within the archive."""
+    """One record of a zip archive. Its data are the `stored_bytes` bytes that begin at byte `start` of the archive."""
 
     name: str
     crc32: int
@@ -50,7 +50,7 @@ class ZipRecord:
     start: int
     stored_bytes: int
     bytes: int
-    """Size of the record's data after inflating."""
+    """Size of the inflated data, bytes."""
 
 
 def verify_zip(data: memoryview | bytes) -> bool | None:
@@ -74,10 +74,10 @@ def verify_zip(data: memoryview | bytes) -> bool | None:
 
 
 def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
-    """Describe the damage in an archive of `torch.save`; None if it is sound or cannot be checked.
+    """Return a description of the damage in an archive of `torch.save`; None for a sound or uncheckable archive.
 
-    It cannot be checked if the bytes do not begin like an archive, or if the archive has no CRCs. Records are never
-    inflated to more bytes in total than the archive itself has.
+    An archive cannot be checked if the bytes do not begin like a zip file, or if the archive has no CRCs. An archive
+    whose records would inflate to more bytes than it has counts as damaged, and is not inflated.
     """
     view = memoryview(data)
     if not is_zip(view):
@@ -92,13 +92,13 @@ def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
 
 
 def refuse_bomb(records: Sequence[ZipRecord], nbytes: int) -> None:
-    """Refuse a zip bomb: an archive whose records claim more bytes in total than its own `nbytes`.
+    """Raise an error for a zip bomb: an archive of `nbytes` bytes whose records claim a larger total size.
 
-    `torch.save` does not compress, so the records of a sound archive never claim more. Records that overlap, so that
-    the same bytes count several times, are refused by the same check.
+    `torch.save` does not compress, so the records of a sound archive never exceed its size. Records that share bytes
+    (overlapping ones) are detected by the same comparison.
 
     Raises:
-        CorruptCheckpointError: The records claim more bytes than the archive has.
+        CorruptCheckpointError: The total size of the records exceeds `nbytes`.
     """
     if sum(record.bytes for record in records) > nbytes:
         raise CorruptCheckpointError("its records claim more bytes than the archive has")
@@ -195,7 +195,7 @@ def _data_start(view: memoryview, header: int, name: bytes) -> int:
 
 
 def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
-    """Return the CRC32 of a record's inflated data; None if their size differs from the one in the directory.
+    """Return the CRC32 of a record's inflated data; None if the inflated size differs from the size in the directory.
 
     Args:
         view: The whole archive.
@@ -220,7 +220,7 @@ def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
 
 
 def inflated(view: memoryview, record: ZipRecord) -> bytes:
-    """Return a record's data, inflated. Call `refuse_bomb` first, which bounds the memory that this takes.
+    """Return the inflated data of a record. Call `refuse_bomb` before: it bounds the memory for inflated data.
 
     Raises:
         CorruptCheckpointError: The data do not have the size or the CRC that the directory states.

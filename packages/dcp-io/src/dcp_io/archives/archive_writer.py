@@ -29,12 +29,12 @@ _PACK_BYTES = 1 << 20
 
 
 class ZipFileWriter:
-    """Appends records to a sink; `finish` writes the directory. The caller closes the sink.
+    """Writer of a zip archive: `add` appends a record to a `Sink`, `finish` writes the archive's directory.
 
-    Every record lies in the folder `archive` of the archive, as in `torch.save` files.
+    Record names get the prefix `archive/`, as in files of `torch.save`. The caller closes the sink after `finish`.
 
     Args:
-        sink: A new object; nothing has been written to it.
+        sink: A new `Sink`, to which nothing has been written.
 
     Example:
         ```python
@@ -93,7 +93,7 @@ class ZipFileWriter:
         return value
 
     def finish(self) -> None:
-        """Write the directory and flush pending bytes to the sink."""
+        """Write the archive's directory, and flush pending bytes to the sink."""
         start, size = self._position, len(self._directory)
         self._put(bytes(self._directory))
         self._put(zip64_directory_end(start, size, self._count) + directory_end(start, size, self._count))

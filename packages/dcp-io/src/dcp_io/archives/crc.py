@@ -22,7 +22,7 @@ _NO_BORDERS.flags.writeable = False
 
 
 def crc32(data: Buffer, value: int = 0) -> int:
-    """Continue a CRC32 (`value`) over `data`. Releases the GIL for long buffers."""
+    """Return the CRC32 of `data`, continued from the CRC32 `value` of preceding bytes. Releases the GIL if `data` is long."""
     return isal_zlib.crc32(data, value)
 
 
@@ -35,7 +35,7 @@ class RunningCrc:
     """CRC32 of a stored range that arrives in pieces, with its value at every interior block border.
 
     Args:
-        stored_bytes: Length of the whole range; the block size follows from it.
+        stored_bytes: Length of the whole range, bytes; the size of its CRC blocks follows from this length.
 
     Example:
         ```python
@@ -75,14 +75,14 @@ class RunningCrc:
         self.value, self._position = value, position
 
     def borders(self) -> npt.NDArray[np.uint32]:
-        """Return the CRC32s at the interior block borders. Raises ValueError while bytes are missing."""
+        """Return the CRC32 of the prefix up to each interior block border. Raises ValueError if bytes are missing."""
         if self._position != self._length:
             raise ValueError(f"{self._length - self._position} of {self._length} bytes have not arrived")
         return np.array(self._borders, np.uint32) if self._borders else _NO_BORDERS
 
 
 def running_crcs(buffers: Sequence[Buffer]) -> tuple[int, npt.NDArray[np.uint32]]:
-    """Return the CRC32 of the buffers one after another, and those of its prefixes at the interior block borders.
+    """Return the CRC32 of concatenated buffers, and the CRC32 of the prefix up to each interior block border.
 
     Args:
         buffers: One-dimensional contiguous buffers of bytes.
@@ -104,7 +104,7 @@ def crc_at(item: StoredItem, position: int) -> int:
         position: 0, an interior block border or `stored_bytes`.
 
     Raises:
-        ValueError: No CRC is recorded there.
+        ValueError: No CRC is recorded at this position.
     """
     if position == 0:
         return 0

@@ -50,7 +50,7 @@ class Frame:
 
     @property
     def suffix_bytes(self) -> int:
-        """Length of every suffix."""
+        """Length of the archive's suffix in bytes, which does not depend on the CRC32."""
         return len(self.before_crc) + len(self.between_crcs) + len(self.after_crc) + 8
 
 

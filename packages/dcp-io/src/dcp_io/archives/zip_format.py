@@ -31,7 +31,7 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ZIP64_FROM_BYTES = MAX32 - 4096
-"""From this size or position on, numbers are written with 64 bits: see `is_wide`."""
+"""Smallest size or position, in bytes, that is written as a 64-bit field; see `is_wide`."""
 LOCAL = struct.Struct("<4sHHHHHIIIHH")
 CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 END = struct.Struct("<4sHHHHIIH")
@@ -93,7 +93,7 @@ def central_header(name: bytes, size: int, crc: int, start: int, *, described: b
         name: Name of the record.
         size: Size of the record's data, bytes.
         crc: CRC32 of the data.
-        start: Position of its local header.
+        start: Position of the record's local header in the archive, bytes.
         described: Whether a `descriptor` follows the data.
     """
     wide_size, wide_start = is_wide(size), is_wide(start)
@@ -107,13 +107,18 @@ def central_header(name: bytes, size: int, crc: int, start: int, *, described: b
 
 
 def directory_end(start: int, size: int, count: int) -> bytes:
-    """Return the end of an archive, behind its directory; numbers that do not fit refer to a zip64 end before it."""
+    """Return the end-of-directory record of an archive; a number that does not fit is in the zip64 record before it.
+
+    Args:
+        start: Position of the directory in the archive, bytes.
+        size: Size of the directory, bytes.
+        count: Number of records."""
     few = min(count, MAX16)
     return END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, MAX32), min(start, MAX32), 0)
 
 
 def zip64_directory_end(start: int, size: int, count: int) -> bytes:
-    """Return the zip64 record between the directory and `directory_end`, if numbers may need 64 bits."""
+    """Return the zip64 record between directory and `directory_end`, for 64-bit numbers; arguments: `directory_end`."""
     version = _ZIP64_VERSION
     return ZIP64_END.pack(b"PK\x06\x06", 44, version, version, 0, 0, count, count, size, start) + ZIP64_LOCATOR.pack(
         b"PK\x06\x07", 0, start + size, 1

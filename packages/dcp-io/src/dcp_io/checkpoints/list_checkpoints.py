@@ -18,7 +18,7 @@ __all__ = ["FoundCheckpoint", "check_files", "find_checkpoints", "running_saves"
 
 
 def find_checkpoints(root: Store | str | os.PathLike[str]) -> list[FoundCheckpoint[Store]]:
-    """Return the checkpoints in a folder and in those below it, newest first; see `dcp_manifest.checkpoints_below`.
+    """Return the checkpoints in a folder and its subfolders, newest first; see `dcp_manifest.checkpoints_below`.
 
     Args:
         root: A store, a path, or a URI that an installed storage handles. The folder may be missing.
@@ -32,7 +32,7 @@ def find_checkpoints(root: Store | str | os.PathLike[str]) -> list[FoundCheckpoi
 
 
 def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:
-    """Describe the saves in a folder that are running or cannot be proven dead; empty if there are none.
+    """Return a description of each save in a folder that is running or cannot be proven dead.
 
     Args:
         store: The checkpoint's folder.

@@ -51,10 +51,11 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
 
 
 def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) -> FoundCheckpoint[Store] | None:
-    """Return the newest checkpoint in a folder or below it that `check_checkpoint` passes; order: `find_checkpoints`.
+    """Return the newest valid checkpoint in a folder or its subfolders: the first that passes `check_checkpoint`.
 
-    Within a run the checkpoint with the highest step is the newest; modification times do not count, since copying
-    changes them. Leftovers of a crash and quarantined checkpoints are skipped.
+    Checkpoints are tried in the order of `find_checkpoints`: within a training run, the highest step is the newest;
+    modification times do not count, since copying changes them. Leftovers of a crash and quarantined checkpoints are
+    skipped.
 
     Args:
         root: A store, a path, or a URI that an installed storage handles. The folder may be missing.
@@ -62,7 +63,7 @@ def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) ->
             index, and the existence and lengths of files, are checked.
 
     Returns:
-        The checkpoint found; None if there is none.
+        The newest valid checkpoint; None if no checkpoint is valid.
 
     Raises:
         StorageError, OSError: The storage failed while the folders were listed.

@@ -80,7 +80,7 @@ class ReadingSign:
 
 
 def live_readers(store: Store, *, stale_after_seconds: float) -> list[str]:
-    """Return the names of the leases of readers that may be alive; empty if there are none.
+    """Return the file names of the leases whose readers may be alive; an empty list if no reader is.
 
     Args:
         store: The checkpoint's folder.

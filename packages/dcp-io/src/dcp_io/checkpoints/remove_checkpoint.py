@@ -21,7 +21,7 @@ def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int
 
     Args:
         store: The checkpoint's folder.
-        named: Names of data files in the index; the files may be in subfolders.
+        named: Names of the data files that the index lists; they may be in subfolders.
 
     Raises:
         OSError: The storage failed.
@@ -31,7 +31,7 @@ def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int
 
 
 def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> list[str]:
-    """Remove a checkpoint and the leftovers of saves in its folder; returns the names of the other files, which stay.
+    """Remove a checkpoint and the leftovers of saves from its folder; returns the names of the files that remain.
 
     The index is removed first, then all files whose names and first bytes show that a save made them. After an
     interruption no loadable checkpoint is left, and a second call completes the removal.
@@ -66,7 +66,7 @@ def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
 
     Args:
         store: The checkpoint's folder.
-        stale_after_seconds: Time without a sign of life after which a save of another host counts as dead.
+        stale_after_seconds: A save of another host counts as dead when its marker has not been renewed for this long.
 
     Raises:
         OSError: The storage failed.

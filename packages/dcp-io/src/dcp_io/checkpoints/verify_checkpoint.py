@@ -36,11 +36,11 @@ class VerifyReport:
     bytes: int
     """Bytes read from data files."""
     unverified_keys: frozenset[str] = frozenset()
-    """Keys of items that carry no CRC: their bytes cannot be verified."""
+    """Keys of items without a CRC, whose bytes cannot be verified."""
 
     @property
     def ok(self) -> bool:
-        """Whether no problem was found."""
+        """Whether the checkpoint has no problem."""
         return not self.problems
 
 

@@ -25,12 +25,12 @@ _WINDOW_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedItem:
-    """An item, and the index's record of its key and value."""
+    """A stored item with its key, and with the dtype and sizes that the index records for a tensor chunk."""
 
     key: str
     item: StoredItem
     dtype: str | None = None
-    """Dtype of a tensor chunk."""
+    """Dtype of a tensor chunk, without `torch.`; None for an object."""
     sizes: tuple[int, ...] = ()
 
 
@@ -46,14 +46,14 @@ class FileReport:
 def verify_file(
     store: Store, name: str, items: Sequence[IndexedItem], *, exact: bool, on_read: Callable[[int], None]
 ) -> FileReport:
-    """Verify one data file: read and check every item of it that is in the index.
+    """Verify one data file: read the file, and check every item that the index locates in it.
 
     Args:
         store: The checkpoint's folder.
         name: Name of the file.
         items: The items in the file, in any order.
-        exact: Whether this project wrote the file, so that gaps must be short and zero, and nothing may follow the last
-            item.
+        exact: Whether this project wrote the file. If True, gaps must be short and zero, and the file must end with the
+            last item.
         on_read: Progress callback: called with the number of bytes just read.
 
     Raises:

@@ -21,14 +21,14 @@ _NO_BORDERS = np.zeros(0, np.uint32)
 
 
 def with_blocks_apart(requests: Iterable[ReadRequest], *, whole: bool) -> list[ReadRequest]:
-    """Replace each request for an item in encoded blocks by one request for every block that it needs.
+    """Replace each request for an item in encoded blocks by one request per block that is needed.
 
     Args:
-        requests: Requests for items of any kind; others are returned unchanged.
-        whole: Whether every block of an item is read and checked, needed or not.
+        requests: Requests for items of any kind; those for items without encoded blocks are returned unchanged.
+        whole: Whether to read and check all blocks of an item, including those that are not needed.
 
     Raises:
-        ValueError: A request contradicts its item.
+        ValueError: The range or the destination of a request does not fit its item.
         CorruptCheckpointError: The index gives an item a number of blocks that contradicts its decoded size.
     """
     apart: list[ReadRequest] = []

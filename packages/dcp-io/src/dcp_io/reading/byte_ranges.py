@@ -19,7 +19,7 @@ def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -
     """Group ranges so that one read serves each group.
 
     Ranges that overlap or are at most `gap_bytes` apart share a group, as long as the group stays within `limit_bytes`.
-    A group is longer only if it is a single range that is longer.
+    Only a single range that is longer than the limit makes a longer group.
 
     Args:
         ranges: Half-open ranges in any order; empty ones are allowed.
@@ -49,7 +49,7 @@ def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -
 def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
     """Return the smallest range around [start, stop) of a stored range that the item's CRCs can verify.
 
-    For an item without running CRCs that is the whole stored range. An empty range is returned unchanged.
+    For an item without running CRCs, the result is the whole stored range. An empty range is returned unchanged.
     """
     if start == stop:
         return start, stop
@@ -60,7 +60,7 @@ def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
 
 
 def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
-    """Return the part of an item's stored range that must be read to get bytes [start, stop) of its values."""
+    """Return the part of an item's stored range to read for bytes [start, stop) of its decoded data."""
     if item.blocks is not None:
         first, last = start // item.blocks.block_bytes, -(-stop // item.blocks.block_bytes)
         before = int(item.blocks.lengths[:first].sum())
@@ -71,7 +71,7 @@ def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
 
 
 def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> Iterator[Range]:
-    """Split [start, stop) into pieces of about `step_bytes` whose inner borders are multiples of `align_bytes`."""
+    """Split a byte range into pieces of about `step_bytes`, with inner borders at multiples of `align_bytes`."""
     step = max(1, step_bytes // align_bytes) * align_bytes
     while start < stop:
         border = min(stop, (start // align_bytes) * align_bytes + step)
@@ -80,7 +80,16 @@ def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> 
 
 
 def merge_runs(starts: Positions, stops: Positions, *, gap_bytes: int) -> tuple[Positions, Positions]:
-    """Join runs (non-empty, in any order, overlapping or not) that are less than `gap_bytes` apart; ascending."""
+    """Merge byte runs that overlap or are less than `gap_bytes` apart.
+
+    Args:
+        starts: Start of each run, in any order.
+        stops: End of each run; no run is empty.
+        gap_bytes: Gap between two runs from which on they stay separate.
+
+    Returns:
+        Starts and ends of the merged runs, ascending.
+    """
     if len(starts) < 2:
         return starts, stops
     order = np.argsort(starts, kind="stable")

@@ -19,7 +19,7 @@ _COPY_BYTES = 256 << 10
 
 
 def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], value: int) -> int:
-    """Fill the buffers from a file, and return a CRC32 (`value`) continued over their bytes.
+    """Fill the buffers from a file, and return the CRC32 of all bytes up to the end of the last buffer.
 
     Args:
         source: The file.
@@ -52,7 +52,7 @@ def _copy_with_crc(data: memoryview, buffers: Sequence[memoryview], value: int) 
 def check_blocks(
     key: str, item: StoredItem, start: int, stop: int, buffers: Sequence[memoryview], value: int | None = None
 ) -> None:
-    """Check bytes [start, stop) of a stored range against the CRCs recorded at its blocks.
+    """Check bytes [start, stop) of a stored range against the CRCs recorded at its block borders.
 
     Args:
         key: FQN of the item, for error messages.
@@ -82,7 +82,12 @@ def check_blocks(
 
 
 def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]]) -> None:
-    """Check a whole stored range against the item's single CRC, given the CRC32 and length of each part by position.
+    """Check a whole stored range against the item's single CRC, from the CRC32s of its consecutive pieces.
+
+    Args:
+        key: FQN of the item, for error messages.
+        item: The item that was read.
+        crcs: Position of each piece in the stored range → CRC32 and length (bytes) of the piece.
 
     Raises:
         CorruptCheckpointError: The CRC does not match.
@@ -95,7 +100,12 @@ def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]])
 
 
 def check_archive(key: str, item: StoredItem, data: memoryview) -> bool:
-    """Whether an archive is verified by the CRCs inside it; False if it contains none.
+    """Verify an archive by the CRCs inside it; returns False if the archive contains no CRCs.
+
+    Args:
+        key: FQN of the item, for error messages.
+        item: The item that was read.
+        data: The whole archive.
 
     Raises:
         CorruptCheckpointError: A CRC does not match, or a tensor's bytes are not an archive.

@@ -13,7 +13,7 @@ __all__ = ["OpenFile"]
 
 
 class OpenFile:
-    """A data file that is open only as long as reads of it remain, so that few files are open at a time.
+    """A data file that closes itself after its last planned read, which keeps the number of open files small.
 
     The constructor checks that the file is long enough for every request, before any read is planned.
 

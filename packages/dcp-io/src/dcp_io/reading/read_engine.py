@@ -54,18 +54,18 @@ def read_items(
     """Fill every request's destination and call its `piece` and `done` with verified bytes, or raise.
 
     Unless `verify` is False or the item carries no CRC, `done` is never called for bytes that differ from those
-    written. A destination may hold unverified bytes when this raises, except with `verify="before"`. No byte of an
-    item is read twice, however many requests want it (`verify="before"` reads everything once more).
+    written. After an error a destination may hold unverified bytes, except with `verify="before"`. No byte of an item is
+    read twice, however many requests ask for it (`verify="before"` reads everything once more).
 
     Args:
         store: The checkpoint's folder.
         requests: Requests for byte ranges; see `ReadRequest` for the callbacks and their threads.
         threads: Limit of the number of reader threads, at least 1.
         verify: See `Verify`.
-        changed_keys: A set that receives the key of every request whose destination may have changed or whose `piece`
-            or `done` was called; also when this raises.
+        changed_keys: A set to which the function adds, also before it raises, the key of every request whose
+            destination may have changed or whose `piece` or `done` was called.
         max_inflight_bytes: Limit of the memory for buffers of all threads together, but at least one CRC block (1 MiB).
-            Destinations do not count, nor do the bytes that a `done` receives all at once.
+            Destinations do not count, nor does the memory for a request that has neither `into` nor `piece`.
 
     Returns:
         Number of bytes read, and the keys of items without CRCs.
@@ -73,7 +73,7 @@ def read_items(
     Raises:
         CheckpointNotFoundError: A file is missing; the message has its name and a key that needs the file.
         CorruptCheckpointError: Bytes are damaged, or a file is too short; the message has file, key and offset.
-        ValueError: A request contradicts its item, or a limit is not positive.
+        ValueError: The range or destination of a request does not fit its item, or a limit is not positive.
         BaseException: Any error that a `piece` or `done` raises.
 
     Ranks: one; not collective.

@@ -49,7 +49,7 @@ class Check(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """A request, the part of the stored range to read for it, and the check to apply."""
+    """A read request, with the part [start, stop) of the stored range to read for it, and the CRC check to apply."""
 
     request: ReadRequest
     start: int
@@ -58,22 +58,22 @@ class Wanted:
     base: int
     """Position of the stored range in its file."""
     runs: Runs | None = None
-    """The runs of the range that are needed; None for all of it."""
+    """Byte runs of the range that are needed; None if the whole range is needed."""
 
 
 @dataclass(slots=True, eq=False)
 class ItemRead:
-    """An item to be read in steps, and all requests for parts of it."""
+    """A large item that is read in steps, with all requests for bytes of the item."""
 
     members: tuple[Wanted, ...]
     item: StoredItem
     check: Check
     held: bool
-    """Whether all bytes are kept in memory until complete, because a request or the check needs them at once."""
+    """Whether all bytes stay in memory until the last step, because a request or the check needs them together."""
     start: int
     stop: int
     steps: int = 0
-    """Number of remaining steps."""
+    """Number of steps still to be read."""
     memory: memoryview | None = None
     """Buffer for [start, stop), if `held`."""
     crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class SharedRead:
 
 
 def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_BYTES) -> Wanted:
-    """Choose the range to read for a request, wide enough to be checked as `verify` demands.
+    """Choose the byte range to read for a request, wide enough for the CRC check that `verify` selects.
 
     Args:
         request: The request.
@@ -113,7 +113,7 @@ def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_B
         run_gap_bytes: Largest gap between two runs of the item that is read rather than skipped.
 
     Raises:
-        ValueError: The request's range or destination contradicts its item.
+        ValueError: The request's range or destination does not fit its item.
         CorruptCheckpointError: The index gives the item an impossible location or number of CRCs.
     """
     item = request.item
@@ -166,7 +166,7 @@ def plan_reads(
 
     Args:
         wanted: Non-empty ranges of items in one file, which is known to be long enough.
-        rehearse: Whether the bytes are only checked, and delivered to no request.
+        rehearse: Whether the bytes are only read and checked, without delivery to the requests.
         step_bytes: Limit of the size of a step (but at least one CRC block), and of a shared read of small items.
         gap_bytes: Largest gap between two small items that is read rather than skipped; None for the default for disks.
     """

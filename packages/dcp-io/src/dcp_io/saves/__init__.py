@@ -1,1 +1,1 @@
-"""Life of one save in a folder: marker, publish, cleanup."""
+"""One save in a folder from begin to end: save marker, publishing, cleanup."""

@@ -31,11 +31,11 @@ _log = library_logger(__name__)
 
 
 def replaced_names(save_id: str, rank: int | None, current: Current, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the files that are obsolete once the save is published: old indexes first, then old data files.
+    """Return the names of the files that become obsolete when a save is published: indexes first, then data files.
 
     Args:
         save_id: Id of the new save.
-        rank: This rank, in a save without a coordinator; otherwise None.
+        rank: Number of the calling rank in a save without a coordinator; otherwise None.
         current: The checkpoint that will be replaced.
         entries: The folder's listing.
     """
@@ -50,7 +50,7 @@ def replaced_names(save_id: str, rank: int | None, current: Current, entries: It
 
 
 def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], world_size: int) -> bool:
-    """Remove the files that a published save replaced; returns whether all of them are gone.
+    """Remove the files that a published save replaced; returns True if none of these files is left.
 
     Args:
         store: The checkpoint's folder.
@@ -77,7 +77,13 @@ def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
 
 
 def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:
-    """Remove every file of a save that was not published; returns whether all of them are gone."""
+    """Remove every file of a save that was not published; returns True if none of these files is left.
+
+    Args:
+        store: The checkpoint's folder.
+        save_id: Id of the save.
+        entries: The folder's listing.
+        keep: Names of files to keep."""
     sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
     order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
     return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")
@@ -115,11 +121,11 @@ def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_
 
 
 def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
-    """Remove the files whose names and contents show that saves made them, in order; returns the names of the others.
+    """Remove the files whose names and contents show that saves made them; returns the names of the files kept.
 
     Args:
         store: The checkpoint's folder.
-        sizes: Name → size in bytes, from the listing.
+        sizes: Name of each file → size in bytes, from the listing; files are removed in this order.
 
     Raises:
         OSError: The storage failed.

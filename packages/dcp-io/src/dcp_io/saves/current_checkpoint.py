@@ -24,11 +24,11 @@ __all__ = ["Current", "read_current"]
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """State of a folder: it has a readable index, no index, or one that cannot be read."""
+    """State of a checkpoint's folder: the index can be read, is missing, or cannot be read."""
 
     index: CheckpointIndex | None = None
     damage: DcpError | None = None
-    """Error of reading the index, if it cannot be read."""
+    """The error that reading the index raised; None if the index can be read or is missing."""
     generation: int = 0
     """Generation of the checkpoint, or else the highest one of the readable indexes; 0 if there is none."""
     lack: str | None = None
@@ -46,7 +46,7 @@ class Current:
 
 
 def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
-    """Read the newest complete checkpoint in the store; damage is returned, not raised.
+    """Read the index of the newest complete checkpoint in the store; an unreadable index is returned as `damage`.
 
     Args:
         store: The checkpoint's folder.

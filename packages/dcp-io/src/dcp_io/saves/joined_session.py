@@ -27,11 +27,11 @@ class JoinedSave:
         self.save_id = save_id
 
     def wrote(self, files: Iterable[str]) -> None:
-        """Record files of this rank."""
+        """Record the names of data files that this rank has written."""
         self._files.update(files)
 
     def abort(self) -> None:
-        """Remove this rank's files, if it is certain that they will not be published. Does not raise.
+        """Remove this rank's files if the coordinator certainly will not publish them. Failures are not raised.
 
         As long as the marker of the save exists, the coordinator may still publish: then the files stay, and the
         coordinator or the next save removes them.

@@ -14,7 +14,7 @@ _MIN_SECONDS, _MAX_SECONDS = 0.1, 60.0
 
 
 class Renewal:
-    """Daemon thread that touches a marker, from `start` to `stop`, often enough that the marker does not become stale.
+    """Daemon thread that renews a save marker, from `start` to `stop`, before the marker becomes stale.
 
     If the storage fails, the thread tries again after the interval; if the marker is gone, it sets `lost` and ends.
     """
@@ -34,7 +34,7 @@ class Renewal:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Ask the thread to end, without waiting for it."""
+        """Ask the renewal thread to end, without waiting for its end."""
         self._stopping.set()
 
     def stop(self) -> None:

@@ -40,7 +40,7 @@ class OwnName:
     save_id: str | None = None
     """Id of the save; None if the name does not contain it."""
     temporary: bool = False
-    """Whether it is the temporary file that becomes such a file when it is published."""
+    """Whether the name is that of a temporary file, which publishing renames to its final name."""
 
 
 def data_mark(save_id: str) -> bytes:
@@ -49,7 +49,7 @@ def data_mark(save_id: str) -> bytes:
 
 
 def own_name(name: str) -> OwnName | None:
-    """Parse the name of a file; None if no save gives such names. Parent folders in the name are ignored."""
+    """Parse the name of a file; None if it is not the name of a save's file. Parent folders in it are ignored."""
     base = name.rpartition("/")[2]
     if temporary := temporary_of(base):
         becomes = own_name(temporary[0])
@@ -65,7 +65,7 @@ def own_name(name: str) -> OwnName | None:
 
 
 def temporary_of(name: str) -> tuple[str, str] | None:
-    """Return the final name and the tag of a temporary object of `Store.publish`; None if `name` is not that of one."""
+    """Parse the name of a temporary object of `Store.publish` into final name and tag; None for any other name."""
     found = _TEMPORARY.fullmatch(name)
     return (found[1], found[2]) if found else None
 
@@ -73,7 +73,7 @@ def temporary_of(name: str) -> tuple[str, str] | None:
 def is_own_file(store: Store, name: str, size: int) -> bool:
     """Whether a file's name and contents show that a save or the checkpoint manager made it.
 
-    True also for such a file after a crash: empty, truncated, or with zeros as its first bytes.
+    Also True for a save's file that a crash left empty, truncated, or with zeros as its first bytes.
 
     Args:
         store: The checkpoint's folder.

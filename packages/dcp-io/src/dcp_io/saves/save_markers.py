@@ -52,7 +52,7 @@ class Marker:
 
     save_id: str
     rank: int | None
-    """The rank that wrote the marker, in a save without a coordinator; otherwise None."""
+    """Rank that wrote the marker, in a save without a coordinator; otherwise None."""
     process: ProcessIdentity | None
     """The process that runs the save; None if the marker cannot be read."""
     phase: Phase
@@ -61,7 +61,7 @@ class Marker:
     replaced: tuple[str, ...] = ()
     """Files that become obsolete when this save is published."""
     torn: bool = False
-    """Whether the bytes are incomplete, as after a loss of power."""
+    """Whether the marker's bytes are incomplete, as after a loss of power."""
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Marker:
 
     @classmethod
     def from_bytes(cls, name: str, data: bytes) -> Marker:
-        """Parse the marker of this file name; from damaged bytes, only the save id and rank in the name are known."""
+        """Parse a marker; if its bytes are damaged, only the save id and rank are known, from the file name `name`."""
         found = _NAME.fullmatch(name)
         if found is None:
             raise ValueError(f"{name!r} is not the name of a save marker")
@@ -109,10 +109,10 @@ class FoundMarker:
     entry: Entry
 
     def is_dead(self, *, now: float, stale_after_seconds: float) -> bool:
-        """Whether its save counts as dead: it has ended, its process is gone, or the marker was not renewed in time.
+        """Whether the marker's save counts as dead: it has ended, its process is gone, or its marker is stale.
 
-        A modification time far in the future counts like one long ago: whatever happened to the clock, a live save
-        would have reset it by its next renewal.
+        A modification time far in the future also counts as stale: a live save would have corrected it at its next
+        renewal, whatever happened to the clock.
 
         Args:
             now: Current time on the storage's clock, seconds.
@@ -127,7 +127,7 @@ class FoundMarker:
         return self.marker.process is not None and is_gone(self.marker.process)
 
     def describe(self, now: float) -> str:
-        """Describe the save, for messages: its process, its start and the last renewal of its marker."""
+        """Return a description of the save for messages: its process, its start, and the last renewal of its marker."""
         process = self.marker.process
         who = f"process {process.pid} on {process.host!r}" if process else "an unknown process"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.marker.started_ns / 1e9))
@@ -136,7 +136,7 @@ class FoundMarker:
 
 
 def marker_name(save_id: str, rank: int | None) -> str:
-    """Return the file name of a save's marker; with `rank`, of that rank's marker in a save without a coordinator."""
+    """Return the file name of a save's marker; in a save without a coordinator, of the marker of rank `rank`."""
     return f"{_PREFIX}{save_id}" if rank is None else f"{_PREFIX}{save_id}.r{rank}"
 
 

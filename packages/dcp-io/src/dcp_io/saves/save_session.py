@@ -73,8 +73,8 @@ class _Scene:
 class SaveSession:
     """One running save, from `begin` to `finish` or `abort`.
 
-    Until the index is published the folder holds exactly the old checkpoint, afterwards exactly the new one, whichever
-    process is killed at whatever moment. Every other step may be repeated or left out without harm.
+    Until the index is published, loading from the folder gives the old checkpoint, afterwards the new one, no matter
+    when a process is killed. All steps other than publishing the index may be repeated or skipped without harm.
 
     Example:
         ```python
@@ -111,7 +111,7 @@ class SaveSession:
 
     @property
     def rank(self) -> int | None:
-        """This rank, in a save without a coordinator."""
+        """Rank that owns this session, in a save without a coordinator; otherwise None."""
         return self._marker.rank
 
     @classmethod
@@ -150,7 +150,7 @@ class SaveSession:
         return session
 
     def publish(self, name: str, data: bytes) -> None:
-        """Publish an object: give `name` the contents `data` atomically and durably.
+        """Publish an object: write `data` to `name` atomically, and durably if the session has `sync`.
 
         Raises:
             SaveLostError: The marker of this save is gone: another save considered it dead.
@@ -170,12 +170,12 @@ class SaveSession:
         self._published = self._published or name == METADATA_NAME
 
     def finish(self, keep: Collection[str]) -> None:
-        """End a published save: remove the files that it replaced, then its marker. Failures are logged, never raised.
+        """End a published save: remove the files that it replaced, then its marker. Failures are logged, not raised.
 
         In a save without a coordinator, the last rank to publish removes the files.
 
         Args:
-            keep: The data files in the new index.
+            keep: Names of the data files in the new index.
         """
         self._renewal.stop()
         try:
@@ -200,7 +200,7 @@ class SaveSession:
     def abort(self) -> None:
         """End a failed save: remove its files and its marker, unless its index was published after all.
 
-        Published files stay. Does not raise: files that cannot be removed are left to the next save.
+        Published files stay. Failures are not raised: the next save removes the files that could not be removed.
         """
         self._renewal.stop()
         try:

@@ -1,1 +1,1 @@
-"""Stores (folders of named byte objects): the contract, the local one, and help for remote ones."""
+"""Stores (folders of named byte objects): the abstract classes, the local store, and helpers for remote stores."""

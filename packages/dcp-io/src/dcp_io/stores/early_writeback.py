@@ -14,8 +14,8 @@ _SYNC_FILE_RANGE_WRITE = 2
 def start_writeback(fd: int, offset: int, length: int) -> None:
     """Ask the kernel to begin writing a range of a file to its device; does not wait for it.
 
-    Only a hint: without support by the system nothing happens, and device errors are reported by the fsync that must
-    follow.
+    This is only a hint: a system without support for it does nothing, and the caller must still call fsync, which
+    reports errors of the device.
     """
     call = _sync_file_range()
     if call is not None and length > 0:

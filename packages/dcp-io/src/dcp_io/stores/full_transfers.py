@@ -16,7 +16,7 @@ CALL_LIMIT_BYTES = (2 << 30) - 4096
 
 
 def write_fully(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """Write all buffers at `offset` of a file; returns the number of bytes.
+    """Write all buffers at `offset` of a file; returns the number of bytes written.
 
     Raises:
         OSError: A system call failed, or wrote nothing.
@@ -33,7 +33,7 @@ def write_fully(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
 
 
 def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill the buffers from `offset` of a file; returns the number of bytes, fewer only at the file's end."""
+    """Fill the buffers from `offset` of a file; returns the number of bytes read, fewer only at the end of the file."""
     if len(buffers) == 1 and 0 < len(buffers[0]) <= CALL_LIMIT_BYTES:  # nearly always; a partial read goes on below
         read = os.preadv(fd, buffers, offset)
         if read in (0, len(buffers[0])):

@@ -67,7 +67,11 @@ class Attempts:
         return True
 
     def failure(self, message: str, remedy: str) -> StorageError:
-        """Return the error for a request that failed for good; it states attempts, duration and remedy."""
+        """Return the error to raise after the last attempt; its message has the attempts, the duration and the remedy.
+
+        Args:
+            message: Description of the last failure; must not contain secrets.
+            remedy: What the user can do, as a clause."""
         seconds, plural = time.monotonic() - self._started, "s" * (self.number > 1)
         return StorageError(
             f"{self._what}: failed after {self.number} attempt{plural} in {seconds:.1f} s: {message}; {remedy}"

@@ -23,7 +23,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class Sink(ABC):
-    """A new object that one thread is writing. `close` or `abort` ends the write; both may be called again."""
+    """Writer of a new object in a store, used by one thread. `close` or `abort` ends it; both may be called again."""
 
     @property
     @abstractmethod
@@ -50,7 +50,7 @@ class Sink(ABC):
         """Begin to make the written bytes durable, without waiting; a hint that `close` with `sync` will follow."""
 
     keeps_stable: ClassVar[bool] = False
-    """Whether `write_stable` avoids a copy."""
+    """Whether `write_stable` avoids a copy of the buffer."""
 
     def write_stable(self, buffer: Buffer) -> None:
         """Append one buffer that does not change until the sink is closed or aborted, so that it need not be copied."""
@@ -58,14 +58,14 @@ class Sink(ABC):
 
     @abstractmethod
     def close(self, *, sync: bool) -> None:
-        """Complete the object. With `sync`, its bytes survive a crash of the machine when this returns.
+        """Complete the object. With `sync`, its bytes are durable on return: they survive a crash of the machine.
 
         The object's *name* survives a crash only after `Store.sync_folder`.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Abort the write: remove the object. Does not raise if it is gone already."""
+        """Abort the write: remove the object. No error if the object is gone already."""
 
 
 class Source:
@@ -101,22 +101,22 @@ class Source:
         return self._store.size(self._name)
 
     def will_need(self, offset: int, size: int) -> None:
-        """Prefetch hint: these bytes will be read soon. Returns at once, and never raises."""
+        """Give a prefetch hint: these bytes will be read soon. Returns at once, without errors."""
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers in order with the bytes from `offset` on; raises as `Store.read_into`."""
+        """Fill the buffers in order with the object's bytes from `offset` on. Errors: see `Store.read_into`."""
         for buffer in buffers:
             self._store.read_into(self._name, offset, buffer)
             offset += len(buffer)
 
     def fetch(self, offset: int, size: int) -> memoryview:
-        """Return that many bytes from `offset` on, read-only; raises as `Store.read_into`."""
+        """Return `size` bytes of the object from `offset` on, as a read-only view. Errors: see `Store.read_into`."""
         memory = memoryview(bytearray(size))
         self.read_into(offset, [memory])
         return memory.toreadonly()
 
     def close(self) -> None:
-        """Release the resources that `open` took."""
+        """Close the object: release the files or connections that `Store.open` opened."""
 
 
 class Store(ABC):
@@ -153,10 +153,10 @@ class Store(ABC):
 
     @abstractmethod
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Give `name` exactly the contents `data`, atomically.
+        """Create or replace the object `name` with the contents `data`, atomically.
 
-        Readers see the old object (or none) or the whole new one, and so does everyone after a crash. With `sync`, the
-        new one survives a crash of the machine when this returns.
+        Readers see the old object (or none) or the whole new object, also after a crash. With `sync`, the new object is
+        durable on return: it survives a crash of the machine.
 
         Args:
             name: Name of the object, which may exist.
@@ -168,7 +168,7 @@ class Store(ABC):
 
     @abstractmethod
     def touch(self, name: str) -> None:
-        """Set the object's `mtime` to now. Raises CheckpointNotFoundError if there is no object; never creates one."""
+        """Set the object's modification time to now. Raises CheckpointNotFoundError if the object is missing."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -177,7 +177,7 @@ class Store(ABC):
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         """Fill all of `buffer` with the object's bytes from `offset` on.
 
-        A store must override this or `open`, or both: by default each is implemented by the other.
+        A store must override `read_into` or `open`, or both: each default calls the other method.
 
         Raises:
             CheckpointNotFoundError: There is no such object; the message has its name.
@@ -213,12 +213,12 @@ class Store(ABC):
 
     @abstractmethod
     def sync_folder(self) -> None:
-        """Make the names of all closed objects and all removals durable: they survive a crash of the machine."""
+        """Make the names of all closed objects, and all removals, durable: they survive a crash of the machine."""
 
     def child(self, name: str) -> Store:
         """Return a store for the subfolder `name`, which need not exist.
 
-        Needed, like `folders`, only by code that handles several checkpoints under one root, such as the manager.
+        Only code that handles several checkpoints under one root, such as the manager, calls `child` and `folders`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not open folders within {self.url}")
 
@@ -227,7 +227,7 @@ class Store(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not list folders within {self.url}")
 
     def remove_folder(self) -> None:  # noqa: B027 - where folders are but beginnings of names there is nothing to do
-        """Remove the folder itself if it is empty. Does not raise if it is missing or not empty."""
+        """Remove the folder itself if it is empty. No error if the folder is missing or not empty."""
 
 
 def check_name(name: str) -> str:

@@ -20,7 +20,7 @@ __all__ = ["StreamFileSystem", "StreamSink", "StreamSource", "read_all"]
 
 
 class StreamFileSystem(Protocol):
-    """Protocol of the file system: the methods of stock's `FileSystemBase` that are used."""
+    """Protocol of a file system: the methods of stock's `FileSystemBase` that `StreamStore` calls."""
 
     def create_stream(self, path: Any, mode: str) -> AbstractContextManager[Any]:
         """Context manager that opens a stream on a file, with mode `rb` or `wb`, and closes it."""
@@ -54,7 +54,7 @@ def read_all(fs: StreamFileSystem, place: Any) -> bytes:
 
 
 class StreamSink(Sink):
-    """Sink over a stream. Counts the position itself, since most upload streams do not know theirs."""
+    """Sink that writes to a stream. It counts the position itself, since most upload streams cannot report theirs."""
 
     def __init__(self, fs: StreamFileSystem, name: str, place: Any) -> None:
         self._fs = fs
@@ -76,7 +76,7 @@ class StreamSink(Sink):
         return self._position
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append the buffers."""
+        """Append all bytes of the buffers to the file, in order."""
         for buffer in buffers:
             rest = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
             while rest:
@@ -89,7 +89,7 @@ class StreamSink(Sink):
                 rest = rest[count:]
 
     def close(self, *, sync: bool) -> None:
-        """Complete the file; with `sync` it is fsynced, if the stream has a file descriptor."""
+        """Complete the file; with `sync`, fsync it if the stream has a file descriptor."""
         if not self._open:
             return
         if sync:
@@ -119,7 +119,7 @@ class StreamSink(Sink):
 
 
 class StreamSource(Source):
-    """Source over a stream. A stream has a single position, so reads run one at a time."""
+    """Source that reads from a stream. A stream has a single position, so reads run one at a time."""
 
     __slots__ = ("_context", "_lock", "_stream")
 
@@ -130,7 +130,7 @@ class StreamSource(Source):
         self._stream: Any = self._context.__enter__()
 
     def size(self) -> int:
-        """Return the size of the file in bytes; a practically unlimited size if the stream does not know it."""
+        """Return the size of the file in bytes; a practically unlimited size if the stream cannot report its size."""
         with self._lock:
             try:
                 self._stream.seek(0, os.SEEK_END)
@@ -139,7 +139,7 @@ class StreamSource(Source):
                 return sys.maxsize
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers in order."""
+        """Fill the buffers in order with the file's bytes from `offset` on."""
         with self._lock:
             self._stream.seek(offset)
             for buffer in buffers:

@@ -31,8 +31,8 @@ class StreamStore(Store):
     """Store in a folder of a file system with stock's stream interface.
 
     Guarantees: only those of the file system. An object is published by a rename; if the file system's rename does not
-    replace an existing file, that file is removed first, and a crash in between leaves neither. With `sync`, streams
-    are fsynced if they have a file descriptor, and the folder if its path is a `Path`.
+    replace an existing file, the existing file is removed first, and a crash in between leaves no file. With `sync`,
+    streams with a file descriptor are fsynced, and so is the folder if its path is a `Path`.
 
     Args:
         fs: The file system. Its methods are called from several threads, as stock does.
@@ -114,7 +114,7 @@ class StreamStore(Store):
         return read_all(self._fs, place) if self._fs.exists(place) else None
 
     def touch(self, name: str) -> None:
-        """Check that the file exists. The interface has no modification times to set."""
+        """Check that the file exists; the modification time cannot be set through stock's interface."""
         if not self.exists(name):
             raise self._missing(name)
 
@@ -138,7 +138,7 @@ class StreamStore(Store):
         return bool(self._fs.exists(self._inside(name)))
 
     def list(self) -> list[Entry]:
-        """List the files that this store has made, and existing indexes: the interface cannot list a folder."""
+        """List the files made through this store object, and existing indexes; stock's interface cannot list a folder."""
         with self._lock:
             names = {name for name in self._made if "/" not in name}
         if self.exists(METADATA_NAME):

@@ -1,4 +1,4 @@
-"""`UploadSink`: base class of the sinks of remote storages: position, completion, and removal after an abort."""
+"""`UploadSink`: base class of sinks that upload to remote storages; counts bytes, and ends an upload exactly once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class UploadSink(Sink):
         return self._position
 
     def write(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Send the buffers; they may change when this returns."""
+        """Send the buffers, which the caller may change after the call."""
         if self._ended:
             raise ValueError(f"{self.place} has been closed")
         for buffer in buffers:
@@ -71,20 +71,20 @@ class UploadSink(Sink):
 
     @abstractmethod
     def send(self, view: memoryview) -> None:
-        """Send the next bytes; they may change when this returns."""
+        """Send the next bytes of the object. The caller may change `view` after the call."""
 
     def send_stable(self, view: memoryview) -> None:
-        """Send the next bytes; they do not change before the upload has ended."""
+        """Send the next bytes of the object. The caller does not change `view` before the upload has ended."""
         self.send(view)
 
     @abstractmethod
     def complete(self) -> None:
-        """Complete the object from all bytes sent. Called once, and not after `give_up`."""
+        """Complete the upload: make the object from all bytes sent. Called at most once, and not after `give_up`."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """Cancel the upload, if the service can, and release its resources. May raise."""
+        """Cancel the upload, if the service can, and release its resources. `abort` ignores errors."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Remove the object. May raise."""
+        """Remove the object from the service. `abort` ignores errors."""

@@ -1,4 +1,4 @@
-"""Damage to files of checkpoints, for tests of its detection."""
+"""Damage to files of checkpoints, for tests that verification detects it."""
 
 from __future__ import annotations
 

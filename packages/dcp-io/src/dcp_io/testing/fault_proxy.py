@@ -52,7 +52,7 @@ class FaultProxy:
 
     Args:
         upstream: URL of the server.
-        decide: Function of a request's method and path that returns its fault, or None. May be replaced at any time.
+        decide: Function (method, path) → the fault to inject into this request, or None. May be replaced at any time.
     """
 
     def __init__(self, upstream: str, decide: Callable[[str, str], Fault | None] | None = None) -> None:

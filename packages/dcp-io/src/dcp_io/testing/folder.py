@@ -1,4 +1,4 @@
-"""Fixtures that a user of the suite provides: a fresh place per test, stores on it, and raw access for comparison."""
+"""Fixtures that a user of the suite provides: an empty parent folder per test, stores in it, and raw access to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RawFolder(Protocol):
 
 
 class StoreFixtures(ABC):
-    """The fixture and the two methods that a derived class provides, and the fixtures built on them."""
+    """Base class of the test classes: a derived class overrides `place`, `open_store` and `open_raw`."""
 
     listed_objects = 250
     """Number of objects in the tests of listing: more than one page, if the storage lists in pages."""
@@ -42,7 +42,7 @@ class StoreFixtures(ABC):
 
     @pytest.fixture
     def place(self) -> Any:
-        """Parent of the folders of one test: empty, and used by no other test. To be overridden."""
+        """Fixture: an empty parent of the folders of one test, used by no other test. To be overridden."""
         raise NotImplementedError("override the fixture `place`")
 
     @abstractmethod
@@ -51,7 +51,7 @@ class StoreFixtures(ABC):
 
     @abstractmethod
     def open_raw(self, place: Any, folder: str) -> RawFolder:
-        """Return raw access to the same folder, without the store."""
+        """Return raw access to the folder that `open_store` opens, without the store under test."""
 
     @pytest.fixture
     def store(self, place: Any) -> Store:

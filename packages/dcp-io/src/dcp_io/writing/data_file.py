@@ -43,7 +43,7 @@ the largest cost.
 
 
 class DataFile:
-    """Appends items to the sink of a data file, each at an aligned position.
+    """Writer of one data file: appends items to a `Sink`, each at an aligned position.
 
     The file begins with the mark of its save. Payloads are aligned to 64 bytes in the file (small raw ones to their
     element size); the gaps are zero.
@@ -117,10 +117,10 @@ class DataFile:
         return offset, self._position - offset, lead, size, int(framing), value, chain
 
     def add_alike(self, key: str, alike: Alike, data: Buffer, count: int) -> list[int]:
-        """Append raw payloads of one dtype and size, concatenated in `data`; equivalent to one `add` for each.
+        """Append `count` raw payloads of one dtype and size, concatenated in `data`; equivalent to one `add` for each.
 
         Returns:
-            The numbers of all their `Place`s, concatenated.
+            The `Place` tuples of the items, concatenated to one list of numbers.
         """
         nbytes = len(data) // count
         frame, lead, aligned = self._form(key, Payload(b"", Framing.RAW, alike.dtype, alike.sizes), nbytes)
@@ -196,7 +196,7 @@ class DataFile:
         self._sink.close(sync=self._sync)
 
     def abort(self) -> None:
-        """Remove the file."""
+        """Abort the write: remove the data file."""
         self._pieces.clear()
         self._sink.abort()
 
@@ -238,7 +238,14 @@ class DataFile:
 
 
 def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> int:
-    """Return the alignment of a payload in its file, given its length and that of its elements."""
+    """Return the alignment of a payload in its file, bytes.
+
+    Args:
+        framing: Framing of the item.
+        size: Length of the payload, bytes.
+        item_bytes: Length of one element, bytes.
+        framed: Whether the payload gets an archive frame around it.
+    """
     if framing is Framing.OBJECT or (size == 0 and not framed):
         return 1
     if framing is Framing.RAW and not framed and size < ALIGNMENT_BYTES:

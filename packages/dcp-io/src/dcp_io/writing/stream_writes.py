@@ -34,11 +34,11 @@ class EncodedData(io.RawIOBase):
         """Number of bytes in the buffer."""
 
     def writable(self) -> bool:
-        """True."""
+        """Return True: the buffer accepts writes."""
         return True
 
     def write(self, data: Buffer) -> int:  # type: ignore[override]
-        """Append bytes."""
+        """Append bytes to the buffer."""
         if self._kept.closed:  # an encoder dropped after an error may still write when it is garbage-collected
             return memoryview(data).nbytes
         count = self._kept.write(data)
@@ -53,7 +53,7 @@ class EncodedData(io.RawIOBase):
         self._kept.close()
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """See `PiecewiseData.pieces`; once."""
+        """Yield the bytes like `PiecewiseData.pieces`. Can be called only once."""
         self._kept.seek(0)
         step = min(_STEP_BYTES, max(1, max_bytes))
         while data := self._kept.read(step):
@@ -70,7 +70,7 @@ def encode_payload(
         data: Bytes of the payload.
         frame: Archive framing to put around the bytes before encoding.
         encoders: Transforms in decoding order: the last one encodes first.
-        max_bytes: Limit of the memory for the pieces, and another one of the same size for the result.
+        max_bytes: Limit of the memory for the pieces; the result may take the same amount again.
 
     Raises:
         BaseException: Any error of an encoder.

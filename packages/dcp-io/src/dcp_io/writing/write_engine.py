@@ -1,4 +1,4 @@
-"""Write engine for the items of one rank: distribution over threads and files, and their errors."""
+"""Write engine for the items of one rank: distributes them over threads and files, and handles errors."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def write_items(
         save_id: Id of the running save; part of the file names.
         layout: Framing of tensors, see `Layout`.
         threads: Limit of the number of writer threads, at least 1; fewer are used for little data.
-        single_file: One file per thread; otherwise one per item.
-        sync: Whether files and folder are durable on return. Write-back starts while writing goes on.
+        single_file: Whether each thread writes one file for all its items; otherwise one file per item.
+        sync: Whether files and folder are durable on return (fsync).
         max_inflight_bytes: Limit of the memory for buffers of all threads together, for payloads in pieces.
 
     Returns:
-        Location of each item, in the order of `requests`. Without requests no file is made.
+        The location of each item, in the order of `requests`. Without requests no file is made.
 
     Raises:
         ValueError: A payload contradicts its dtype and sizes, or an argument is invalid.
@@ -219,9 +219,12 @@ def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> Non
 
 
 def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:
-    """Assign the requests to threads, as positions: the largest first, each to the thread with the least work.
+    """Assign write requests to threads: the largest first, each to the thread with the fewest bytes.
 
-    Alike requests of one size are kept together.
+    Requests that share an `Alike` and a size are kept together.
+
+    Returns:
+        For each thread, the positions of its requests in `requests`.
     """
     total = sum(request.cost_bytes for request in requests)
     count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))
