@@ -1,4 +1,4 @@
-"""`convert`: any format into any other, in bounded memory, with optional renaming, casts and file sizes."""
+"""`convert`: conversion between checkpoint formats in bounded memory, with optional renaming, casts and file sizes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["convert", "open_content"]
 
 
 def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> Content:  # noqa: A002 - what users call it
-    """Open a path or URI of any format as content, which the caller closes.
+    """Open a checkpoint or file of any format as a `Content`, which the caller closes.
 
-    A checkpoint is read where it is. A file of another format at a URI is copied into a temporary folder, which `close`
-    removes.
+    A checkpoint at a URI is read in place. A file of another format at a URI is copied into a temporary folder, which
+    `Content.close` removes.
 
     Raises:
         CheckpointNotFoundError: There is nothing at `path`.
@@ -73,23 +73,23 @@ def convert(
 
     Args:
         source: File, folder or URI to read; its format is detected from its content.
-        destination: File or folder to write; its name or `format` selects the format. A checkpoint may be written to
-            a URI that an installed storage opens.
-        source_format: Name of the source's format, if it should not be detected.
+        destination: File or folder to write; `format`, or else the name, selects the format. A checkpoint may be
+            written to a URI that an installed storage opens.
+        source_format: Name of the source's format; None detects it.
         format: Name of the format to write: `checkpoint`, `torch`, `safetensors`, or a plug-in's format.
-        include: Shell patterns of the names to convert; all if empty.
+        include: Shell patterns of the names to convert; empty for all names.
         exclude: Shell patterns of the names to leave out.
-        rename: Name (or path) in the source → name in the result.
-        rename_regex: (regular expression, replacement) pairs for names that `rename` does not mention.
-        dtype: Dtype of floating-point tensors in the result; None leaves it unchanged.
+        rename: Name in the source → name in the result; see `rename_values`.
+        rename_regex: Pairs (regular expression, replacement) for names that `rename` lacks.
+        dtype: Dtype of floating-point tensors in the result; None keeps their dtypes.
         options: Options for writing.
-        started: Function that is called with the content to write, before it is written.
+        started: Callback before the write begins; gets the `Content` to be written.
 
     Returns:
         The name of the format that was written.
 
     Raises:
-        DcpError: The conversion failed; a subclass says why: not found, damaged, unsafe, unsupported by the format.
+        DcpError: The conversion failed; the subclass gives the reason: not found, damaged, unsafe, unsupported.
         UnsupportedFormatError: The format cannot be written to a URI; nothing has been read or written.
         StoreNotFoundError: No installed package opens a URI; the message names the one to install.
         InvalidPlaceError: The source or destination is empty, or a URI that has lost a slash.

@@ -1,6 +1,6 @@
-"""The contract of a format's converter, and finding converters by name or by content.
+"""Protocol of the converter of a format, and look-up of converters by format name or by file content.
 
-A package adds one with the hook `dcp_register_converters`.
+A package adds a converter with the hook `dcp_register_converters`.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _logger = library_logger(__name__)
 
 
 class Converter(Protocol):
-    """Converter of one format: detects, reads and writes it.
+    """Converter of one format: detects, reads and writes files of this format.
 
-    Its methods get paths of local files and folders. If a converter has a true attribute `takes_uris`, its methods also
-    get URIs of installed storages; for other converters, the files at a URI are downloaded first.
+    Methods get paths of local files and folders. The methods of a converter with a true attribute `takes_uris` also get
+    URIs of installed storages; for other converters, the files at a URI are downloaded first.
     """
 
     def detect(self, path: str | os.PathLike[str]) -> bool:
-        """Whether `path` is of this format, judged by content. Never raises for other formats."""
+        """Whether the file or folder at `path` has this format, by its content. Raises no error for other formats."""
         ...
 
     def suits(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the name of a new file or folder asks for this format.
+        """Whether the name of a new file or folder selects this format, such as by its suffix.
 
-        If several converters return True, those with a true attribute `fallback` are not used.
+        If several converters return True, a converter without a true attribute `fallback` is preferred.
         """
         ...
 
     def read(self, path: str | os.PathLike[str]) -> Content:
-        """Read a file or folder as lazy content."""
+        """Read a file or folder as a `Content`, whose tensors are read on demand."""
         ...
 
     def write(self, content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
-        """Write content atomically."""
+        """Write a `Content` to a file or folder, atomically."""
         ...
 
 
@@ -68,7 +68,8 @@ def detect(path: str | os.PathLike[str]) -> str:
     Raises:
         CheckpointNotFoundError: There is nothing at `path`.
         UnsupportedFormatError: No installed converter recognises the format.
-        StoreNotFoundError, InvalidPlaceError: No installed package opens the URI, or it is invalid.
+        StoreNotFoundError: No installed package opens the URI.
+        InvalidPlaceError: The path or URI is invalid.
     """
     if scheme_of(path) == "file":
         return _detect_file(file_path(path))
@@ -91,7 +92,7 @@ def detect_at_uri(uri: str) -> str | None:
 
 
 def takes_uris(converter: Converter) -> bool:
-    """Whether a converter reads and writes URIs directly."""
+    """Whether a converter reads and writes URIs directly, without downloaded copies."""
     return bool(getattr(converter, "takes_uris", False))
 
 
@@ -117,7 +118,11 @@ def _detect_file(path: str | os.PathLike[str]) -> str:
 
 
 def format_of_name(path: str | os.PathLike[str]) -> str:
-    """Return the format that the name of a new file or folder asks for. Raises UnsupportedFormatError."""
+    """Return the format that the name of a new file or folder selects.
+
+    Raises:
+        UnsupportedFormatError: No format, or several, match the name.
+    """
     suited = {name: made for name in plugins.names("converters") if (made := converter_for(name)).suits(path)}
     if len(suited) > 1:
         suited = {name: made for name, made in suited.items() if not getattr(made, "fallback", False)}

@@ -1,7 +1,7 @@
 """Downloads of files at a URI into a temporary folder, for formats whose readers need local files.
 
-Checkpoints are read where they are; see `checkpoint`. A download is one file, or all
-safetensors files of a folder with their index.
+A download is one file, or all safetensors files of a folder with their index. Checkpoints are not downloaded, but
+read in place; see `checkpoint`.
 """
 
 from __future__ import annotations

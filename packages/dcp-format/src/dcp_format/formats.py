@@ -22,12 +22,12 @@ _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
 class CheckpointConverter:
-    """Converter of checkpoint folders, which have a `.metadata`."""
+    """Converter of checkpoint folders, which have an index `.metadata`."""
 
     fallback = True
-    """This converter is chosen for names that no other format matches."""
+    """True: `CheckpointConverter` is used for names that no other converter selects."""
     takes_uris = True
-    """Checkpoints at URIs are read and written in place: every store publishes an index atomically."""
+    """True: checkpoints at URIs are read and written in place, since every store publishes an index atomically."""
 
     detect, read, write = staticmethod(is_checkpoint), staticmethod(open_checkpoint), staticmethod(write_checkpoint)
 
@@ -62,7 +62,7 @@ class SafetensorsConverter:
         return Path(path).suffix in (SUFFIX, ".hf")
 
     def read(self, path: Place) -> Content:
-        """Read all tensors."""
+        """Read all tensors of a safetensors file or folder as a `Content`."""
         folder = open_safetensors(path)
         return stored_content(folder.store, folder.index)
 

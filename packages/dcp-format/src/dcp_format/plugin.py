@@ -1,4 +1,4 @@
-"""Registers the converters of this package. Imports nothing heavy."""
+"""Registration of this package's converters by a hook. Does not import torch."""
 
 from dcp_hooks import hookimpl
 
@@ -7,7 +7,7 @@ __all__ = ["dcp_register_converters"]
 
 @hookimpl
 def dcp_register_converters() -> dict[str, str]:
-    """Return the converters by the names of their formats."""
+    """Return format name → import path of the converter."""
     return {
         "checkpoint": "dcp_format.formats:CheckpointConverter",
         "safetensors": "dcp_format.formats:SafetensorsConverter",

@@ -1,4 +1,4 @@
-"""Opening of file descriptors so that a KeyboardInterrupt leaks none."""
+"""Opening of files without leaked file descriptors after a KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["open_descriptor"]
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777) -> int:
-    """Open a file like `os.open`, without a leak if a signal handler raises meanwhile: no descriptor, no new file.
+    """Open a file like `os.open`; if a signal handler raises an error meanwhile, no descriptor and no new file remain.
 
-    With `os.open` alone, a KeyboardInterrupt during the system call is raised when the call has returned but before the
-    descriptor is assigned, so that it leaks.
+    With `os.open` alone, a KeyboardInterrupt can be raised after the system call but before the descriptor is assigned,
+    and the descriptor stays open.
 
     Args:
         path: Path of the file.

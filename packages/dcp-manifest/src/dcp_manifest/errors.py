@@ -21,7 +21,7 @@ __all__ = [
 class DcpError(Exception):
     """Base class of the errors that these packages define.
 
-    The message is safe for terminals and logs, whatever names it contains: see `printable`.
+    The message is safe for terminals and logs: control characters in names are escaped by `printable`.
     """
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class InvalidIndexError(DcpError, ValueError):
 
 
 class InvalidPlaceError(DcpError, ValueError):
-    """A path or URI is invalid: it is empty, or looks like a URI that lost a part, such as a slash."""
+    """A path or URI is invalid: it is empty, or looks like a mistyped URI, such as `s3:/bucket` with one slash."""
 
 
 class UnsupportedFormatError(DcpError, ValueError):

@@ -11,7 +11,7 @@ __all__ = ["library_logger"]
 
 
 def library_logger(name: str) -> logging.Logger:
-    """Return the logger of that name; strings and errors in the arguments of its records are escaped by `printable`.
+    """Return the logger `name`, which escapes strings and errors in the arguments of log records by `printable`.
 
     Paths, checkpoint ids and messages of foreign errors may contain control sequences of terminals, or line breaks that
     fake another record.

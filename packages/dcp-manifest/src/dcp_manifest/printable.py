@@ -11,8 +11,8 @@ __all__ = ["printable"]
 def printable(text: str, *, keep: str = "") -> str:
     r"""Replace unprintable characters by Python escape sequences, such as `\x1b` or `\u202e`.
 
-    Escaped are control characters (C0, C1, DEL), line and paragraph separators, what reorders or hides text
-    (bidirectional overrides, zero-width characters), lone surrogates, and blanks other than the space.
+    Unprintable are control characters (C0, C1, DEL), line and paragraph separators, characters that reorder or hide
+    text (bidirectional overrides, zero-width characters), lone surrogates, and blanks other than the space.
 
     Args:
         text: Any string, of any length.

@@ -26,8 +26,7 @@ def file_path(place: str | os.PathLike[str]) -> str:
     """Return the path of a URI `file://`, `file://localhost` or `local://`; a path is returned unchanged.
 
     Raises:
-        InvalidPlaceError: The text is empty, which would mean the current folder; or it is a URI of another scheme; or
-            it looks like a URI that lost a slash, which would make a folder named like the scheme.
+        InvalidPlaceError: The text is empty, is a URI of another scheme, or looks like a URI that lost a slash.
     """
     text = path = os.fspath(place)
     if scheme_of(text) != "file":

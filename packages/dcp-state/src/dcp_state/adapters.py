@@ -1,4 +1,4 @@
-"""Contracts of adapters for kinds of modules and optimizers, and the registry of installed adapters.
+"""Base classes of adapters for kinds of modules and optimizers, and the registry of installed adapters.
 
 Plugins, including this package itself, register adapters by the hook `dcp_register_state_adapters`. This package's
 adapters are in `dcp_state.wrappers`, one file per kind of module or optimizer.
@@ -23,11 +23,11 @@ __all__ = ["Adapters", "Layer", "ModuleAdapter", "OptimizerAdapter", "installed_
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A child module that a wrapper inserts, and its prefix in state dict keys.
+    """Attribute of a wrapper that holds the wrapped module, and whether its name is in state dict keys.
 
     Args:
-        child: Name of the wrapper's attribute that holds the child.
-        in_keys: Whether the keys of `wrapper.state_dict()` contain that name.
+        child: Name of the wrapper's attribute that holds the wrapped module.
+        in_keys: Whether the keys of `wrapper.state_dict()` contain the name `child`.
     """
 
     child: str
@@ -35,9 +35,9 @@ class Layer:
 
 
 class ModuleAdapter:
-    """Adapter for one kind of module; every method has a default that changes nothing.
+    """Base class of adapters for one kind of module; the default methods change nothing.
 
-    A plugin registers a subclass. Each process makes one instance, and calls `handles` once per class of modules.
+    A plugin registers a subclass. Each process makes one instance, and calls `handles` once per module class.
 
     Example:
         ```python
@@ -61,25 +61,28 @@ class ModuleAdapter:
     """
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Whether the adapter handles modules of this class."""
+        """Whether the adapter handles modules of the class `kind`."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def layer(self, module: nn.Module) -> Layer | None:
-        """Return the wrapped child whose name is left out of canonical names; None if the module wraps nothing."""
+        """Return the layer to the wrapped child, whose name is not part of canonical names; None if the module is no wrapper."""
         del module
         return None
 
     def prepare(self, module: nn.Module) -> None:
-        """Prepare a module before the names of its parameters are looked up, such as by resharding."""
+        """Prepare a module, for example reshard it, before the names of its parameters are determined."""
         del module
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """Return flat parameters, each with the paths (below the wrapped child) of the parameters that it contains."""
+        """Return flat parameter → paths, below the wrapped child, of the parameters that the flat parameter contains."""
         del module
         return {}
 
     def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
-        """Return a context for `root.state_dict()` or `load_state_dict()`; entered once per kind of module in it."""
+        """Return a context manager in which `root.state_dict()` or `root.load_state_dict()` is called.
+
+        It is entered once for each adapter that handles a module in `root`.
+        """
         del root, options
         return contextlib.nullcontext()
 
@@ -87,26 +90,26 @@ class ModuleAdapter:
     """Whether `around` already gathers whole tensors for `full_state_dict`."""
 
     owns_optimizer_state: ClassVar[bool] = False
-    """Whether the next two methods convert the optimizer state of models that contain such modules."""
+    """Whether `name_optimizer_state` and `pack_optimizer_state` convert the optimizer state of models with such modules."""
 
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return `packed`, an `optimizer.state_dict()`, with its indices replaced by keys of `root.state_dict()`.
+        """Return an `optimizer.state_dict()` (`packed`) with parameter indices replaced by keys of `root.state_dict()`.
 
-        May be collective.
+        Ranks: may be collective.
         """
         raise NotImplementedError
 
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return the argument of `optimizer.load_state_dict`: reverses `name_optimizer_state`. May be collective."""
+        """Return the argument for `optimizer.load_state_dict`; the inverse of `name_optimizer_state`. May be collective."""
         raise NotImplementedError
 
 
 class OptimizerAdapter:
-    """Adapter for one kind of optimizer; every method but `handles` has a default.
+    """Base class of adapters for one kind of optimizer; every method but `handles` has a default.
 
     Example:
         ```python
@@ -128,18 +131,18 @@ class OptimizerAdapter:
     """
 
     def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
-        """Whether the adapter handles optimizers of this class."""
+        """Whether the adapter handles optimizers of the class `kind`."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise `UnsupportedOptimizerError` if the state of such optimizers cannot be named."""
+        """Raise `UnsupportedOptimizerError` if the state of the optimizer cannot be stored by parameter name."""
         del optimizer
 
     def inner(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
-        """Return the wrapped optimizers that hold all state; None if there are none, or to find them by inspection.
+        """Return the inner optimizers of a wrapper, which hold all state; None if there are none, or for detection.
 
-        Two kinds need no adapter: a wrapper whose groups and state are those of the one optimizer inside, and a
-        container whose `optimizers` hold all trained parameters.
+        Two kinds are detected without an adapter: a wrapper that shares groups and state with the one optimizer inside
+        it, and a container whose attribute `optimizers` has all trained parameters.
         """
         del optimizer
         return None
@@ -147,13 +150,13 @@ class OptimizerAdapter:
     def initial_state(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
     ) -> dict[str, Any] | None:
-        """Return a parameter's state before its first step, in new tensors; None to find it by a trial step."""
+        """Return the optimizer state of a parameter before its first step, in new tensors; None: find it by a trial step."""
         del optimizer, group, parameter
         return None
 
 
 class Adapters:
-    """Registry of a process's adapters, by class."""
+    """Registry of the adapters in this process, by the class of module or optimizer."""
 
     def __init__(self, adapters: Mapping[str, ModuleAdapter | OptimizerAdapter]) -> None:
         self._modules = [adapter for adapter in adapters.values() if isinstance(adapter, ModuleAdapter)]
@@ -161,7 +164,7 @@ class Adapters:
         self._by_class: dict[type[nn.Module], tuple[ModuleAdapter, ...]] = {}
 
     def of_module(self, kind: type[nn.Module]) -> tuple[ModuleAdapter, ...]:
-        """Return all adapters that handle a class of modules."""
+        """Return all adapters that handle modules of the class `kind`."""
         found = self._by_class.get(kind)
         if found is None:
             found = tuple(adapter for adapter in self._modules if adapter.handles(kind))
@@ -169,7 +172,7 @@ class Adapters:
         return found
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerAdapter | None:
-        """Return the first adapter that handles an optimizer."""
+        """Return the first adapter that handles the optimizer; None if there is none."""
         return next((adapter for adapter in self._optimizers if adapter.handles(type(optimizer))), None)
 
 

@@ -1,9 +1,9 @@
-"""`app_state`: the whole state of a training run as one `Stateful`, under names that no wrapper changes.
+"""`app_state`: the whole state of a training run (model, optimizers, schedulers, step …) as one `Stateful`.
 
-Names below the key in the state dict: `model.<FQN>`, `optimizer.state.<FQN>.<name>`, `optimizer.hyperparameters.<FQN>`,
-`optimizer.groups`, `schedulers`, and each further value under its own name. Hyperparameters are saved per
-parameter, so that neither the grouping nor the split over pipeline stages matters; `optimizer.groups` has those of
-empty groups, in order.
+Saved names are `model.<FQN>`, `optimizer.state.<FQN>.<name>`, `optimizer.hyperparameters.<FQN>`, `optimizer.groups`,
+`schedulers`, and the names of further values. They are the same for all wrappers. Hyperparameters are saved per
+parameter, so a load may group parameters, or split the model into pipeline stages, in another way.
+`optimizer.groups` has the hyperparameters of parameter groups without parameters, in order.
 """
 
 from __future__ import annotations
@@ -41,25 +41,26 @@ def app_state(
     strict: bool = True,
     **values: Any,
 ) -> AppState:
-    """Combine the state of a training run in one value: `save({"app": …})` saves it, `load` of the same restores it.
+    """Combine the state of a training run in one value for `save` and `load`: `save({"app": app_state(…)})`.
 
     Args:
-        model: The model, in any wrappers, or this rank's parts of the model (pipeline stages), in which values keep
-            their names in the whole model.
-        optimizer: One or several optimizers, over any of the parts.
-        scheduler: One or several learning rate schedulers, or anything else with `state_dict` and `load_state_dict`.
-        strict: Whether to refuse missing and unexpected names of model and optimizer.
-        values: Further values by name: numbers and tensors, read as `app["step"]` after a load; objects with
-            `state_dict` and `load_state_dict`, which are restored in place; `PerRank` around values that differ
-            between ranks.
+        model: The model, in any wrappers; or the pipeline stages of this rank, whose parameters have the same names as
+            in the whole model.
+        optimizer: One or several optimizers of the model or of its pipeline stages.
+        scheduler: One or several learning rate schedulers: objects with `state_dict` and `load_state_dict`.
+        strict: Whether a load raises an error for missing and unexpected names of model and optimizer.
+        values: Further values by name: numbers and tensors, which after a load are read as `app["step"]`; objects with
+            `state_dict` and `load_state_dict`, which are restored in place; a value that differs between ranks, in a
+            `PerRank`.
 
     Returns:
-        A `Stateful`. This call neither reads nor changes the state.
+        A `Stateful`, which reads the state when it is saved. The call itself neither reads nor changes the state.
 
     Raises:
         ValueError: A value has a reserved name.
 
-    Ranks: each rank that saves or loads calls this; the methods of the result are collective for FSDP1 models only.
+    Ranks: every rank that saves or loads; not collective. `state_dict` and `load_state_dict` of the result are
+    collective for FSDP1 models only.
 
     Example:
         ```python
@@ -86,7 +87,9 @@ def app_state(
 
 
 class AppState:
-    """State of a training run; see `app_state`. `report` describes the last load; `app["name"]` is a value by name.
+    """State of a training run as one `Stateful`; made by `app_state`.
+
+    `app["name"]` is the further value of that name; `report` is the `StateReport` of the last load.
 
     Example:
         ```python
@@ -129,7 +132,7 @@ class AppState:
         return iter(self._values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank; tensors share the memory of the model and the optimizers."""
+        """Return the state of the training run on this rank; tensors share the memory of model and optimizers."""
         with collector_paused():
             names = self._names()
             models: dict[str, Any] = {}
@@ -143,10 +146,10 @@ class AppState:
         return {**state, **with_states(self._values)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore from `state_dict()` after a load has filled it, or from another run's `state_dict()`.
+        """Restore the training run from a state dict that a load has filled, or from `state_dict()` of another run.
 
         Raises:
-            StateMismatchError: The state dict does not fit; the message has every reason.
+            StateMismatchError: The state dict does not fit the model or optimizers; the message has every reason.
         """
         self.report = StateReport()
         with collector_paused():

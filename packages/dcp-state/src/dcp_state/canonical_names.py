@@ -1,7 +1,8 @@
-"""Canonical names (FQNs) of a model's values, found in one pass, whatever wraps the model.
+"""Canonical names (FQNs) of a model's parameters and buffers, which do not depend on wrappers.
 
-A canonical name (FQN) is the path of attribute names without those of wrappers. A key of `state_dict()` may contain
-attribute names of wrappers (`module.` of DDP, `_orig_mod.` of `torch.compile`). Adapters recognise the wrappers.
+A canonical name (FQN) is the path of attribute names from the model to the tensor, without attributes of wrappers. A
+key of `state_dict()` may contain attributes of wrappers (`module.` of DDP, `_orig_mod.` of `torch.compile`). Adapters
+recognise the wrappers.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ class ModelNames:
     """Canonical names of one model's parameters, persistent buffers and extra states."""
 
     raw_keys: dict[str, str] = field(default_factory=dict)
-    """FQN → key of `state_dict()`, in the order of the latter."""
+    """FQN → key of `state_dict()`, in the order of `state_dict()`."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """FQN → parameter or buffer; a tied tensor is there under each of its names."""
+    """FQN → parameter or buffer; a tied tensor has an entry for each of its names."""
     fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
-    """Parameter → its FQN in optimizer state: the first one in the order of `named_parameters()`."""
+    """Parameter → its FQN in optimizer state: the first of its names in the order of `named_parameters()`."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """Other names of tied parameters and buffers → the first name."""
+    """Further FQN of a tied parameter or buffer → its first FQN."""
     joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
-    """Flat parameter → FQNs of the parameters that it contains."""
+    """Flat parameter (FSDP1) → FQNs of the parameters that it contains."""
     module_prefixes: dict[nn.Module, list[str]] = field(default_factory=dict)
-    """Module → the FQN prefixes of its contents, `""` or ending with a dot."""
+    """Module → prefixes of the FQNs of its parameters, each `""` or ending with a dot."""
     adapters: dict[ModuleAdapter, list[nn.Module]] = field(default_factory=dict)
-    """Adapters in use → the modules that they handle."""
+    """Adapter → the modules of the model that it handles."""
     fqn_prefixes: dict[str, str] = field(default_factory=dict)
     """Prefix of keys of `state_dict()` → FQN prefix, for each module."""
     raw_prefixes: dict[str, str] = field(default_factory=dict)
-    """FQN prefix → prefix of keys of `state_dict()`; if modules share an FQN prefix, that of the innermost one."""
+    """FQN prefix → prefix of keys of `state_dict()`; for a wrapper and its child, the prefix of the child."""
 
     def fqn(self, key: str) -> str:
-        """Return the FQN for a key of `state_dict()`, also for a key that a hook added."""
+        """Return the FQN for a key of `state_dict()`; the key may also be one that a state dict hook added."""
         return _translated(key, self.fqn_prefixes)
 
     def raw_key(self, fqn: str) -> str:
@@ -59,11 +60,11 @@ def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters:
 
     Args:
         model: The model, in any wrappers that adapters handle, at any depth.
-        modifiers: See `StateDictOptions.dsd_fqn_modifiers`.
-        adapters: Adapters of wrappers; None takes the installed ones.
+        modifiers: Value of `StateDictOptions.dsd_fqn_modifiers`.
+        adapters: Adapters of wrappers; None for all installed adapters.
 
     Raises:
-        DuplicateKeyError: Two tensors of the model have one canonical name.
+        DuplicateKeyError: Two tensors of the model have the same canonical name.
 
     Ranks: one; no communication.
     """
@@ -79,10 +80,10 @@ def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters:
 
 
 def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers") -> list[ModelNames]:
-    """Find the canonical names of the parts of one model, such as the pipeline stages of a rank.
+    """Find the canonical names in each of several modules of one model, such as the pipeline stages of a rank.
 
     Raises:
-        DuplicateKeyError: Two parts hold values with the same name.
+        DuplicateKeyError: Two of the modules have different values with the same name.
     """
     adapters = installed_adapters()
     parts = [name_model(model, modifiers=modifiers, adapters=adapters) for model in models]

@@ -1,7 +1,7 @@
-"""Fast path for loading a model without `Module.load_state_dict`, whose time grows with modules times names.
+"""Fast path for loading a model; the time of `Module.load_state_dict` grows with modules times names.
 
-It copies each tensor to the parameter or buffer of its name, which is equivalent if no module has hooks for loading or
-overrides it.
+The fast path copies each tensor to the parameter or buffer of its name. This is equivalent if no module has load
+hooks or overrides methods of loading.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["can_load_directly", "load_directly"]
 
 
 def can_load_directly(model: nn.Module, names: ModelNames) -> bool:
-    """Whether the fast path is equivalent: loading involves no hooks or overrides, and all tensors have memory."""
+    """Whether `load_directly` is equivalent to `load_state_dict`: no load hooks or overrides, no tensor on `meta`."""
     if len(names.tensors) != len(names.raw_keys) or any(tensor.is_meta for tensor in names.tensors.values()):
         return False
     if type(model).load_state_dict is not nn.Module.load_state_dict:
@@ -33,13 +33,13 @@ def _takes_part(module: nn.Module) -> bool:
 
 
 def load_directly(names: ModelNames, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Copy values into the model by FQN.
+    """Copy tensors into the parameters and buffers of the model, by FQN.
 
     Returns:
-        Missing and unexpected names.
+        The list of missing names, and the list of unexpected names.
 
     Raises:
-        StateMismatchError: A shape differs, or a value is no tensor; nothing was changed.
+        StateMismatchError: A shape differs, or a value is no tensor; the model was not changed.
     """
     unexpected = [name for name in values if name not in names.tensors]
     problems = []

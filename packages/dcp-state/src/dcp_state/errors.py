@@ -1,4 +1,4 @@
-"""The exceptions of this package."""
+"""Errors of getting and setting the state of models and optimizers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN_PROBLEMS = 50
 
 
 class StateMismatchError(DcpError, RuntimeError, ValueError):
-    """A state dict does not fit the model or optimizer; `problems` holds every reason, and nothing was changed.
+    """A state dict does not fit the model or optimizer, which was not changed; `problems` has every reason.
 
     Args:
         what: The state that was to be restored, e.g. `optimizer state`.
@@ -33,15 +33,15 @@ class StateMismatchError(DcpError, RuntimeError, ValueError):
 
 
 class UnknownParameterError(DcpError, LookupError, ValueError):
-    """An optimizer has a parameter that is in no module of the model, so that the parameter has no name."""
+    """An optimizer has a parameter that is in no module of the model, so it has no name."""
 
 
 class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):
-    """The state of this kind of optimizer does not belong to single parameters."""
+    """The state of this kind of optimizer cannot be stored by parameter name."""
 
 
 def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedOptimizerError:
-    """Return the error for an optimizer whose state has keys that are not parameters."""
+    """Return the error for an optimizer whose `state` has keys that are not parameters."""
     return UnsupportedOptimizerError(
         f"{class_name(optimizer)} has state that belongs to no parameter "
         f"({', '.join(map(repr, keys[:5]))}) and so has no name; save `optimizer.state_dict()` as it is"

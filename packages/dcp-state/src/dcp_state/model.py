@@ -41,16 +41,16 @@ def get_model_state_dict(
     Args:
         model: Plain model, or one in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed
             wrappers.
-        submodules: Modules whose state alone is returned (deprecated).
+        submodules: Modules to which the state dict is limited; None for the whole model (deprecated).
         options: See `StateDictOptions`.
 
     Returns:
-        FQN → parameter or buffer, sharing the model's memory (DTensors where it is sharded), and extra states. Tied
-        parameters are there under each of their names.
+        FQN → parameter, persistent buffer or extra state. Tensors share the model's memory, and are DTensors if they
+        are sharded. A tied parameter has an entry for each of its names.
 
     Raises:
-        DuplicateKeyError: Two values would have the same name.
-        CheckpointException: A rank failed while whole tensors were gathered; raised on all ranks.
+        DuplicateKeyError: Two tensors of the model have the same canonical name.
+        CheckpointException: With `full_state_dict`, a rank failed while tensors were gathered; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
     Source: torch 2.13 `state_dict.get_model_state_dict`.
@@ -64,19 +64,20 @@ def get_model_state_dict(
 def set_model_state_dict(
     model: nn.Module, model_state_dict: Mapping[str, Any], *, options: StateDictOptions | None = None
 ) -> IncompatibleKeys:
-    """Load into a model the state that `get_model_state_dict` returned, for the same or other wrappers.
+    """Load a state dict of `get_model_state_dict` into a model, which may have other wrappers and parallelism.
 
     Args:
         model: See `get_model_state_dict`.
-        model_state_dict: The saved state. It is not changed, since values are copied; only a model on the meta device
-            takes the tensors themselves. Deprecated, as in stock: submodule → its state dict.
+        model_state_dict: FQN → tensor or extra state; not changed. Tensors are copied into the model; a model on the
+            meta device takes the tensors themselves. Also accepted (deprecated, as in stock): submodule → its state
+            dict.
         options: See `StateDictOptions`.
 
     Returns:
-        Missing and unexpected names, and a report.
+        Missing and unexpected names, and a `StateReport` of the load.
 
     Raises:
-        StateMismatchError: With `strict`, names are missing or unexpected; shapes differ; or the state dict is empty.
+        StateMismatchError: Names are missing or unexpected (with `strict`), shapes differ, or the state dict is empty.
         CheckpointException: With `broadcast_from_rank0`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
@@ -91,7 +92,7 @@ def set_model_state_dict(
 def model_state(
     model: nn.Module, names: ModelNames, options: StateDictOptions, submodules: set[nn.Module] | None = None
 ) -> dict[str, Any]:
-    """Return `get_model_state_dict` for a model with known names."""
+    """Return the result of `get_model_state_dict` for a model whose names are known."""
     with _around(model, names, options):
         raw = model.state_dict()
     state = {names.fqn(key): value for key, value in raw.items()}
@@ -110,7 +111,7 @@ def restore_model(
     *,
     may_be_empty: bool = False,
 ) -> IncompatibleKeys:
-    """Run `set_model_state_dict` for a model with known names; `may_be_empty` accepts a state dict without state."""
+    """Do the work of `set_model_state_dict` for a model whose names are known; `may_be_empty` allows an empty state dict."""
     state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
@@ -201,7 +202,7 @@ def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> 
 
 
 def take_submodules(state: dict[str, Any], prefixes: list[str] | None, *, keep: bool) -> dict[str, Any]:
-    """Select the values under some prefixes; `keep` tells whether their names keep the prefix."""
+    """Select the values whose names begin with one of `prefixes`; without `keep`, the prefix is cut off."""
     if prefixes is None:
         return state
     return {

@@ -24,30 +24,30 @@ __all__ = [
 FQNS_T: TypeAlias = set[str]
 PrimitiveType: TypeAlias = torch.Tensor | int | float | str
 ValueType: TypeAlias = Any
-"""A `PrimitiveType`, or a list, tuple or dict of them; sharded tensors of FSDP1 too."""
+"""Type of a state dict value: a `PrimitiveType`, a sharded tensor of FSDP1, or a list, tuple or dict of them."""
 DictValueType: TypeAlias = dict[str, ValueType]
 ListDictValueType: TypeAlias = list[DictValueType]
 OptimizerStateType: TypeAlias = dict[str, Any]
-"""`state` → FQN → name → value, and `param_groups` → groups with FQNs as `params`; or the flat form of both."""
+"""Type of optimizer state dicts: nested (`{"state": {FQN: {name: value}}, "param_groups": […]}`) or flat."""
 
 
 @dataclass
 class StateDictOptions:
-    """Options for making and loading state dicts.
+    """Options for getting and setting the state dicts of models and optimizers.
 
     Args:
-        full_state_dict: Whether state dicts, when returned and when set, have whole tensors instead of shards.
+        full_state_dict: Whether state dicts have whole tensors instead of shards, for getting and for setting.
         cpu_offload: Whether tensors are on the CPU. With `full_state_dict`, only rank 0 gets them, and the other ranks
             get an empty dict.
         ignore_frozen_params: Whether parameters without `requires_grad` are left out of the model's state dict.
-        keep_submodule_prefixes: With `submodules`, whether names begin with the submodule's own.
-        strict: Whether missing and unexpected names are refused when setting.
-        broadcast_from_rank0: Whether, when setting, only rank 0 has the state dict, and sends it tensor by tensor.
-            Needs `full_state_dict`.
+        keep_submodule_prefixes: With `submodules`, whether names begin with the name of the submodule.
+        strict: Whether setting raises an error for missing and unexpected names.
+        broadcast_from_rank0: Whether for setting only rank 0 has the state dict, and broadcasts it tensor by tensor.
+            Requires `full_state_dict`.
         flatten_optimizer_state_dict: Whether optimizer state is one flat dict, `state.<FQN>.<name>` and
             `param_groups.<FQN>.<hyperparameter>`, which is independent of how parameters are grouped.
-        dsd_fqn_modifiers: Name of the method of a module that returns (as name → child) the children whose names the
-            module's state dict hooks leave out.
+        dsd_fqn_modifiers: Name of a method that modules may have: it returns name → child module for the children whose
+            names the module's state dict hooks remove from keys.
 
     Source: torch 2.13 `state_dict.StateDictOptions`.
 
@@ -73,7 +73,7 @@ class StateDictOptions:
 
 
 def check_options(options: StateDictOptions | None) -> StateDictOptions:
-    """Return the options, or the default ones, checked.
+    """Check the options and return them; None returns the default options.
 
     Raises:
         ValueError: `broadcast_from_rank0` without `full_state_dict`.

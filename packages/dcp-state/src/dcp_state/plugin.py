@@ -1,4 +1,4 @@
-"""Registers the adapters of this package. Imports nothing heavy."""
+"""Registration of this package's adapters by a hook. Does not import torch."""
 
 from dcp_hooks import hookimpl
 
@@ -7,7 +7,7 @@ __all__ = ["dcp_register_state_adapters"]
 
 @hookimpl
 def dcp_register_state_adapters() -> dict[str, str]:
-    """Return the adapters of PyTorch's wrappers and optimizers."""
+    """Return name → import path of the adapters for PyTorch's wrappers and optimizers."""
     return {
         "checkpointed": "dcp_state.wrappers.checkpointed:CheckpointedAdapter",
         "compiled": "dcp_state.wrappers.compiled:CompiledAdapter",

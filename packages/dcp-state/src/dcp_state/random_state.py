@@ -15,7 +15,7 @@ __all__ = ["RandomState", "random_state_kept"]
 
 
 class RandomState:
-    """State of the generators of torch (CPU and the current CUDA device), Python and, if it is imported, numpy.
+    """State of the random number generators of torch (CPU and current CUDA device), Python and, if imported, numpy.
 
     Source: torch `get_rng_state`, `torch.cuda.get_rng_state`; Python `random.getstate`; numpy `random.get_state`.
 
@@ -31,7 +31,7 @@ class RandomState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states, as tensors and plain values."""
+        """Return the states of the generators, as tensors and plain values."""
         version, words, gauss = random.getstate()
         state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
         if torch.cuda.is_available():
@@ -43,7 +43,7 @@ class RandomState:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the generators whose states are given."""
+        """Set the random number generators whose states `state_dict` has."""
         torch.set_rng_state(state_dict["torch"].to("cpu", torch.uint8))
         version, words, gauss = state_dict["python"]
         random.setstate((version, tuple(words), gauss))
@@ -57,10 +57,10 @@ class RandomState:
 
 @contextlib.contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Restore the generators of torch, Python and numpy at the end of the block.
+    """Context manager that restores the random number generators of torch, Python and numpy at its end.
 
     Args:
-        device: Besides the CPU's, this device's generator is kept.
+        device: Device whose torch generator is restored, besides the CPU's.
     """
     devices = [device] if device.type == "cuda" else []
     python = random.getstate()

@@ -12,13 +12,13 @@ __all__ = ["IncompatibleKeys", "StateReport"]
 
 @dataclass(slots=True)
 class StateReport:
-    """Outcome per name on this rank; names are FQNs, for optimizer state `state.<FQN>`."""
+    """Report of a load on this rank, by name: FQNs of the model, `state.<FQN>` for optimizer state."""
 
     restored: list[str] = field(default_factory=list)
     initialised: dict[str, str] = field(default_factory=dict)
-    """Name of state that was not restored (initial, or unchanged by the call) → the reason."""
+    """Name of state that was not in the state dict, and was initialised or left unchanged → the reason."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Name in the state dict that was not used → the reason."""
+    """Name in the state dict whose value was not used → the reason."""
 
     def merge(self, other: StateReport) -> None:
         """Add the entries of another report."""
@@ -34,13 +34,13 @@ class StateReport:
 
 
 class IncompatibleKeys(_IncompatibleKeys):
-    """Canonical names as `missing_keys` and `unexpected_keys`, and the whole `report`."""
+    """Result of loading a model: FQNs as `missing_keys` and `unexpected_keys`, and a `StateReport` as `report`."""
 
     report: StateReport
 
     @classmethod
     def of(cls, missing: list[str], unexpected: list[str], report: StateReport) -> IncompatibleKeys:
-        """Return the result of a `set_…` function."""
+        """Return the result of `set_model_state_dict` or `set_state_dict`."""
         keys = cls(missing, unexpected)
         keys.report = report
         return keys

@@ -1,4 +1,4 @@
-"""Model and optimizer state dicts at once.
+"""State dicts of a model and its optimizers in one call: get and set.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures, meanings).
 """
@@ -28,7 +28,7 @@ def get_state_dict(
     submodules: set[nn.Module] | None = None,
     options: StateDictOptions | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the results of `get_model_state_dict` and `get_optimizer_state_dict`; finds the model's names only once.
+    """Return the results of `get_model_state_dict` and `get_optimizer_state_dict`, for the same arguments.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
     Source: torch 2.13 `state_dict.get_state_dict`.
@@ -50,12 +50,12 @@ def set_state_dict(
     optim_state_dict: Mapping[str, Any],
     options: StateDictOptions | None = None,
 ) -> IncompatibleKeys:
-    """Run `set_optimizer_state_dict`, then `set_model_state_dict`; finds the model's names only once.
+    """Load optimizer state as `set_optimizer_state_dict` does, then model state as `set_model_state_dict` does.
 
-    With optimizers, an empty `model_state_dict` leaves the model unchanged.
+    If there are optimizers, an empty `model_state_dict` is accepted, and leaves the model unchanged.
 
     Returns:
-        Missing and unexpected names of the model; `report` includes the optimizers.
+        Missing and unexpected names of the model; its `report` also has the optimizer state.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
     Source: torch 2.13 `state_dict.set_state_dict`.

@@ -1,1 +1,1 @@
-"""Reading and writing checkpoint folders for conversions: verified values from stored chunks."""
+"""Reading and writing of checkpoint folders for conversions: tensors are read, verified, from their stored chunks."""

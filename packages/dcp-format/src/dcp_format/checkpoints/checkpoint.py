@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint folder (ours or stock's) to content, and of content to a checkpoint folder.
+"""Conversion of a checkpoint folder (ours or stock's) to a `Content`, and of a `Content` to a checkpoint folder.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem` (contents of its folders; `dcp_manifest` reads them).
 """
@@ -45,19 +45,19 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Content:
-    """Open the checkpoint at a path or URI as content; raises like `open_store`, `read_index` and `stored_content`."""
+    """Open the checkpoint at a path or URI as a `Content`. Errors: see `open_store`, `read_index`, `stored_content`."""
     store = open_store(path)
     return stored_content(store, StoreBackend(store).read_index())
 
 
 def write_checkpoint(content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
-    """Write content as a checkpoint; the folder keeps its old checkpoint until the new one is published.
+    """Write a `Content` as a checkpoint; an old checkpoint in the folder stays until the new one is published.
 
     Args:
-        content: The content to write.
+        content: The tensors and objects to write.
         path: Path of the folder, or a URI that an installed storage opens.
-        options: Options for writing: all threads share `max_inflight_bytes`; `tick` counts the bytes read from the
-            source.
+        options: Options for writing. All threads together use `max_inflight_bytes`; `tick` is called with the number of
+            bytes just read from the source.
     """
     content = ticking(content, options.tick)
     store, memory = open_store(path), options.max_inflight_bytes

@@ -26,7 +26,7 @@ Step = tuple[StoredChunk, int, int]
 
 
 class ChunkPieces:
-    """The values of a tensor as a stream over its chunks; satisfies `dcp_io.PiecewiseData`.
+    """Stream of a tensor's bytes, read from its chunks; implements `dcp_io.PiecewiseData`.
 
     Args:
         reader: Reader of the chunks.
@@ -48,10 +48,10 @@ class ChunkPieces:
         self.nbytes: int = math.prod(shape) * self._item_bytes
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the bytes in order; a piece is valid until the next one is requested.
+        """Yield the tensor's bytes in row-major order; a piece is valid until the next piece is requested.
 
         Args:
-            max_bytes: Size of the buffer in bytes; it holds at least one row of a chunk or one CRC block.
+            max_bytes: Size of the buffer in bytes; the buffer is larger if a row of a chunk or a CRC block is.
         """
         if not self.nbytes:
             return iter(())
@@ -59,7 +59,9 @@ class ChunkPieces:
         return self._by_chunks(max_bytes) if rows else self._by_boxes(max_bytes)
 
     def rows(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of rows [start, stop) of the first dimension; reads other rows only in shared CRC blocks."""
+        """Return the bytes of rows [start, stop) along the first dimension. Other rows are read only within CRC blocks
+        that contain both.
+        """
         offsets = (start, *(0,) * (len(self._shape) - 1))
         sizes = (stop - start, *self._shape[1:])
         slab = np.empty((*sizes, self._item_bytes), np.uint8)
@@ -153,7 +155,7 @@ class ChunkPieces:
 
 
 def boxes_of(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
-    """Yield boxes of at most `limit` elements that partition a row-major array in order; no size is 0."""
+    """Yield boxes of at most `limit` elements that partition an array in row-major order; no box is empty."""
     for dim in range(len(shape)):
         inner = math.prod(shape[dim + 1 :])
         if inner <= limit or dim == len(shape) - 1:

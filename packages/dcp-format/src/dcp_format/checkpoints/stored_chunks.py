@@ -1,6 +1,6 @@
-"""Reader of single stored chunks: raw, in an archive, or encoded by transforms.
+"""Reader of single stored chunks: raw chunks, chunks in a `torch.save` archive, and chunks encoded by transforms.
 
-Small chunks are read in batches; chunks that must be decoded whole are cached while they are in use.
+Small chunks are read in batches. Chunks that must be decoded whole are cached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _READ_AHEAD_THREADS = 2
 
 
 class ChunkReader:
-    """Reads decoded values of chunks. Thread-safe.
+    """Reader of the decoded bytes of chunks. Thread-safe.
 
     Args:
         store: Store of the folder that contains the chunks' files.
@@ -55,14 +55,14 @@ class ChunkReader:
         self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="dcp-format")  # starts none yet
 
     def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
-        """Run a read in another thread; returns its future."""
+        """Run `function(*arguments)` in a reader thread; returns the future of its result."""
         return self._pool.submit(function, *arguments)
 
     def prepare(self, chunks: Sequence[StoredChunk]) -> None:
         """Prepare for reading the chunks in the given order: reads archive directories, and batches small chunks.
 
-        Batches follow the given order, not the files: if a tensor has a chunk in every file, a batch per file would be
-        read for a single chunk.
+        A batch contains chunks that are neighbours in the given order, not in a file: if a tensor has a chunk in every
+        file, batches by file would have to be read whole for a single chunk.
         """
         self._decoder.look_into(((chunk.name, chunk.item) for chunk in chunks), partial(read_items, self._store))
         for chunk in chunks:
@@ -80,12 +80,12 @@ class ChunkReader:
             self._batch_of[chunk] = len(self._batches) - 1
 
     def item(self, chunk: StoredChunk) -> StoredItem | None:
-        """Return the chunk's values as an item that can be read in parts; None if they must be decoded whole."""
+        """Return the stored item of a chunk that can be read in parts; None if the chunk must be decoded whole."""
         found = self._partial.get(chunk)
         return None if found is None else found.item
 
     def read(self, chunk: StoredChunk, start: int, into: memoryview) -> None:
-        """Fill `into` with the chunk's bytes from `start` on.
+        """Fill `into` with the chunk's decoded bytes from byte `start` on.
 
         Raises:
             CorruptCheckpointError: The bytes are damaged, or the file is too short; the message names file and key.

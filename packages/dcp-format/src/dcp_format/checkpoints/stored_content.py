@@ -1,7 +1,6 @@
-"""Lazy content over a checkpoint's index: values are read from stored chunks on access, verified.
+"""`Content` of a checkpoint, from its index: tensors and objects are read and verified when they are used.
 
-The index of a checkpoint (ours or stock's) is read by `checkpoint`, that of safetensors files by
-`safetensors_index`.
+`checkpoint` reads the index of a checkpoint (ours or stock's), `safetensors_index` that of safetensors files.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ __all__ = ["stored_content"]
 
 
 def stored_content(store: Store, index: CheckpointIndex) -> Content:
-    """Return the content of a checkpoint whose index was read.
+    """Return the `Content` of a checkpoint, given its index.
 
     Args:
         store: Store of the folder that contains the index's files.
         index: Index of a whole checkpoint.
 
     Raises:
-        CorruptCheckpointError: Chunks do not cover their tensors, or have no location in a file.
-        UnsupportedValueError: The checkpoint has values that belong to single ranks, which other formats cannot store.
+        CorruptCheckpointError: Chunks do not cover their tensor, or the index has no file location of a chunk.
+        UnsupportedValueError: The checkpoint has values that belong to one rank only, which other formats cannot store.
     """
     _check_owners(index, store.url)
     problems = coverage_problems(index)

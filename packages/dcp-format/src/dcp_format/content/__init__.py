@@ -1,1 +1,1 @@
-"""Content that a conversion carries between formats, and atomic creation of output files."""
+"""`Content`, the tensors and objects that a conversion carries between formats; atomic creation of output files."""

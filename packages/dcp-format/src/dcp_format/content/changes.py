@@ -1,4 +1,4 @@
-"""Changes during a conversion: selection, renaming, and casts of values."""
+"""Changes during a conversion: selection and renaming of values, casts of tensors to another dtype."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ V = TypeVar("V")
 
 
 def select_values(content: Content, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Content:
-    """Select the values whose names match a pattern of `include` (default: all) and no pattern of `exclude`.
+    """Select the values whose names match a shell pattern in `include` (default: all names) and none in `exclude`.
 
     Raises:
-        MissingKeyError: A pattern of `include` matches nothing.
+        MissingKeyError: A pattern of `include` matches no name.
     """
     names = [*content.tensors, *content.objects, *content.aliases]
     for pattern in include:
@@ -56,16 +56,16 @@ def select_values(content: Content, include: Sequence[str] = (), exclude: Sequen
 def rename_values(
     content: Content, rename: Mapping[str, str] | None = None, patterns: Sequence[tuple[str, str]] = ()
 ) -> Content:
-    """Rename values; a renamed value leaves its place in the nested state dict, and gets a flat name.
+    """Rename values. A renamed value is no longer in its nested dict or list: its new name is a key of the state dict.
 
     Args:
-        content: The content whose values are renamed.
-        rename: Name (or path of names) in the source → name in the result.
-        patterns: (regular expression, replacement) pairs for names that `rename` does not mention.
+        content: Tensors and objects to rename.
+        rename: Name in the source → name in the result; a name may also be the dotted prefix of several names.
+        patterns: Pairs (regular expression, replacement) for names that `rename` lacks.
 
     Raises:
-        DuplicateKeyError: Two values would have one name.
-        MissingKeyError: `rename` mentions a name that the content does not have.
+        DuplicateKeyError: Two values would get the same name.
+        MissingKeyError: `rename` has a name that no value has.
         ValueError: A pattern is not a regular expression.
     """
     names = KeyMap(rename, patterns)

@@ -1,7 +1,7 @@
-"""Content of a conversion: names, tensors as streams of bytes, objects, nesting.
+"""`Content` of a checkpoint or file during a conversion: tensors as streams of bytes, objects, names and nesting.
 
-Nothing here reads or writes a format. A converter returns a `Content` when it reads, and gets one when it
-writes; see `converters`.
+Nothing here reads or writes a format. A converter's `read` returns a `Content`, its `write` gets one; see
+`converters`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: shape, dtype, and its values as row-major little-endian bytes that are read on demand.
+    """A tensor during a conversion: shape, dtype, and its row-major little-endian bytes, which are read on demand.
 
-    `dtype` is the name of torch's dtype without `torch.`; sizes are in elements.
+    `dtype` is the name of torch's dtype without `torch.`; `shape` is in elements.
     """
 
     name: str
@@ -35,14 +35,14 @@ class TensorEntry:
 
 @dataclass(slots=True)
 class Content:
-    """All values of a checkpoint or file. Only names and shapes are in memory; `close` releases the files.
+    """Tensors and objects of a checkpoint or file, read on demand; `close` closes the source.
 
     Args:
-        url: Location of the source, for error messages.
+        url: Path or URI of the source, for error messages.
         tensors: Tensors by name, in the order of the source.
-        objects: Name → function that returns the value in the bytes of `torch.save`.
-        aliases: Additional name of a tensor → its name in `tensors`.
-        paths: Name → position in the nested state dict; None for a flat state dict.
+        objects: Name → function that returns the object as `torch.save` bytes.
+        aliases: Additional name of a tied tensor → the tensor's name in `tensors`.
+        paths: Name → path of keys and indices in the nested state dict; None for a flat state dict.
         close: Function that closes open files.
     """
 
@@ -60,7 +60,7 @@ class Content:
 
 
 def ticking(content: Content, tick: Callable[[int], None]) -> Content:
-    """Return the same content, whose tensors report progress: `tick` gets the number of bytes of each used piece."""
+    """Return the same content with progress reports: `tick` is called with the size in bytes of each used piece."""
     tensors = {name: replace(entry, data=_Ticking(entry.data, tick)) for name, entry in content.tensors.items()}
     return replace(content, tensors=tensors)
 
@@ -78,10 +78,10 @@ class _Ticking:
 
 
 def refuse_objects(names: Iterable[str], where: str) -> None:
-    """Raise if there are objects, for a format that holds tensors only.
+    """Raise an error if there are objects, for a format that holds only tensors.
 
     Raises:
-        UnsupportedValueError: There are objects; the message names their keys and the remedy.
+        UnsupportedValueError: There are objects; the message has their names and the remedy.
     """
     found = sorted(names)
     if found:

@@ -25,10 +25,10 @@ Buffer = bytes | bytearray | memoryview
 
 
 class WriteBack(Sink):
-    """A sink that starts write-back to the disk early, so that the final sync is short.
+    """A `Sink` that starts write-back to the disk early, which shortens the final fsync.
 
     Args:
-        sink: Sink that writes the bytes.
+        sink: The sink that writes the bytes.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -45,27 +45,30 @@ class WriteBack(Sink):
         return self._sink.tell()
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append the buffers."""
+        """Append all bytes of the buffers, in order."""
         self._sink.write(buffers)
         if self._sink.tell() - self._started >= _SYNC_STEP_BYTES:
             self._sink.start_sync()
             self._started = self._sink.tell()
 
     def close(self, *, sync: bool) -> None:
-        """Complete the object."""
+        """Complete the object; with `sync`, durably."""
         self._sink.close(sync=sync)
 
     def abort(self) -> None:
-        """Remove the object."""
+        """Abort the write: remove the object."""
         self._sink.abort()
 
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]:
-    """Open a sink whose bytes appear at `path` atomically when the block ends; an error leaves the path unchanged.
+    """Create a file atomically: return a context manager with a `Sink`, whose file appears at `path` when it exits.
+
+    After an error in the `with` block, `path` is unchanged.
 
     Raises:
-        CheckpointExistsError: `path` exists at the beginning or at the end of the block, and `overwrite` is False.
+        CheckpointExistsError: `path` exists at the beginning or at the end of the `with` block, and `overwrite` is
+            False.
         InvalidPlaceError: `path` is a URI, or names no file.
     """
     place = Path(file_path(path)).absolute()
@@ -107,7 +110,7 @@ def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def aborting(sink: Sink) -> Iterator[None]:
-    """Remove the sink's file if the block fails."""
+    """Abort the sink, which removes its file, if the `with` block raises an error."""
     try:
         yield
     except BaseException:

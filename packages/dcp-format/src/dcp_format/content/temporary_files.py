@@ -1,4 +1,4 @@
-"""Names of temporary files, which identify their process, and removal of the files that killed processes left.
+"""Temporary files: names that identify the writing process, and removal of the files of killed processes.
 
 Used for conversions and for saves to safetensors files; saves of checkpoints use markers instead (see `dcp_io`).
 """
@@ -33,15 +33,15 @@ def temporary_name(name: str) -> str:
 
 
 def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
-    """Remove the temporary files of killed processes.
+    """Remove the temporary files that killed processes left in a folder.
 
-    A file is removed if its process has certainly ended. If that is unknown, as for processes of other machines,
-    the file is removed once it was not written to for a day. Files whose names are not made by `temporary_name`, and
-    files that `begins_as_written` does not recognise, are kept.
+    A file is removed if its process has certainly ended. If this is unknown, as for processes of other machines,
+    the file is removed a day after the last write to it. Files whose names `temporary_name` did not make, and files
+    that `begins_as_written` does not recognise, are kept.
 
     Args:
         store: Store of the folder.
-        ours: Function of a file's final name: whether the caller may replace the file of that name.
+        ours: Function (final name of a file) → whether the caller may replace the file of that name.
     """
     here = this_process()
     for entry in store.list():
@@ -58,7 +58,7 @@ def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
 
 
 def begins_as_written(store: LocalStore, name: str, size: int) -> bool:
-    """Whether a file begins like a zip archive or a safetensors file, or with zeros, which a crash can leave.
+    """Whether a file begins like a zip archive or a safetensors file, or is empty or begins with zeros after a crash.
 
     Args:
         store: Store of the folder.

@@ -1,4 +1,4 @@
-"""Options for writing content, which all formats share."""
+"""Options for writing a file or checkpoint, shared by all formats."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["WriteOptions"]
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options for writing; each format uses the options that apply to it.
+    """Options for writing a file or checkpoint; each format uses the options that apply to it.
 
     Args:
         max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
         overwrite: Whether an existing destination may be replaced.
-        shard_bytes: Maximum size of one file, for formats with several files.
+        shard_bytes: Maximum size of one file in bytes, for formats with several files.
         objects: Treatment of objects by formats that hold tensors only: `refuse` (raise an error), `beside` (write them
             to a file next to the tensors) or `skip` (leave them out).
         layout: Layout of a checkpoint's data files.

@@ -1,1 +1,1 @@
-"""Stock's Hugging Face storages over safetensors."""
+"""Reader and writer of Hugging Face safetensors, under the names that stock gives them."""

@@ -42,11 +42,12 @@ def consolidate_safetensors_files(
     Args:
         input_dir: Folder of `.safetensors` files, each of which contains boxes of tensors.
         output_dir: Folder for the whole files, other than `input_dir`; made if missing.
-        fqn_to_index_mapping: Name of a tensor → number of its file, from 1 on; tensors that it lacks go to file 1.
+        fqn_to_index_mapping: Name of a tensor → number of its output file, from 1 on; other tensors go to file 1.
         num_threads: Number of files that are written at the same time.
 
     Raises:
-        CheckpointNotFoundError, CorruptCheckpointError: A file is missing or damaged, or parts of a tensor are missing.
+        CheckpointNotFoundError, CorruptCheckpointError: A file is missing or damaged, or a region of a tensor is in no
+            file.
         MissingKeyError: The mapping names a tensor that no input file contains.
 
     Ranks: one; not collective.
@@ -63,14 +64,16 @@ def consolidate_safetensors_files_on_every_rank(
     num_threads: int = 1,
     process_group: Any = None,
 ) -> None:
-    """Consolidate as `consolidate_safetensors_files`, with file n written by rank n modulo the world size.
+    """Consolidate safetensors shards like `consolidate_safetensors_files`, on all ranks.
+
+    Rank n % world_size writes file n.
 
     No file gets its final name before every rank has written all of its files.
 
     Raises:
         CheckpointException: The consolidation failed on some rank; raised on every rank.
 
-    Ranks: every rank of the group; collective, over object collectives.
+    Ranks: every rank of the group; collective (object collectives).
     """
     if not (dist.is_available() and dist.is_initialized()):
         consolidate_safetensors_files(input_dir, output_dir, fqn_to_index_mapping, num_threads)

@@ -1,4 +1,4 @@
-"""Dequantisation: blocks and scales to floating-point values. Arithmetic only; `quantized_reader` reads the files.
+"""Dequantisation of blocks with scales to floating-point tensors. `quantized_reader` reads the files.
 
 Source: OCP Microscaling Formats (MX) 1.0, sections 5.3.3 (E2M1 elements) and 5.4.1 (E8M0 scales); torch 2.13
 `torch.distributed.checkpoint.quantized_hf_storage` (order of the two numbers in a byte).
@@ -22,13 +22,13 @@ def dequantize_blocks(
     """Dequantise a box of a matrix whose square blocks share a scale.
 
     Args:
-        values: Stored values of the box, of any floating-point or integer dtype.
-        scales: Scales of the blocks that the box touches, one per block.
+        values: Quantised elements of the box, a matrix of any floating-point or integer dtype.
+        scales: Scales of the blocks that overlap the box, one per block.
         block_size: Number of rows and columns of a block.
-        offsets: Offsets of the box within its first block.
+        offsets: Offsets of the box within its first block, in elements.
 
     Returns:
-        Tensor of float32 values, with the sizes of the box.
+        Float32 tensor with the sizes of the box.
     """
     wide = scales.to(torch.float32)
     for dim, (offset, length) in enumerate(zip(offsets, values.shape, strict=True)):
@@ -44,7 +44,7 @@ def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
         scales: Tensor of uint8 exponents with a bias of 127, with sizes (…, groups).
 
     Returns:
-        Tensor of float32 values, with sizes (…, groups × bytes × 2).
+        Float32 tensor, with sizes (…, groups × bytes × 2).
     """
     table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32, device="cpu")
     pairs = torch.stack((blocks & 0x0F, blocks >> 4), dim=-1)

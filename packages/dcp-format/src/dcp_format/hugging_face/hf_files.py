@@ -1,4 +1,4 @@
-"""Safetensors files of one rank's part of a save: names, and writing.
+"""Safetensors files that one rank writes in a save: their names, and writing them.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{hf_storage,_hf_utils}` (names of files, `DCP_SHARDING_INFO`).
 """
@@ -30,16 +30,16 @@ Groups = Sequence[Mapping[int, Collection[object]]]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """File names that the coordinator assigns to a rank, by number; travels as `SavePlan.storage_data`."""
+    """File names that the coordinator assigns to a rank, by number; sent to the rank as `SavePlan.storage_data`."""
 
     files: Mapping[int, str]
     stamp: Mapping[str, str]
-    """Metadata that identifies the save; each of its files contains it."""
+    """Metadata that identifies the save, and is written to each of the save's files."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneFile:
-    """A file to write: its items, whether they are shards, its tied tensors, and the stamp of the save."""
+    """A safetensors file to write: its items, whether they are shards, tied tensors, and the stamp of the save."""
 
     name: str
     temporary: str
@@ -50,7 +50,10 @@ class OneFile:
 
 
 def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
-    """Return the names of whole files: numbered by the mapping, or consecutively where ranks share a number."""
+    """Return, for each rank, number → name of its files of whole tensors.
+
+    Files are numbered as in the mapping, or consecutively if several ranks write files of the same number.
+    """
     pairs = [(number, rank) for rank, numbers in enumerate(groups) for number in numbers]
     if len({number for number, _ in pairs}) == len(pairs):
         names = {(number, rank): f"model-{number:05d}-of-{highest:05d}{SUFFIX}" for number, rank in pairs}
@@ -62,7 +65,7 @@ def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
 
 
 def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
-    """Return the names of per-rank shard files; ranks that write nothing are skipped in the numbering."""
+    """Return, for each rank, number → name of its shard files; the numbering skips ranks that write no file."""
     writing = [rank for rank, numbers in enumerate(groups) if numbers]
     return [
         {n: f"shard-{writing.index(rank) + 1:05d}-model-{n:05d}-of-{highest:05d}{SUFFIX}" for n in numbers}
@@ -73,12 +76,12 @@ def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
 def items_by_file(
     items: Iterable[WriteItem], files: Mapping[int, str], number: Callable[[str], int]
 ) -> dict[str, list[WriteItem]]:
-    """Group a rank's items into files; a second box of a tensor goes to another file, since names are unique in a file.
+    """Group a rank's items by file; each box of a tensor goes to another file, since names are unique within a file.
 
     Args:
         items: Items of the rank.
-        files: Number of a file of the rank → its name.
-        number: Function that returns the number of a tensor's file, by the tensor's name.
+        files: Number of each file of the rank → name of the file.
+        number: Function (name of a tensor) → number of the tensor's file.
     """
     found: dict[str, list[WriteItem]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
@@ -98,7 +101,7 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
 
     Raises:
         UnsupportedValueError: The format cannot hold a tensor's dtype.
-        OSError: The write failed; nothing of the file is left.
+        OSError: The write failed; the incomplete file was removed.
     """
     items = sorted(job.items, key=lambda item: -_data(item).properties.dtype.itemsize)
     header = build_header([(item.index.fqn, *_form(item)) for item in items], _metadata(job))

@@ -20,17 +20,17 @@ _INFLIGHT_BYTES = 64 << 20
 
 
 class HuggingFaceStorageReader(ByteStorageReader):
-    """Loads tensors from a safetensors file, a Hugging Face folder, or a folder that ranks wrote together.
+    """Storage reader for safetensors: one file, a Hugging Face folder, or a folder of shards written by several ranks.
 
-    Each rank reads the ranges that its part of the template needs, directly into the template where contiguous.
-    The format has no checksums: `LoadReport.unverified` lists what was read. A missing file is an error.
+    Each rank reads the byte ranges that its shards of the template need, directly into contiguous tensors of the
+    template. The format has no checksums: `LoadReport.unverified` lists all loaded names. A missing file is an error.
 
     Args:
-        path: Path of a `.safetensors` file, of an `….index.json`, or of a folder, whose
-            index is `model.safetensors.index.json`.
+        path: Path of a `.safetensors` file, of an `….index.json`, or of a folder with the index
+            `model.safetensors.index.json`.
         thread_count: Number of threads that read.
 
-    Ranks: every rank reads the headers, and its own part of the data; not collective.
+    Ranks: every rank reads the headers, and the data of its own shards; not collective.
 
     Example:
         ```python
@@ -77,7 +77,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
 
 class SafetensorsBackend(StoreBackend):
-    """Read-only backend over safetensors files."""
+    """Read-only `StoreBackend` for safetensors files."""
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
         place = file_path(path)
@@ -90,11 +90,11 @@ class SafetensorsBackend(StoreBackend):
         )
 
     def read_index(self) -> CheckpointIndex:
-        """Read the files' headers as an index. Raises like `open_safetensors`."""
+        """Read the headers of the files as an index. Errors: see `open_safetensors`."""
         # A template takes every name's own bytes: nothing is gained from knowing which of them are the same.
         return open_safetensors(self._place, ties=False).index
 
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
-        """Raise: `HuggingFaceStorageWriter` writes these files."""
+        """Raise an error: this backend only reads. Use `HuggingFaceStorageWriter` to write safetensors files."""
         del overwrite, save_id
         raise UnsupportedFormatError(f"{self._place}: write safetensors with HuggingFaceStorageWriter")

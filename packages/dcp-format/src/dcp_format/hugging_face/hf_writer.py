@@ -1,6 +1,6 @@
 """`HuggingFaceStorageWriter`: saves into safetensors files that Hugging Face libraries open.
 
-The files of one rank are written by `hf_files`; the ranks' parts are joined into whole files by `consolidate`.
+`hf_files` writes the files of one rank; `consolidate` joins the ranks' shards into files of whole tensors.
 
 Source: torch 2.13 `torch.distributed.checkpoint.hf_storage.HuggingFaceStorageWriter` (parameters, names of files).
 """
@@ -55,9 +55,9 @@ _PARTS = "sharded"
 
 
 class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
-    """Saves tensors as safetensors.
+    """Storage writer that saves tensors as safetensors files, for Hugging Face libraries.
 
-    Files get their final names, and the index is written, after every rank has written.
+    Files get their final names, and the index is written, after every rank has written its files.
 
     Values other than tensors are refused before anything is written. A tensor with several names is written under
     each of them.
@@ -66,13 +66,14 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         path: Path of the folder.
         fqn_to_index_mapping: Name of a tensor → number of its file, from 1 on; None writes one file.
         thread_count: Number of files that a rank writes at the same time.
-        save_distributed: Whether each rank writes its own part of every tensor into files of its own. Otherwise every
+        save_distributed: Whether each rank writes its shards of the tensors into files of its own. Otherwise every
             tensor must be whole on the rank that writes it.
-        enable_consolidation: Whether the coordinator joins the ranks' parts into whole files when all are written; the
-            parts stay in the folder `sharded`. `consolidate_safetensors_files_on_every_rank` does that on all ranks.
-        thread_count_consolidation: Number of whole files that are written at the same time.
+        enable_consolidation: Whether the coordinator finally joins the ranks' shards into files of whole tensors; the
+            shards stay in the folder `sharded`. `consolidate_safetensors_files_on_every_rank` joins them on all ranks
+            instead.
+        thread_count_consolidation: Number of files that consolidation writes at the same time.
 
-    Ranks: every rank; the coordinator gives files their names.
+    Ranks: every rank; the coordinator chooses the names of the files.
 
     Example:
         ```python
@@ -111,7 +112,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         self.reset(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new save, into the folder `checkpoint_id` if that is given."""
+        """Begin a new save, into the folder `checkpoint_id` unless it is None."""
         if checkpoint_id is not None:
             self.checkpoint_id = checkpoint_id
         self.save_id = secrets.token_hex(8)
@@ -146,22 +147,21 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return LocalStore(self.path / _PARTS if self.enable_consolidation else self.path)
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the folder and the save id."""
+        """Return the path of the folder and the save id."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Note this process's rank. Raises DcpError for a save without a coordinator, which assigns the file names."""
+        """Store this process's rank. Raises DcpError for a save without a coordinator, which assigns file names."""
         del is_coordinator, args
         self._rank = kwargs.get("rank", 0)
         if not kwargs.get("use_collectives", True):
             raise DcpError("safetensors files are named by a coordinator: save with use_collectives=True")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan with whole tensors; tied values are written under each of their names.
+        """Check that all values can be written; return the plan, with tied tensors under each of their names.
 
         Raises:
-            UnsupportedValueError: The plan has values other than tensors, or it has parts of tensors without
-                `save_distributed`.
+            UnsupportedValueError: The plan has a value that is not a tensor, or a shard without `save_distributed`.
         """
         refuse_objects({item.index.fqn for item in plan.items if item.type is WriteItemType.BYTE_IO}, "safetensors")
         for item in plan.items:
@@ -178,7 +178,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         """Assign file names to each rank, after removing the files of killed saves.
 
         Raises:
-            MissingKeyError: `fqn_to_index_mapping` lacks a tensor.
+            MissingKeyError: `fqn_to_index_mapping` lacks the name of a tensor.
         """
         groups: list[dict[int, list[WriteItem]]] = []
         for plan in plans:
@@ -231,9 +231,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rename the files, write the index or the whole files, and remove the files of an older save.
+        """Publish the save: rename the files, write the index or consolidate the shards, remove an older save's files.
 
-        At any moment the folder holds the old set or the new one; see `complete_set`.
+        At any moment the folder holds the old or the new complete set of files; see `complete_set`.
         """
         store = self._store()
         folder = Path(store.path)

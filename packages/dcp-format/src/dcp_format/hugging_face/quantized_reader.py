@@ -1,6 +1,6 @@
 """`QuantizedHuggingFaceStorageReader`: loads block-quantised safetensors as plain floating-point tensors.
 
-Only the blocks that a rank's part needs are read, each with its scales. `dequantize` decodes the numbers.
+Only the blocks that a rank's shards need are read, with their scales. `dequantize` decodes the numbers.
 
 Source: torch 2.13 `torch.distributed.checkpoint.quantized_hf_storage` (names, the two schemes, how parts are paired).
 """
@@ -36,17 +36,18 @@ class _Pair:
 
 
 class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
-    """Reads `X.weight` with `X.weight_scale_inv`, and `X_blocks` with `X_scales`, as tensors of `target_dtype`.
+    """Storage reader that dequantises block-quantised safetensors to tensors of `target_dtype`.
 
-    The template names them `X.weight` and `X_blocks` (or plain `X`); everything else loads as it is stored.
+    Quantised tensors are the pairs `X.weight` with `X.weight_scale_inv`, and `X_blocks` with `X_scales` (MXFP4). In the
+    template their names are `X.weight` and `X_blocks` (or `X`). Other tensors are loaded as they are stored.
 
     Args:
         path: Path of the file or folder; see `HuggingFaceStorageReader`.
         thread_count: Number of threads that read.
-        target_dtype: Dtype of the loaded values, and of their tensors in the metadata.
+        target_dtype: Dtype of dequantised tensors, also in the metadata.
         block_size: Number of rows and columns of a block of a matrix; each block has one scale.
 
-    Ranks: every rank reads its own part; not collective.
+    Ranks: every rank reads the data of its own shards; not collective.
 
     Example:
         ```python
@@ -114,7 +115,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return TensorStorageMetadata(replace(values.properties, dtype=self.target_dtype), size, [chunk])
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read every item; quantised tensors are read with their scales, one at a time."""
+        """Read all items of the plan; quantised tensors are read one at a time, with their scales."""
         if self._raw is None:
             self._pairs, self._raw = {}, self._metadata
         logical = self._metadata

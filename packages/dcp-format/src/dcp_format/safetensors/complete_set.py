@@ -1,9 +1,8 @@
-"""Sets of safetensors files in a folder: how a save stamps its files, and which set is the current one.
+"""Sets of safetensors files in a folder: the stamp of a save in its files, and the choice of the current set.
 
-A folder has no index until one is published, and some have none at all. The stamp in
-every file of ours has the id of its save, the number of files of that save, and its generation. Among complete sets,
-the one with the highest generation is used. So a folder holds the old set or the new one at any moment, as long as
-no file replaces another.
+Not every folder of safetensors files has an index. So each file that this project writes has a stamp: the id of its
+save, the number of files of the save, and the save's generation. Of all complete sets, the set with the highest
+generation is used. A new set therefore replaces the old one at once, when its last file gets its name.
 """
 
 from __future__ import annotations
@@ -27,23 +26,29 @@ __all__ = [
 
 SUFFIX = ".safetensors"
 SAVE_ID = "DCP_SAVE_ID"
-"""Our metadata key of the save's id: equal in all files of one save, to distinguish the files of two saves."""
+"""Key in a file's metadata for the id of the save, which is equal in all files of one save."""
 FILES = "DCP_FILE_COUNT"
-"""Our metadata key of the number of files of the save, to recognise an incomplete set."""
+"""Key in a file's metadata for the number of files of the save, by which an incomplete set is recognised."""
 GENERATION = "DCP_GENERATION"
-"""Our metadata key of the generation: a number higher than that of the set that the save replaces."""
+"""Key in a file's metadata for the generation of the save: a higher number than that of the set it replaces."""
 # What writers of whole models, ours among them, call their files.
 _WRITTEN = re.compile(r"(shard-\d{5}-)?model(-\d{5}-of-\d{5})?(-[0-9a-f]{8})?(-part-\d+)?\.safetensors")
 _TAG_LETTERS = 8
 
 
 def is_writers_name(name: str) -> bool:
-    """Whether a file has a name that libraries give to the files of whole models."""
+    """Whether a file name is one that Hugging Face libraries give to files of whole models."""
     return _WRITTEN.fullmatch(name) is not None
 
 
 def fresh_name(name: str, present: Collection[str], save_id: str) -> str:
-    """Return the name, or a variant if a file of that name exists: the old file stays until the new set is complete."""
+    """Return `name`, or a variant of it if the folder has a file `name`, which stays until the new set is complete.
+
+    Args:
+        name: Wanted name of the new file.
+        present: Names of the files in the folder.
+        save_id: Id of the save, of which the variant contains some letters.
+    """
     return name if name not in present else f"{name.removesuffix(SUFFIX)}-{save_id[:_TAG_LETTERS]}{SUFFIX}"
 
 
@@ -62,7 +67,7 @@ class Stamp:
 
     @classmethod
     def next(cls, folder: Path, save_id: str, files: int) -> Stamp:
-        """Return the stamp of a save that replaces the set in a folder."""
+        """Return the stamp of a new save that replaces the current set in a folder."""
         store = LocalStore(folder)
         names = sorted(path.name for path in folder.glob(f"*{SUFFIX}") if is_writers_name(path.name))
         highest = 0
@@ -83,7 +88,7 @@ def save_id_of(folder: Path, name: str) -> str | None:
 
 
 def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
-    """Whether a file belongs to a whole model: one of a library, by its name and first bytes, or ours, by our stamp.
+    """Whether a save of a whole model wrote a file: by a library's file name and the first bytes, or by our stamp.
 
     Args:
         store: Store of the folder.
@@ -96,7 +101,7 @@ def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
 
 
 def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:
-    """Read the headers of files. Raises like `read_header`, and CheckpointNotFoundError for a missing file."""
+    """Return file name → header. Raises the errors of `read_header`, and CheckpointNotFoundError for a missing file."""
     found = {}
     for name in names:
         with contextlib.closing(store.open(name)) as source:
@@ -105,11 +110,11 @@ def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:
 
 
 def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
-    """Return the current files of a folder without an index: the newest complete set, and files without a set.
+    """Return the current files of a folder without an index: the newest complete set, and all files without a stamp.
 
     Raises:
-        CheckpointNotFoundError: There are files of saves, but no save's set is complete.
-        CorruptCheckpointError: Two complete sets have the same generation, so that neither is newer.
+        CheckpointNotFoundError: There are files of saves, but no save has all of its files.
+        CorruptCheckpointError: Two complete sets have the same generation.
     """
     sets = _sets(headers)
     if len(sets) == 1 and not any(_number(headers[name], FILES) for names in sets.values() for name in names):

@@ -14,7 +14,7 @@ __all__ = ["local_store"]
 
 
 def local_store(folder: str | os.PathLike[str]) -> LocalStore:
-    """Return the store of a folder; in a cache snapshot, it follows links into that cache's `blobs` only."""
+    """Return the store of a folder. In a snapshot of a cache, the store also follows links into the cache's `blobs`."""
     for place in Path(os.path.realpath(folder)).parents:
         blobs = place.parent / "blobs"
         if place.name == "snapshots" and blobs.is_dir() and not blobs.is_symlink():

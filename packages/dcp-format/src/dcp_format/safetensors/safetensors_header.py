@@ -49,14 +49,14 @@ CODES: Mapping[str, str] = MappingProxyType(
         "float4_e2m1fn_x2": "F4",
     }
 )
-"""Torch's name of a dtype → the format's name."""
+"""Name of a torch dtype → name of the dtype in safetensors files."""
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 _PACKED = "float4_e2m1fn_x2"
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderEntry:
-    """One tensor of a file; `start` and `stop` are byte offsets from the beginning of the file."""
+    """Header entry of one tensor; `start` and `stop` are byte offsets from the beginning of the file."""
 
     name: str
     dtype: str
@@ -67,20 +67,20 @@ class HeaderEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A parsed header."""
+    """Parsed header of a safetensors file."""
 
     entries: tuple[HeaderEntry, ...]
-    """The tensors, in the order of their data."""
+    """Entries of the tensors, in the order of their data in the file."""
     metadata: Mapping[str, str]
     bytes: int
-    """Length of the header with its length field, which is the offset of the data."""
+    """Length of the header with its length field, bytes; equals the offset of the data."""
 
 
 def code_of(dtype: str, key: str) -> str:
-    """Return the format's name of a dtype.
+    """Return the name of a dtype in safetensors files.
 
     Raises:
-        UnsupportedValueError: The dtype has no equivalent in the format; the message names the key and the remedy.
+        UnsupportedValueError: Safetensors has no such dtype; the message names the key and the remedy.
     """
     if dtype not in CODES:
         raise UnsupportedValueError(
@@ -95,12 +95,13 @@ def build_header(
     """Build the header for tensors whose data follows without gaps in the same order.
 
     Args:
-        tensors: Name, torch's dtype and sizes of each tensor; all are aligned if the larger element sizes come first.
+        tensors: Name, torch's dtype name, and sizes of each tensor. If dtypes with larger elements come first, all
+            tensors are aligned.
         metadata: Pairs of strings to write as `__metadata__`.
 
     Raises:
-        UnsupportedValueError: A dtype has no name in the format, a tensor has the metadata's name, or the header is too
-            long for its readers.
+        UnsupportedValueError: Safetensors has no such dtype, a tensor is named `__metadata__`, or the header is longer
+            than readers accept.
     """
     table: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     position = 0
@@ -127,7 +128,7 @@ def read_header(source: Source, *, file: str) -> Header:
         file: Name of the file, for error messages.
 
     Raises:
-        CorruptCheckpointError: The file is not a safetensors file, is truncated, or contradicts itself.
+        CorruptCheckpointError: The file is not a safetensors file, is truncated, or its header is inconsistent.
         UnsupportedFormatError: The file has an unknown dtype.
     """
     size = source.size()

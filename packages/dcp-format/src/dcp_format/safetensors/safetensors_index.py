@@ -1,6 +1,6 @@
-"""A safetensors file, or a Hugging Face folder of them, as an index: tensors are chunks at offsets of the files.
+"""Index of a safetensors file or Hugging Face folder: each tensor is a chunk at an offset of a file.
 
-Also reads folders that ranks wrote together, whose files contain boxes of tensors. Only headers are read here.
+Folders of shards, whose files contain boxes of tensors, are supported too. Only headers are read here.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = [
 
 INDEX_NAME = "model.safetensors.index.json"
 SHARDING = "DCP_SHARDING_INFO"
-"""Key of a file's metadata: JSON, name → {"saved_offsets": […]}, as torch's writer stores it."""
+"""Key in a file's metadata: JSON, tensor name → {"saved_offsets": […]}, as torch's writer stores it."""
 SHAPES = "DCP_GLOBAL_SHAPES"
-"""Our key of a file's metadata: JSON, name → sizes of the whole tensor, so that a lost file is noticed."""
+"""Key in a file's metadata: JSON, tensor name → sizes of the whole tensor, by which a missing file is noticed."""
 ALIASES = "DCP_ALIASES"
-"""Our key of a file's metadata: JSON, alias → name of its tensor; ignored if their bytes differ."""
+"""Key in a file's metadata: JSON, alias → name of its tensor. An alias with other bytes than the tensor is ignored."""
 _COMPARED_BYTES = 4 << 20
 _SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})")
 Box = tuple[HeaderEntry, str, tuple[int, ...]]
@@ -56,13 +56,13 @@ class Folder:
     index: CheckpointIndex
     files: tuple[str, ...]
     save_id: str | None
-    """Id of the save that wrote the files; None if the files have none."""
+    """Id of the save that wrote the files; None if the files have no save id."""
 
 
 def earlier_files(folder: Path) -> set[str]:
-    """Return the files of an earlier save in a folder: files in its index, and files with names that libraries give.
+    """Return the names of an earlier save's files in a folder: listed in its index, or named as libraries name them.
 
-    A save must not remove other files, such as an adapter's.
+    A save must not remove other files, such as those of an adapter (LoRA).
     """
     try:
         named = {*(read_weight_map(folder) or {}).values()}
@@ -73,17 +73,17 @@ def earlier_files(folder: Path) -> set[str]:
 
 
 def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Folder:
-    """Open a file, or all files of a folder, as an index.
+    """Open a safetensors file, or all safetensors files of a folder, as an index.
 
     Args:
         path: Path of a `.safetensors` file, of an `….index.json`, or of a folder, whose index is
             `model.safetensors.index.json`.
-        ties: Whether to find out which names are ties, that is, names of the same tensor, which reads the bytes of tied
-            tensors. Otherwise every name is a tensor of its own, with its own bytes.
+        ties: Whether to detect tied tensors (several names of one tensor), which reads their bytes. Otherwise every
+            name is a tensor of its own.
 
     Raises:
         CheckpointNotFoundError: There is nothing at `path`, or a file that the index names is missing.
-        CorruptCheckpointError: A header is damaged, files contradict each other, or parts of tensors are missing.
+        CorruptCheckpointError: A header is damaged, files contradict each other, or a region of a tensor is in no file.
         InvalidPlaceError: `path` is a URI, or names no file or folder.
     """
     place, index = Path(file_path(path)), INDEX_NAME
@@ -117,7 +117,11 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
 
 
 def read_weight_map(folder: Path, index: str = INDEX_NAME) -> dict[str, str] | None:
-    """Read the weight map (tensor → file) of a folder's index; None without one. Raises CorruptCheckpointError."""
+    """Read the weight map (tensor → file) from a folder's index; None if there is no index.
+
+    Raises:
+        CorruptCheckpointError: The index is damaged.
+    """
     path = folder / index
     if path.exists() and not path.is_file():  # reading from a pipe would wait for a writer
         raise CorruptCheckpointError("the index is no file", file=str(path))

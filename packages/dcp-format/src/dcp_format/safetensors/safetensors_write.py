@@ -1,6 +1,6 @@
-"""Conversion of content to safetensors: one file, or a Hugging Face folder of shards with its index.
+"""Conversion of a `Content` to safetensors: one file, or a Hugging Face folder of several files with an index.
 
-Files appear under their names only when all of them are whole; the index comes last.
+Files get their final names only after all of them are complete; the index comes last.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ __all__ = [
 _log = library_logger(__name__)
 
 OBJECTS_NAME = "objects.pt"
-"""Name of the `torch.save` file of objects in a folder; beside a single file, that file's name precedes it."""
+"""Name of the `torch.save` file of objects in a folder; beside a single file, `<name of that file>.objects.pt`."""
 
 
 def write_safetensors(content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
-    """Write one file if `path` ends in `.safetensors`, else a folder that Hugging Face libraries open.
+    """Write one safetensors file if `path` ends in `.safetensors`, else a folder that Hugging Face libraries open.
 
     A tensor with several names is written under each of them, and the file's metadata records that they are one tensor.
-    With `options.objects="beside"`, the objects' file is written before the tensors, and gets its final name right
-    after them: an error leaves both unchanged.
+    With `options.objects="beside"`, the file of objects is written before the tensors, and gets its final name right
+    after them: an error leaves existing files unchanged.
 
     Args:
         content: The content to write.
         path: Path of the file or folder to write.
-        options: Options for writing. A file in a folder exceeds `shard_bytes` only if one tensor alone does. The file
-            of objects is `NAME.objects.pt` beside `NAME.safetensors`, or `objects.pt` in a folder. `tick` counts the
-            bytes that were written.
+        options: Options for writing. A file in a folder exceeds `shard_bytes` only if it has a single tensor. The file
+            of objects is `NAME.objects.pt` beside `NAME.safetensors`, or `objects.pt` in a folder. `tick` is called
+            with the number of bytes just written.
 
     Raises:
-        UnsupportedValueError: There are objects, which `options` refuse, or the format cannot hold a dtype.
+        UnsupportedValueError: There are objects and `options.objects` is `refuse`, or safetensors has no such dtype.
         UnsafeCheckpointError: An object to be written names a class or function that is not allowed.
         CheckpointExistsError: The destination exists, and `options.overwrite` is False.
         InvalidPlaceError: `path` is a URI, or names no file or folder.
@@ -107,7 +107,7 @@ def _entries(content: Content) -> list[TensorEntry]:
 def write_tensor_file(
     sink: Sink, entries: Sequence[TensorEntry], metadata: Mapping[str, str], *, max_inflight_bytes: int
 ) -> None:
-    """Write one file: header, then each tensor's bytes; larger dtypes first, so that all are aligned."""
+    """Write one safetensors file: the header, then each tensor's bytes, larger element sizes first for alignment."""
     ordered = sorted(entries, key=lambda entry: -ITEM_BYTES[entry.dtype])
     sink.write([build_header([(entry.name, entry.dtype, entry.shape) for entry in ordered], metadata)])
     for entry in ordered:
@@ -162,7 +162,7 @@ def _write_folder(
 
 
 def remove_earlier(store: LocalStore, names: Iterable[str]) -> None:
-    """Remove the files of superseded sets; files that no save made stay, even if an index names them."""
+    """Remove the files of older saves. Files that no save made are kept, even if an index names them."""
     sizes = {entry.name: entry.bytes for entry in store.list()}
     for name in sorted({*names} & sizes.keys()):
         if is_writers_file(store, name, sizes[name]):

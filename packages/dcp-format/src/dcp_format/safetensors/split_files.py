@@ -1,4 +1,4 @@
-"""Split of tensors into several safetensors files: the file of each tensor, the files' names, and their index."""
+"""Split of tensors over several safetensors files: the file of each tensor, the file names, and the index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["index_json", "shard_names", "split_by_size"]
 
 
 def split_by_size(entries: Iterable[TensorEntry], shard_bytes: int) -> list[list[TensorEntry]]:
-    """Split entries in order into groups of at most `shard_bytes`; a larger tensor has a group of its own."""
+    """Split tensors, in order, into groups of at most `shard_bytes` bytes; a larger tensor gets a group of its own."""
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes={shard_bytes} must be at least 1")
     groups: list[list[TensorEntry]] = [[]]
@@ -27,14 +27,18 @@ def split_by_size(entries: Iterable[TensorEntry], shard_bytes: int) -> list[list
 
 
 def shard_names(count: int) -> list[str]:
-    """Return the names of `count` files, as Hugging Face libraries expect them."""
+    """Return the file names that Hugging Face libraries expect for a model in `count` files."""
     if count == 1:
         return [f"model{SUFFIX}"]
     return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
 
 
 def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
-    """Return the folder's index as JSON, from the names and sizes in bytes of each file's tensors."""
+    """Return the index of a Hugging Face folder as JSON.
+
+    Args:
+        files: Name of each file → names and sizes (bytes) of its tensors.
+    """
     weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
     total = sum(size for tensors in files.values() for _, size in tensors)
     table = {"metadata": {"total_size": total}, "weight_map": weight_map}

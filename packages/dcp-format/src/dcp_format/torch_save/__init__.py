@@ -1,1 +1,1 @@
-"""`torch.save` files, and stock's calls and readers for them."""
+"""Conversion of `torch.save` files, and stock's functions and readers for them."""

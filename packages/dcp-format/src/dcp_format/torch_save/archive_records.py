@@ -1,6 +1,6 @@
 """Records of a mapped `torch.save` file, each checked against its CRC once, on first use.
 
-Records that are later read whole are checked then, by the read engine; this module checks the rest.
+The read engine checks records that it reads whole; this module checks the other records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VALUES = "/data/"
 
 
 class ArchiveRecords:
-    """The byte ranges of an archive's records, and which of them have been checked.
+    """Records of an archive: their byte ranges, and which records have been checked against their CRC.
 
     Args:
         mapped: Memory map of the whole file.
@@ -28,7 +28,7 @@ class ArchiveRecords:
 
     Raises:
         CorruptCheckpointError: The archive's directory is damaged.
-        UnsupportedFormatError: The values of tensors are compressed in the file.
+        UnsupportedFormatError: Tensors are compressed in the file.
     """
 
     def __init__(self, mapped: torch.UntypedStorage, *, file: str) -> None:
@@ -58,18 +58,18 @@ class ArchiveRecords:
         """Start and length of each uncompressed record → its CRC."""
 
     def check_small(self) -> None:
-        """Check all records except tensor storages. Raises CorruptCheckpointError."""
+        """Check the CRCs of all records except tensor storages. Raises CorruptCheckpointError for a damaged record."""
         self._check(record for record in self._unchecked if _VALUES not in record.name)
 
     def check_range(self, start: int, nbytes: int) -> None:
-        """Check the records that overlap a range of the file. Raises CorruptCheckpointError."""
+        """Check the CRCs of records that overlap a byte range of the file. Raises CorruptCheckpointError for damage."""
         stop = start + nbytes
         self._check(
             record for record in self._unchecked if record.start < stop and start < record.start + record.stored_bytes
         )
 
     def check_all(self) -> None:
-        """Check every unchecked record. Raises CorruptCheckpointError."""
+        """Check the CRC of every record not checked yet. Raises CorruptCheckpointError for a damaged record."""
         self._check(self._unchecked)
 
     def _check(self, records: Iterable[ZipRecord]) -> None:

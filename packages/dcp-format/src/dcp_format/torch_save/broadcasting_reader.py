@@ -1,4 +1,4 @@
-"""`BroadcastingTorchSaveReader`: one rank reads a `torch.save` file and broadcasts it to the others.
+"""`BroadcastingTorchSaveReader`: one rank reads a `torch.save` file and broadcasts its tensors to the other ranks.
 
 Source: torch 2.13 `torch.distributed.checkpoint.format_utils.BroadcastingTorchSaveReader` (name, call sequence).
 """
@@ -26,15 +26,15 @@ Targets = dict[str, list[tuple[ReadItem, torch.Tensor]]]
 
 
 class BroadcastingTorchSaveReader(StorageReader):
-    """Loads tensors from a file that only the coordinator can read; to be used with `DynamicMetaLoadPlanner`.
+    """Storage reader for a `torch.save` file that only one rank can read; to be used with `DynamicMetaLoadPlanner`.
 
-    The file is mapped into memory and sent in pieces: a rank holds one piece at a time, besides its own tensors.
+    The file is mapped into memory and broadcast in pieces: besides its own tensors, a rank holds one piece at a time.
 
     Args:
         checkpoint_id: Path of the file.
         coordinator_rank: Rank that reads the file.
 
-    Ranks: every rank of the default group, with the same names in their templates.
+    Ranks: every rank of the default group, with the same names in its template; collective.
 
     Example:
         ```python
@@ -54,7 +54,7 @@ class BroadcastingTorchSaveReader(StorageReader):
         self.is_coordinator = False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new load, from the file `checkpoint_id` if that is given."""
+        """Begin a new load, from the file `checkpoint_id` unless it is None."""
         if checkpoint_id is not None:
             self.checkpoint_id = checkpoint_id
 
@@ -63,10 +63,10 @@ class BroadcastingTorchSaveReader(StorageReader):
         return Metadata({}, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """Note whether this rank is the coordinator.
+        """Store whether this rank reads the file.
 
         Raises:
-            DcpError: No file was given.
+            DcpError: The reader has no path of a file.
         """
         del metadata, is_coordinator
         self.is_coordinator = _rank() == self.coordinator_rank
@@ -82,11 +82,11 @@ class BroadcastingTorchSaveReader(StorageReader):
         return global_plan
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Receive every tensor of the template in turn.
+        """Broadcast the tensors of the template one after another, and copy each rank's shards into its template.
 
         Raises:
-            CheckpointException: A rank cannot take part, or a tensor has another shape in the file than in a template;
-                raised on every rank, before anything is sent.
+            CheckpointException: A rank failed, or a tensor has another shape in the file than in a template; raised on
+                every rank, before any tensor is sent.
         """
         items: dict[str, list[ReadItem]] = defaultdict(list)
         for item in plan.items:

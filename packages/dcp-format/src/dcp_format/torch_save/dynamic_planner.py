@@ -1,4 +1,4 @@
-"""`DynamicMetaLoadPlanner`: makes the metadata from the template, for sources without metadata.
+"""`DynamicMetaLoadPlanner`: a load planner that makes the metadata from the template, for files without metadata.
 
 Source: torch 2.13 `torch.distributed.checkpoint.format_utils.DynamicMetaLoadPlanner`.
 """
@@ -17,7 +17,7 @@ __all__ = ["DynamicMetaLoadPlanner"]
 
 
 class DynamicMetaLoadPlanner(DefaultLoadPlanner):
-    """Loads every tensor of the template whole, with the template's dtypes and sizes.
+    """Load planner that makes the metadata from the template: one chunk per tensor, with the template's dtype and size.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""Stock's command line `format_utils`: `torch_to_dcp` and `dcp_to_torch`. `dcp convert` does more.
+"""Stock's command line `format_utils`: `torch_to_dcp` and `dcp_to_torch`. `dcp convert` has more options.
 
 Source: torch 2.13 `torch.distributed.checkpoint.format_utils` run as a script (arguments, output).
 """
@@ -21,7 +21,7 @@ _MODES: dict[str, tuple[Callable[[str], bool], Callable[[str, str], None]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run stock's `format_utils` command line.
 
     Args:
         arguments: Mode, source and destination; None reads them from the process's command line.

@@ -28,7 +28,7 @@ def dcp_to_torch_save(
 ) -> None:
     """Convert a checkpoint to one `torch.save` file, which appears only when complete.
 
-    `torch.load` opens the file with `mmap=True`, and with `weights_only=True` if the objects in it allow that.
+    `torch.load` opens the file with `mmap=True`, and also with `weights_only=True` if the objects in the file allow it.
 
     Args:
         dcp_checkpoint_dir: Folder of a checkpoint, ours or stock's.
@@ -56,14 +56,14 @@ def torch_save_to_dcp(
     """Convert a `torch.save` file to a checkpoint; runs no code from the file.
 
     Args:
-        torch_save_path: Path of a file that holds a mapping.
+        torch_save_path: Path of a `torch.save` file of a dict or another mapping.
         dcp_checkpoint_dir: Folder to write; a checkpoint in it is replaced.
         max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
         allow_globals: Classes and functions that the file may use in addition to the default allow-list.
 
     Raises:
         CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: The file cannot be read.
-        UnsupportedValueError: The file's value is not a mapping.
+        UnsupportedValueError: The saved value is not a mapping.
 
     Ranks: one; not collective.
     """

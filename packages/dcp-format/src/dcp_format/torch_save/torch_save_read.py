@@ -1,7 +1,7 @@
-"""`torch.save` files as content: the pickle is read with an allow-list, tensors are located and read later.
+"""Reader of `torch.save` files as a `Content`: the pickle is read with an allow-list, tensors are read on demand.
 
-The file is mapped so that torch can locate each tensor's values; the values are read with ordinary file reads
-when they are requested, so no more of the file is in memory than a piece of one tensor.
+The file is memory-mapped, and torch locates each tensor in it. Tensors are read with ordinary file reads when they
+are requested, so only a piece of one tensor is in memory at a time.
 
 Source: torch 2.13 `torch.serialization._load` (effect of `overall_storage`).
 """
@@ -47,7 +47,7 @@ _NO_TENSORS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def is_torch_save(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins like a zip archive; opening it shows whether it is a `torch.save` file."""
+    """Whether a file begins like a zip archive, as `torch.save` files do. Only `open_torch_save` checks the rest."""
     with contextlib.suppress(OSError):
         # Opening a pipe in another way would wait for a writer.
         descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -59,18 +59,18 @@ def is_torch_save(path: str | os.PathLike[str]) -> bool:
 
 
 def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> Content:
-    """Open a `torch.save` file as content: nested mappings are flattened as by `save`, tied tensors are stored once.
+    """Open a `torch.save` file as a `Content`: nested mappings are flattened as by `save`, tied tensors become aliases.
 
     Args:
         path: Path of the file.
         allow_globals: Classes and functions that are allowed in addition to the default allow-list.
 
     Raises:
-        CheckpointNotFoundError: There is no such file.
+        CheckpointNotFoundError: The file does not exist.
         CorruptCheckpointError: The file is not a `torch.save` file, or is damaged.
         UnsafeCheckpointError: The file names a global that is not allowed.
-        UnsupportedFormatError: The file has the other byte order, or was compressed by an archiver.
-        UnsupportedValueError: The file's value is not a mapping.
+        UnsupportedFormatError: The file has another byte order than this machine, or its records are compressed.
+        UnsupportedValueError: The saved value is not a mapping.
         InvalidPlaceError: `path` is a URI, or names no file.
     """
     path = file_path(path)
@@ -106,9 +106,10 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
 
 
 def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, ArchiveRecords]:
-    """Return the saved value with tensors over a memory map of the file; raises like `open_torch_save`.
+    """Return the saved value, with tensors in a memory map of the file. Errors: see `open_torch_save`.
 
-    Objects have been checked against their CRCs; the values of tensors must be checked before they are used.
+    Objects have been checked against their CRCs. The caller must check tensors, with the `ArchiveRecords` that are
+    returned too, before use.
     """
     place = file_path(path)
     try:

@@ -1,4 +1,4 @@
-"""Conversion of content to a `torch.save` file, written in one pass: the pickle first, then each tensor's bytes.
+"""Conversion of a `Content` to a `torch.save` file, in one pass: first the pickle, then the bytes of each tensor.
 
 Source: torch 2.13 `torch.serialization._save` (records and their order), `torch._utils._rebuild_tensor_v2`/`_v3`.
 """
@@ -56,14 +56,14 @@ def write_torch_save(
     """Write a `torch.save` file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
 
     Args:
-        content: The content to write; objects are held in memory.
+        content: Tensors and objects to write; all objects are in memory at once.
         path: Path of the file.
-        options: Options for writing; `tick` counts the bytes written.
+        options: Options for writing; `tick` is called with the number of bytes just written.
         allow_globals: Classes and functions that are allowed in addition to the default allow-list.
 
     Raises:
         CheckpointExistsError: The file exists and `options.overwrite` is False.
-        CorruptCheckpointError: The source is damaged. An existing file is left unchanged.
+        CorruptCheckpointError: The source is damaged. An existing file at `path` is unchanged.
     """
     content = ticking(content, options.tick)
     values: dict[str, Any] = {}

@@ -22,7 +22,7 @@ _NO_BORDERS.flags.writeable = False
 
 
 def crc32(data: Buffer, value: int = 0) -> int:
-    """Return the CRC32 of `data`, continued from the CRC32 `value` of preceding bytes. Releases the GIL if `data` is long."""
+    """Return the CRC32 of `data`, continued from the CRC32 `value` of preceding bytes; long data release the GIL."""
     return isal_zlib.crc32(data, value)
 
 

@@ -112,7 +112,8 @@ def directory_end(start: int, size: int, count: int) -> bytes:
     Args:
         start: Position of the directory in the archive, bytes.
         size: Size of the directory, bytes.
-        count: Number of records."""
+        count: Number of records.
+    """
     few = min(count, MAX16)
     return END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, MAX32), min(start, MAX32), 0)
 

@@ -54,8 +54,8 @@ def read_items(
     """Fill every request's destination and call its `piece` and `done` with verified bytes, or raise.
 
     Unless `verify` is False or the item carries no CRC, `done` is never called for bytes that differ from those
-    written. After an error a destination may hold unverified bytes, except with `verify="before"`. No byte of an item is
-    read twice, however many requests ask for it (`verify="before"` reads everything once more).
+    written. After an error a destination may hold unverified bytes, except with `verify="before"`. No byte of an item
+    is read twice, even if several requests ask for it (`verify="before"` reads everything once more).
 
     Args:
         store: The checkpoint's folder.

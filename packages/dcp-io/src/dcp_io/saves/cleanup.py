@@ -83,7 +83,8 @@ def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, ke
         store: The checkpoint's folder.
         save_id: Id of the save.
         entries: The folder's listing.
-        keep: Names of files to keep."""
+        keep: Names of files to keep.
+    """
     sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
     order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
     return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")

@@ -71,7 +71,8 @@ class Attempts:
 
         Args:
             message: Description of the last failure; must not contain secrets.
-            remedy: What the user can do, as a clause."""
+            remedy: What the user can do, as a clause.
+        """
         seconds, plural = time.monotonic() - self._started, "s" * (self.number > 1)
         return StorageError(
             f"{self._what}: failed after {self.number} attempt{plural} in {seconds:.1f} s: {message}; {remedy}"

@@ -138,7 +138,7 @@ class StreamStore(Store):
         return bool(self._fs.exists(self._inside(name)))
 
     def list(self) -> list[Entry]:
-        """List the files made through this store object, and existing indexes; stock's interface cannot list a folder."""
+        """List the files made by this store object, and existing indexes; stock's interface cannot list a folder."""
         with self._lock:
             names = {name for name in self._made if "/" not in name}
         if self.exists(METADATA_NAME):

@@ -55,10 +55,10 @@ class Column:
     dtype: str
     """numpy's name of the dtype, little-endian."""
     start: int
-    """Offset of the first byte in the data part, which follows the header."""
+    """Offset of the column's first byte in the blob's data, which follow the header."""
     stop: int
     count: int
-    """Number of stored values: 1 for a column whose rows are all equal."""
+    """Number of stored numbers: 1 for a column whose rows are all equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Header:
     columns: Mapping[str, Column]
     """Columns of unsigned numbers; newer versions may add others."""
     extents: Mapping[str, tuple[int, int]]
-    """Offsets of the start and the end of every column, of any dtype."""
+    """Column name → offsets of the column's start and end in the blob's data; columns of all dtypes."""
     data_start: int
-    """Offset of the data part in the blob, bytes."""
+    """Offset of the data, which follow the header, in the blob, bytes."""
     data_bytes: int
 
 
@@ -86,7 +86,7 @@ class Blob(Protocol):
         ...
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Read numbers [start, stop) of a column, verified by CRCs and in the stored dtype."""
+        """Read rows [start, stop) of a column, verified by CRCs, in the stored dtype."""
         ...
 
 
@@ -117,13 +117,13 @@ class WholeBlob:
         return self.data[self.header.data_start + start : self.header.data_start + stop]
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Read numbers [start, stop) of a column, in the stored dtype."""
+        """Read rows [start, stop) of a column, in the stored dtype."""
         numbers: Unsigned = np.frombuffer(self.raw(name), self.header.columns[name].dtype)[start:stop]
         return numbers
 
 
 def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Unsigned:
-    """Convert non-negative numbers to the narrowest unsigned dtype; equal numbers may become a single one.
+    """Convert non-negative numbers to the narrowest unsigned dtype; if all are equal, they may become a single number.
 
     Args:
         values: One-dimensional array.
@@ -139,7 +139,7 @@ def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Unsigned:
 
 
 def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> bytes:
-    """Make a blob of `columns` (unchanged), their block CRCs, and `metadata` as JSON. Equal input gives equal bytes."""
+    """Pack columns, their block CRCs, and `metadata` (as JSON) into a blob. Equal input gives equal bytes."""
     ordered = {name: np.ascontiguousarray(columns[name]) for name in sorted(columns)}
     crcs = [
         zlib.crc32(raw[start : start + BLOCK_BYTES])
@@ -153,7 +153,7 @@ def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> bytes:
 
 
 def first_blocks(header: Header) -> tuple[dict[str, int], int]:
-    """Return, for each column, the row in `block_crcs` of its first block, and the total number of rows."""
+    """Return, for each column, the row of its first block in `block_crcs`; also the total number of these rows."""
     first: dict[str, int] = {}
     total = 0
     for name in sorted(header.extents):
@@ -165,7 +165,7 @@ def first_blocks(header: Header) -> tuple[dict[str, int], int]:
 
 
 def index_crc32(blob: memoryview, header: Header) -> int:
-    """Return the CRC32 of length prefix, header and block CRCs. Each block CRC verifies a part of the blob."""
+    """Return the CRC32 of length prefix, header and block CRCs; the block CRCs verify the rest of the blob."""
     crc = zlib.crc32(blob[: header.data_start])
     column = header.columns.get(BLOCK_CRCS)
     if column is not None:
@@ -174,7 +174,11 @@ def index_crc32(blob: memoryview, header: Header) -> int:
 
 
 def header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
-    """Parse the header's length from the first bytes of a blob. Raises CorruptCheckpointError if it does not fit."""
+    """Parse the header's length (bytes) from the `prefix` of a blob of `size` bytes.
+
+    Raises:
+        CorruptCheckpointError: The prefix is incomplete, or the header would exceed the blob.
+    """
     length = int.from_bytes(prefix, "little")
     if len(prefix) < PREFIX_BYTES or length > size - PREFIX_BYTES:
         raise CorruptCheckpointError(f"the manifest of {size} bytes has no room for its header", file=file)
@@ -186,7 +190,7 @@ def parse_header(text: bytes, *, data_bytes: int, file: str) -> Header:
 
     Args:
         text: Text of the header, JSON.
-        data_bytes: Length of the data part that follows it.
+        data_bytes: Length of the data that follow the header, bytes.
         file: Name of the file, for messages.
 
     Raises:

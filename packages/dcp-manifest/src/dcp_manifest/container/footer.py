@@ -1,6 +1,6 @@
-"""Footer of `.metadata`, its last 64 bytes: location of the manifest, and CRCs of the parts of the file.
+"""Footer of `.metadata`, its last 64 bytes: location of the manifest, and CRCs of head, manifest and footer.
 
-The contents of the manifest do not matter here.
+The contents of the manifest are not parsed here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Footer:
     head_crc32: int
     manifest_crc32: int
     index_crc32: int
-    """CRC32 of the manifest's length prefix, header and block CRCs, which verify single blocks."""
+    """CRC32 of the manifest's length prefix, header and block CRCs; each block CRC verifies one block."""
     flags: int = 0
     major: int = MAJOR
     minor: int = MINOR
@@ -67,7 +67,7 @@ def read_footer(tail: Buffer, *, size: int, file: str) -> Footer | None:
         file: Name of the file, for messages.
 
     Returns:
-        The footer; None if the bytes do not look like one.
+        The footer; None if the bytes do not begin like a footer.
 
     Raises:
         CorruptCheckpointError: The footer is damaged, or contradicts the size of the file.

@@ -61,7 +61,7 @@ class LazyBlob:
             raise CorruptCheckpointError(f"the manifest has {len(self._crcs)} block CRCs, not {total}", file=file)
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Read numbers [start, stop) of a column in the stored dtype; every block that contains one is checked."""
+        """Read rows [start, stop) of a column, verified by the CRCs of their blocks, in the stored dtype."""
         column = self.header.columns[name]
         if start >= stop:
             return np.zeros(0, np.uint8)
@@ -91,7 +91,7 @@ class LazyBlob:
 
 
 def read_exactly(read: ReadRange, offset: int, length: int, *, file: str) -> bytes:
-    """Read bytes of a file. Raises CorruptCheckpointError if the file is too short."""
+    """Read exactly `length` bytes of a file. Raises CorruptCheckpointError if the file is too short."""
     data = read(offset, length)
     if len(data) != length:
         raise CorruptCheckpointError(f"the file ends after {len(data)} of {length} bytes", file=file, offset=offset)

@@ -22,7 +22,7 @@ def encode_text(text: str) -> bytes:
 
 
 def decode_text(data: bytes) -> str:
-    """Decode a string of a table. Raises UnicodeDecodeError."""
+    """Decode a string of a table. Raises UnicodeDecodeError for bytes that are not UTF-8."""
     return data.decode("utf-8", "surrogatepass")
 
 
@@ -37,7 +37,7 @@ def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
     """Unpack the strings of a table.
 
     Raises:
-        ValueError: The lengths do not add up to the text, or it is not UTF-8.
+        ValueError: The lengths do not add up to the length of the text, or the text is not UTF-8.
     """
     if len(lengths) and int(lengths.max()) > len(text):
         raise ValueError(f"a string is longer than the text of {len(text)} bytes")
@@ -47,7 +47,7 @@ def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
 
 
 def split_text(data: bytes, lengths: npt.NDArray[np.int64]) -> list[str]:
-    """Split `data` into strings of the given lengths. Raises ValueError if one is not UTF-8."""
+    """Split UTF-8 text into strings of the given lengths in bytes. Raises ValueError if a string is not UTF-8."""
     ends = np.cumsum(lengths)
     pairs = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
     if data.isascii():

@@ -49,7 +49,7 @@ class Examined:
 
 
 def verify(data: Buffer, *, file: str) -> list[Problem]:
-    """Return all problems of an index file, including those in parts that reading ignores; empty if there are none.
+    """Return all problems of an index file, including problems in bytes that `read_index` ignores; empty if sound.
 
     Args:
         data: Bytes of the whole file, of this project or of stock.
@@ -59,7 +59,7 @@ def verify(data: Buffer, *, file: str) -> list[Problem]:
 
 
 def examine(data: Buffer, *, file: str) -> Examined:
-    """Decode an index once, and find all problems of its bytes; arguments as for `verify`."""
+    """Decode an index file once, and find all problems of its bytes; takes the arguments of `verify`."""
     found: IndexFile | None = None
     index: CheckpointIndex | DcpError
     try:

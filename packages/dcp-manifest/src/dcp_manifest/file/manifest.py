@@ -30,9 +30,9 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
     """Encode an index as the bytes of `.metadata`; `read_index` returns an equal index.
 
     Args:
-        index: Index with `info`; its items are None if nothing is stored yet.
+        index: Index with `info`; its item columns are None if no data is stored yet.
         interop: Whether the head is an index that stock can load, provided that stock can read the data files.
-        head: Bytes to use as the head instead.
+        head: Bytes to use as the head, whatever `interop` is.
 
     Raises:
         InvalidIndexError: The index is inconsistent.
@@ -84,7 +84,7 @@ def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
         file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: The bytes are damaged, or have lost the manifest that they once had.
+        CorruptCheckpointError: The bytes are damaged, or the manifest of a file that this project wrote is missing.
         UnsupportedFormatError: A newer major version wrote the file.
         UnsafeCheckpointError: The pickle names or calls something that does not belong in an index, or the name of a
             data file leads out of the checkpoint's folder.
@@ -96,7 +96,7 @@ class IndexFile:
     """The bytes of an index file, whose footer and manifest header are parsed once.
 
     Args:
-        data: Bytes of the whole file, ours or stock's.
+        data: Bytes of the whole file, written by this project or by stock.
         file: Name of the file, for messages.
 
     Raises:
@@ -112,11 +112,11 @@ class IndexFile:
 
     @cached_property
     def blob(self) -> WholeBlob:
-        """The manifest; only its header has been checked."""
+        """The manifest as a blob; only its header has been checked."""
         return WholeBlob(self._manifest, file=self.file)
 
     def read(self) -> CheckpointIndex:
-        """Return the index, from the manifest if there is one, else from the pickle; raises like `read_index`."""
+        """Return the index, from the manifest or else from stock's pickle. Errors: see `read_index`."""
         return self._read_pickle() if self.footer is None else self._read_manifest(self.footer)
 
     def _read_manifest(self, footer: Footer) -> CheckpointIndex:

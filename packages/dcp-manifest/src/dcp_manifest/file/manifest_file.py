@@ -66,17 +66,17 @@ class ManifestFile:
         return list(dict.fromkeys((*self._tensors.names, *objects, *self._aliases)))
 
     def tensor(self, name: str, *, owner: int = 0) -> CheckpointIndex:
-        """Return an index of one tensor: its row, its chunks and their items, all checked.
+        """Return an index that contains one tensor: its row, its chunks and their items, all checked.
 
         Args:
             name: Name of the tensor, or an alias of it; an alias is then included in the returned index.
-            owner: 0 for a value of the whole job, r + 1 for one of rank r alone.
+            owner: 0 for a tensor of the whole job, r + 1 for a tensor that only rank r saved.
 
         Returns:
             An index with the complete tables of dtypes, files and chains, but without paths.
 
         Raises:
-            KeyError: There is no such tensor.
+            KeyError: The manifest has no tensor of this name and owner.
             CorruptCheckpointError: The bytes that were read are damaged or inconsistent.
         """
         rows = self._rows.get(owner, {})

@@ -28,7 +28,7 @@ F = TypeVar("F", str, int)
 
 
 class TensorTable(NamedTuple):
-    """The complete table of tensors."""
+    """Table of all tensors in a manifest, as columns."""
 
     names: list[str]
     dtype: npt.NDArray[np.uint8]
@@ -42,8 +42,8 @@ class TensorTable(NamedTuple):
 class ManifestReader:
     """Reader that makes indexes from a manifest.
 
-    Every method raises ValueError or TypeError, with a sentence as the message, if columns contradict each other,
-    except for contradictions that `check_index` finds. No table takes more memory than a constant multiple of the
+    Every method raises ValueError or TypeError, with a sentence as the message, if columns contradict each other;
+    `check_index` finds the remaining contradictions. The memory of each table is at most a constant multiple of the
     manifest's length.
 
     Args:
@@ -60,7 +60,7 @@ class ManifestReader:
         self._limit = blob.header.data_start + blob.header.data_bytes
 
     def info(self) -> ManifestInfo:
-        """Return the facts about the checkpoint as a whole."""
+        """Return the facts about the whole checkpoint (`ManifestInfo`)."""
         facts = _object(self.blob.header.metadata, "info")
         rank, user = facts.get("rank"), facts.get("user")
         if not (rank is None or type(rank) is int):
@@ -103,7 +103,12 @@ class ManifestReader:
         return _converted(self.blob.read(name, start, stop), name, dtype)
 
     def strings(self, table: str, name: str) -> list[str]:
-        """Return a table of strings."""
+        """Return the strings in the columns `<name>.text` and `<name>.bytes`.
+
+        Args:
+            table: Name of the table, which determines the number of strings.
+            name: Name of the strings, such as `tensor.name`.
+        """
         column = self.blob.header.columns.get(f"{name}.text")
         if column is None or column.dtype != "<u1":
             raise ValueError(f"the column {name}.text is missing")
@@ -114,7 +119,7 @@ class ManifestReader:
             raise ValueError(f"the table {name} is damaged: {error}") from error
 
     def tables(self) -> CheckpointIndex:
-        """Return an index with the tables of dtypes, files and chains, and with info."""
+        """Return an index that has only the tables of dtypes, files and transform chains, and `info`."""
         links = self.strings("link", "link")
         counts = self.rows("chain.links", self.count("chain"), np.int64)
         if not _add_up(counts, len(links)):
@@ -128,7 +133,7 @@ class ManifestReader:
         )
 
     def tensors(self) -> TensorTable:
-        """Return the table of tensors."""
+        """Return the table of all tensors."""
         count = self.count("tensor")
         ndim = self.rows("tensor.ndim", count, np.uint8)
         if count and int(ndim.max()) > MAX_NDIM:
@@ -166,11 +171,11 @@ class ManifestReader:
         return index
 
     def aliases(self) -> tuple[list[str], npt.NDArray[np.uint32]]:
-        """Return the names of all aliases, and the rows of their tensors."""
+        """Return the names of all aliases, and for each the row of its tensor."""
         return self.strings("alias", "alias.name"), self.rows("alias.target", self.count("alias"), np.uint32)
 
     def put_chunks(self, index: CheckpointIndex, tensors: TensorTable, start: int, stop: int) -> None:
-        """Add rows [start, stop) of the table of tensors, and their chunks, to `index`."""
+        """Set the tensors of `index` to rows [start, stop) of the table of tensors, with their chunks."""
         shapes = starts(tensors.ndim)
         rows = slice(start, stop)
         index.tensor_names = tensors.names[rows]
@@ -269,7 +274,11 @@ class ManifestReader:
         return _converted(self.blob.read(name, start, stop), name, np.uint32)
 
     def paths(self, names: list[str]) -> dict[str, tuple[PathElement, ...]] | None:
-        """Return the paths of `names`, or of the path table's own names; None if the manifest has no paths."""
+        """Return name → path in the nested state dict; None if the manifest has no paths.
+
+        Args:
+            names: Names that the paths belong to, if the table of paths has no names of its own.
+        """
         if "path" not in self._rows:
             return None
         if self.has("path.name.bytes"):

@@ -183,5 +183,5 @@ def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:
 
 
 def path_names(*tables: Sequence[str]) -> list[str]:
-    """Return the names of a path table without own names: those of all tables, in order, each once."""
+    """Return the names that a path table refers to if it stores none: those in `tables`, in order, without repeats."""
     return list(dict.fromkeys(name for table in tables for name in table))

@@ -33,20 +33,20 @@ _KINDS: dict[type, int] = {str: KEY, int: LIST_INDEX}
 
 @dataclass(frozen=True, slots=True)
 class PathColumns:
-    """Paths of a list of names, as columns."""
+    """Paths in the nested state dict of a list of names, as columns."""
 
     elements: I64
     """Number of elements of each path; 0 for a name without a path."""
     element_bytes: I64
     """Length of each element in UTF-8, except for the last one of each path."""
     kinds: I64
-    """Kind of each element."""
+    """Kind of each element: key, list index, or literal key."""
     texts: list[str] | None
-    """The joined elements of each path; None if these are the names."""
+    """Elements of each path, joined with `.`; None if the joined text equals the name for every path."""
 
 
 def pack_paths(names: Sequence[str], paths: dict[str, Path]) -> PathColumns:
-    """Pack the paths of `names` into columns; names without an entry in `paths` get none.
+    """Pack the paths of `names` into columns; a name that `paths` lacks gets a path of 0 elements.
 
     Raises:
         ValueError: An element is neither str nor int.
@@ -66,7 +66,7 @@ def pack_paths(names: Sequence[str], paths: dict[str, Path]) -> PathColumns:
 
 
 def unpack_paths(names: Sequence[str], columns: PathColumns) -> dict[str, Path]:
-    """Unpack the paths of `names`.
+    """Unpack the paths of `names` from columns; returns name → path.
 
     Raises:
         ValueError: The columns contradict each other or the texts.

@@ -27,10 +27,11 @@ _BARE = re.compile(_DIGITS, re.ASCII)
 
 
 def step_of(name: str) -> int | None:
-    """Return the step in a folder's name; None if it has none.
+    """Return the training step in a folder's name; None if the name has no step.
 
-    The words `step` (`global_step`), `iter` (`iteration`), `checkpoint` (`ckpt`) and `epoch` count, in this order; so
-    does a name of digits alone. Other numbers (`seed-3`, `rank_0`, `2024-01-31`) are not steps.
+    A step is a number after the word `step` (`global_step`), `iter` (`iteration`), `checkpoint` (`ckpt`) or `epoch`;
+    the first word in this list decides. A name of digits alone is also a step. Other numbers (`seed-3`, `rank_0`,
+    `2024-01-31`) are not steps.
     """
     for word in _WORDS:
         found = word.findall(name)
@@ -41,28 +42,28 @@ def step_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Location of a checkpoint below the searched folder, and its step, from a folder's name or its note."""
+    """Location of a checkpoint below the searched folder, and its training step."""
 
     parts: tuple[str, ...] = ()
-    """Names of the folders from the searched folder (excluded) down to the checkpoint's own."""
+    """Names of the nested folders from the searched folder (excluded) down to the checkpoint's folder (included)."""
     step: int | None = None
     run: tuple[str, ...] = ()
-    """The folders above the one whose name has the step: steps are compared within a run."""
+    """Names of the folders above the folder whose name has the step; steps are compared only within such a run."""
     series: tuple[str, ...] = ()
-    """Name of the folder with the step, without its numbers: equal for the saves of one program at several steps."""
+    """`run` and the name of the folder with the step, without its numbers: equal for all steps of a training run."""
 
     @property
     def folder(self) -> tuple[str, ...]:
-        """The folder whose name has the step: the checkpoint's own, or a parent that contains its parts."""
+        """Names of the folders down to the folder whose name has the step: the checkpoint's folder or a parent."""
         return self.parts[: len(self.run) + 1]
 
     @classmethod
     def of(cls, parts: tuple[str, ...], noted_step: int | None = None) -> Place:
-        """Make the place of a checkpoint.
+        """Return the place of a checkpoint, with the step that its folders' names have.
 
         Args:
-            parts: Names of the folders down to the checkpoint; see the field.
-            noted_step: Step in the manager's note; used if no folder's name has a step.
+            parts: Names of the folders down to the checkpoint; see `Place.parts`.
+            noted_step: Step in the checkpoint manager's note; used if no folder's name has a step.
         """
         for number in reversed(range(len(parts))):
             own = number == len(parts) - 1
@@ -81,15 +82,16 @@ def _without_numbers(name: str) -> str:
 
 
 def newest_first(found: Iterable[T], place: Callable[[T], Place], made: Callable[[T], Any]) -> list[T]:
-    """Sort checkpoints: within a run by descending step; for equal steps, the one made later comes first.
+    """Sort checkpoints: within a run by descending step; of equal steps, the checkpoint made later comes first.
 
-    Of several runs, the one nearest to the searched folder comes first, then the one whose newest checkpoint was made
-    later. Checkpoints without a step come last, the latest of them first.
+    Of several runs, the run nearest to the searched folder comes first; of equally near runs, the run whose newest
+    checkpoint was made later. Checkpoints without a step come last, the latest of them first.
 
     Args:
         found: The checkpoints.
         place: Function that returns the place of a checkpoint.
-        made: Function that returns a comparable creation time of a checkpoint; called only if steps do not decide.
+        made: Function that returns the creation time of a checkpoint, in any comparable form; called only if steps do
+            not decide.
     """
     runs: dict[tuple[str, ...], dict[int, list[T]]] = defaultdict(lambda: defaultdict(list))
     without: list[T] = []

@@ -24,7 +24,7 @@ _RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?
 
 
 def rank_prefix(rank: int) -> str:
-    """Return the beginning of the names of a rank's files; `_` follows in data files, `.` in indexes."""
+    """Return the beginning of the names of a rank's files, such as `__3`; in data files `_` follows, in indexes `.`."""
     return f"__{rank}"
 
 
@@ -64,5 +64,5 @@ def rank_index_name(name: str) -> RankIndexName | None:
 
 
 def is_index_name(name: str) -> bool:
-    """Whether this is the name of an index, of a whole checkpoint or of one rank."""
+    """Whether a file name is that of an index: of a whole checkpoint, or of one rank."""
     return name == METADATA_NAME or _RANK_INDEX.fullmatch(name) is not None

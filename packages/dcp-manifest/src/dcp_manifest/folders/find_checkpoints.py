@@ -44,32 +44,32 @@ _NOTE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint(Generic[F]):
-    """A folder with an index, readable or not."""
+    """A checkpoint that a search found: a folder with an index, readable or not."""
 
     store: F
     """Folder of the checkpoint: a store of `dcp_io`, or a `LocalFolder`."""
     modified_seconds: float
     """Modification time of the latest index, seconds since the epoch on the storage's clock. Copying may change it."""
     place: Place = field(default_factory=Place)
-    """Location below the searched folder, with its step."""
+    """Location of the checkpoint below the searched folder, with its training step."""
     put_aside: str | None = None
     """Reason why readers should skip the checkpoint although it has an index (quarantined, being removed), or None."""
 
     @property
     def step(self) -> int | None:
-        """Step from the name of its folder, of a parent folder, or from the manager's note; None if there is none."""
+        """Training step, from the name of the folder or of a parent, or from the manager's note; None if unknown."""
         return self.place.step
 
     @property
     def path(self) -> Path:
-        """The folder as a local path. Raises TypeError if it is not on a local file system: use `store.url` instead."""
+        """Local path of the checkpoint's folder. Raises TypeError if it is on another storage: use `store.url` then."""
         if not isinstance(self.store, os.PathLike):
             raise TypeError(f"{self.store.url} is not a folder of the file system: use .store, or .store.url as an id")
         return Path(self.store)
 
 
 def checkpoints_below(root: F) -> list[FoundCheckpoint[F]]:
-    """Return the checkpoints in a folder and in those below it, newest first; see `checkpoint_order.newest_first`.
+    """Return the checkpoints in a folder and its subfolders, newest first; see `checkpoint_order.newest_first`.
 
     Indexes are read only if steps do not decide: for several runs, equal steps, or checkpoints without a step.
 
@@ -148,7 +148,7 @@ def _created_ns(folder: Folder) -> int:
 def first_valid(
     found: Sequence[FoundCheckpoint[F]], check: Callable[[FoundCheckpoint[F]], None]
 ) -> FoundCheckpoint[F] | None:
-    """Return the first checkpoint that is not put aside and passes `check` (raises neither DcpError nor OSError)."""
+    """Return the first valid checkpoint: not put aside, and `check` raises neither DcpError nor OSError for it."""
     for one in found:
         if one.put_aside is not None:
             continue
@@ -165,7 +165,8 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
 
     Raises:
         CheckpointNotFoundError: There is no complete index; the message names the folder.
-        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index cannot be read.
+        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index is damaged, hostile, or of an
+            unknown format.
     """
     place = _opened(folder)
     try:
@@ -229,14 +230,15 @@ def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
 
 
 def file_sizes(folder: Folder, needed: Mapping[str, int]) -> dict[str, int | None]:
-    """Return the sizes of data files in bytes, by name; None for one that is missing.
+    """Return the name of each data file → its size in bytes, or None for a missing file.
 
     Args:
         folder: The checkpoint's folder.
-        needed: Result of `needed_bytes` for its index.
+        needed: Result of `needed_bytes` for the checkpoint's index.
 
     Raises:
-        CorruptCheckpointError, UnsafeCheckpointError: Something other than a file has the name of a data file.
+        CorruptCheckpointError, UnsafeCheckpointError: Something other than a file, such as a folder, has the name of a
+            data file.
         OSError: The storage failed.
     """
     sizes: dict[str, int | None] = {entry.name: entry.bytes for entry in folder.list()}
@@ -251,7 +253,7 @@ def file_sizes(folder: Folder, needed: Mapping[str, int]) -> dict[str, int | Non
 
 
 def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
-    """Return the minimum size of each data file of a checkpoint: the end of its last item."""
+    """Return the minimum size of each data file in bytes: the end of the last item in the file."""
     ends = np.zeros(len(index.files), np.uint64)
     for items in (index.chunk_items, index.object_items):
         if items is not None:

@@ -84,7 +84,7 @@ class LocalFolder:
 
     @property
     def url(self) -> str:
-        """Path of the folder, as it was given."""
+        """Path of the folder, as it was passed to the constructor."""
         return self._path
 
     def list(self) -> list[Entry]:
@@ -115,7 +115,7 @@ class LocalFolder:
         return LocalFolder(os.path.join(self._path, name))
 
     def read(self, name: str) -> bytes:
-        """Read all bytes of a file; refuses pipes and devices, which might block or never end."""
+        """Read all bytes of a regular file. Pipes and devices are refused, since reading them might never end."""
         path = Path(self._path, name)
         try:
             descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -12,15 +12,19 @@ from typing import Any
 __all__ = ["NOTE", "QUARANTINE", "REMOVING", "noted_step", "put_aside_reason", "quarantine_reason"]
 
 NOTE = ".dcp-note.json"
-"""File with the manager's note on a checkpoint: its step, its metrics, the process that saved it."""
+"""Name of the file with the checkpoint manager's note: training step, metrics, and the process that saved."""
 QUARANTINE = ".dcp-quarantined.json"
-"""File that quarantines a checkpoint as damaged, with the reason."""
+"""Name of the file that quarantines a checkpoint as damaged, and contains the reason."""
 REMOVING = ".dcp-removing"
-"""File that announces the removal of a checkpoint."""
+"""Name of the file that announces the removal of a checkpoint."""
 
 
 def put_aside_reason(names: Collection[str]) -> str | None:
-    """Return why readers should skip a checkpoint, by the names of files beside its index; None if they may use it."""
+    """Return the reason why readers should skip a checkpoint (quarantined, being removed); None if they may use it.
+
+    Args:
+        names: Names of the files in the checkpoint's folder.
+    """
     if REMOVING in names:
         return f"it is being removed ({REMOVING})"
     if QUARANTINE in names:
@@ -29,13 +33,13 @@ def put_aside_reason(names: Collection[str]) -> str | None:
 
 
 def noted_step(data: bytes) -> int | None:
-    """Parse the step from the manager's note; None if the bytes are not a note, or the note has no step."""
+    """Parse the training step from the manager's note; None if the bytes are not a note, or the note has no step."""
     step = _fact(data, "step")
     return step if type(step) is int and step >= 0 else None
 
 
 def quarantine_reason(data: bytes) -> str:
-    """Parse the reason for a quarantine; `unknown` if the bytes have none."""
+    """Parse the reason from the contents of a quarantine file; `unknown` if the contents have no reason."""
     reason = _fact(data, "reason")
     return "unknown" if reason is None else str(reason)
 

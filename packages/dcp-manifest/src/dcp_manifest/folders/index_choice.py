@@ -1,7 +1,8 @@
-"""Choice of the current index among the index files in a folder. Pure logic: the caller lists and reads.
+"""Choice of the current index among the index files in a folder. The caller lists the folder and reads the files.
 
 Besides `.metadata` there may be rank-local indexes, written by saves without a coordinator: `__<rank>.metadata`
-(overwritten by each save) and `__<rank>.<save id>.metadata`. They count only if the set of one save is complete.
+(overwritten by each save) and `__<rank>.<save id>.metadata`. They are used only if all ranks of one save have such an
+index.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def choose_index(
 ) -> CheckpointIndex:
     """Return the newest complete index of a folder.
 
-    The index with the higher generation is newer; for equal generations, the one whose save began later; if either is
-    unknown, the file with the later modification time. A damaged index is never skipped in favour of an older one.
+    The index with the higher generation is newer; of equal generations, the index whose save began later; if either
+    number is unknown, the file with the later modification time. A damaged index is an error: no older index is used
+    instead.
 
     Args:
         entries: Name → modification time of the folder's files; only indexes are used.

@@ -14,14 +14,14 @@ Bool = npt.NDArray[np.bool_]
 
 
 def starts(counts: npt.NDArray[np.integer[Any]]) -> I64:
-    """Return the start of each of several consecutive runs, and the end of the last one."""
+    """Return the start of each of several consecutive runs, given their lengths, and the end of the last run."""
     sums = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums
 
 
 def ranges(first: I64, last: I64) -> I64:
-    """Return the numbers in several half-open ranges, concatenated."""
+    """Return all integers in several half-open ranges [first, last), concatenated."""
     lengths = last - first
     sums = starts(lengths)
     numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)
@@ -29,7 +29,7 @@ def ranges(first: I64, last: I64) -> I64:
 
 
 class BoxLayout:
-    """Positions of each dimension's numbers in the flat column of boxes with different numbers of dimensions.
+    """Positions of each dimension's numbers in a flat column of boxes, which may differ in their number of dimensions.
 
     Args:
         ndim: Number of dimensions of each box.
@@ -44,11 +44,11 @@ class BoxLayout:
         self._starts = None if self._uniform else starts(ndim)
 
     def rows(self, dim: int) -> Bool | slice:
-        """Return the rows of the boxes that have dimension `dim`."""
+        """Return the rows of the boxes that have a dimension `dim`, as a mask or a slice."""
         return slice(None) if self._uniform else self._ndim > dim
 
     def places(self, dim: int) -> I64 | slice:
-        """Return the positions of dimension `dim` in the flat column, box by box."""
+        """Return the positions of the numbers for dimension `dim` in the flat column, in the order of the boxes."""
         if self._starts is None:
             return slice(dim, None, self.dims)
         return self._starts[:-1][self._ndim > dim] + dim
@@ -57,7 +57,7 @@ class BoxLayout:
         """Return the number of elements of each box.
 
         Args:
-            sizes: The flat column of sizes, not negative.
+            sizes: Flat column of the boxes' sizes, in elements, not negative.
 
         Raises:
             ValueError: A box has 2⁶² elements or more.

@@ -31,7 +31,7 @@ class Box(NamedTuple):
 
     @property
     def volume(self) -> int:
-        """Number of elements."""
+        """Number of elements in the box."""
         return math.prod(self.sizes)
 
 
@@ -57,7 +57,7 @@ def intersect(first: BoxLike, second: BoxLike) -> Box | None:
 def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
     """Return every chunk that overlaps `box`: its position in `chunks`, and start and extent of the intersection.
 
-    In the order of `chunks`; all boxes belong to the same tensor.
+    The result has the order of `chunks`; all boxes belong to the same tensor.
     """
     if len(chunks) <= _FEW:
         return [(row, *shared) for row, chunk in enumerate(chunks) if (shared := intersect(box, chunk)) is not None]
@@ -80,10 +80,10 @@ def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[
 
 
 def find_overlap(chunks: Sequence[BoxLike]) -> tuple[int, int] | None:
-    """Find two chunks that overlap; returns their positions, the smaller first, or None.
+    """Find two chunks that overlap; returns their positions in `chunks`, ascending, or None if no two chunks overlap.
 
-    Sorts along the dimension with the most distinct starts, and splits the set where no chunk crosses. Only sets that
-    cannot be split in any dimension are compared pair by pair. Takes n log n for grids of any shape.
+    Sorts the chunks along the dimension with the most distinct starts, and splits the set at positions that no chunk
+    crosses. Only sets that cannot be split in any dimension are compared pair by pair. Grids take O(n log n) time.
     """
     if len(chunks) <= _FEW:
         for row, chunk in enumerate(chunks):

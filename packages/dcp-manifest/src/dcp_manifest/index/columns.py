@@ -41,7 +41,7 @@ class TensorFlags:
     requires_grad: bool = False
     pin_memory: bool = False
     memory_format: int = 0
-    """0 contiguous, 1 channels_last, 2 preserve."""
+    """Memory format: 0 contiguous, 1 channels_last, 2 preserve."""
     layout: str = "strided"
 
     # bit 0 requires_grad, bit 1 pin_memory, bits 2-3 memory format, bits 4-7 layout
@@ -51,7 +51,7 @@ class TensorFlags:
 
     @classmethod
     def from_bits(cls, bits: int) -> TensorFlags:
-        """Parse the flags from a byte of `to_bits`. Raises ValueError for any other value."""
+        """Parse the flags from a byte that `to_bits` returned. Raises ValueError for any other number."""
         layout = bits >> 4
         memory_format = bits >> 2 & 3
         if not 0 <= bits < 256 or layout >= len(_LAYOUTS) or memory_format > 2:
@@ -85,13 +85,13 @@ class BlockColumns:
     crcs: U32
 
     def starts(self) -> I64:
-        """Return the start of each item's blocks (length rows + 1)."""
+        """Return the first block row of each item, and the total number of blocks (length: items + 1)."""
         return starts(self.counts)
 
 
 @dataclass(slots=True)
 class ItemColumns:
-    """`StoredItem`s as columns, one row per item; `file` and `chain` index the tables of the `CheckpointIndex`."""
+    """`StoredItem`s as columns, one row per item; `file` and `chain` refer to the tables of the `CheckpointIndex`."""
 
     file: U32
     offset: npt.NDArray[np.uint64]
@@ -108,7 +108,7 @@ class ItemColumns:
     running_crcs: U32
     """Running CRCs of all checked rows, concatenated; see `running_counts`."""
     blocks: BlockColumns | None = None
-    """None if no item is encoded in blocks."""
+    """Encoded blocks of the items; None if no item is encoded in blocks."""
 
     def __len__(self) -> int:
         return len(self.file)
@@ -120,7 +120,7 @@ class ItemColumns:
         return kinds
 
     def running_counts(self) -> I64:
-        """Return the number of running CRCs of each row: 0 if unchecked, or in encoded blocks (with their own CRCs)."""
+        """Return the number of running CRCs of each row: 0 for an item without CRCs or in encoded blocks."""
         bordered = self.checked != 0
         if self.blocks is not None:
             bordered &= self.blocks.counts == 0
@@ -135,9 +135,9 @@ class ManifestInfo:
     save_id: str
     world_size: int
     writer: str
-    """Program and version that wrote it, e.g. `dcp-core/0.1.0`."""
+    """Program and version that wrote the checkpoint, e.g. `dcp-core/0.1.0`."""
     generation: int = 1
-    """Number that grows by one with each save to the same id: of two indexes in a folder, the higher one is newer."""
+    """Number that grows by one with each save to the same checkpoint id; the index with the higher number is newer."""
     rank: int | None = None
     """The rank that wrote a rank-local index (`use_collectives=False`); None for a whole checkpoint."""
     created_ns: int = 0
@@ -151,8 +151,9 @@ class ManifestInfo:
 class CheckpointIndex:
     """Index of a checkpoint, as columns.
 
-    `chunk_items` and `object_items` are None while nothing is stored yet. `info` is None for an index of stock. `owner`
-    is 0 for a value of the whole job and r + 1 for a value that belongs to rank r alone; (name, owner) is unique.
+    `chunk_items` and `object_items` are None before any data is stored. `info` is None for an index that stock wrote.
+    `tensor_owner` and `object_owner` are 0 for a value of the whole job and r + 1 for a value that only rank r saved;
+    (name, owner) is unique.
     `paths` maps a name to its path in the nested state dict; None if the state dict was saved flat.
     """
 
@@ -176,12 +177,18 @@ class CheckpointIndex:
     object_items: ItemColumns | None = None
     alias_names: list[str] = field(default_factory=list)
     alias_targets: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
-    """Rows of the tensor table."""
+    """For each alias, the row of its tensor in the table of tensors."""
     paths: dict[str, tuple[PathElement, ...]] | None = None
     info: ManifestInfo | None = None
 
     def stored_item(self, columns: ItemColumns, row: int, starts: RaggedStarts | None = None) -> StoredItem:
-        """Return a row of `columns` as a record; `starts` is the result of `ragged_starts`, if the caller has it."""
+        """Return a row of `columns` as a `StoredItem`.
+
+        Args:
+            columns: Items of this index.
+            row: Number of the row.
+            starts: Result of `ragged_starts(columns)`; None computes it.
+        """
         chain = int(columns.chain[row])
         running_starts, block_starts = self.ragged_starts(columns) if starts is None else starts
         crc32: int | None = None
@@ -210,19 +217,22 @@ class CheckpointIndex:
 
     @staticmethod
     def ragged_starts(columns: ItemColumns) -> RaggedStarts:
-        """Return the start of each row's running CRCs, and of its blocks (lengths rows + 1; empty without blocks)."""
+        """Return, for each row, the start of its running CRCs, and the start of its blocks.
+
+        Both arrays have one number more than rows, the end; the second is empty if no item has encoded blocks.
+        """
         return starts(
             columns.running_counts()
         ).tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
 
     def chunk_starts(self) -> I64:
-        """Return the first chunk row of each tensor (length T + 1)."""
+        """Return the first chunk row of each tensor, and the number of chunks (length T + 1)."""
         return starts(self.tensor_chunks)
 
     def box_starts(self) -> I64:
-        """Return the start of each tensor's numbers in `chunk_offsets` and `chunk_sizes` (length T + 1)."""
+        """Return the start of each tensor's numbers in `chunk_offsets` and `chunk_sizes`, and the end (T + 1 rows)."""
         return starts(self.tensor_chunks * self.tensor_ndim.astype(np.int64))
 
     def shape_starts(self) -> I64:
-        """Return the start of each tensor's numbers in `tensor_shape` (length T + 1)."""
+        """Return the start of each tensor's numbers in `tensor_shape`, and the end (length T + 1)."""
         return starts(self.tensor_ndim)

@@ -14,20 +14,19 @@ __all__ = ["MAX_NDIM", "MAX_NUMBERS_PER_BYTE", "check_index", "derived_bytes"]
 
 MAX_NDIM = 64
 MAX_NUMBERS_PER_BYTE = 16
-"""Limit of the numbers in a column, per byte of its manifest (a table may have one row per byte). It bounds the memory
-that a hostile manifest takes."""
+"""Limit of the length of a column: numbers per byte of the manifest. It bounds the memory for a hostile manifest."""
 _MAX_POSITION = 1 << 62
 
 
 def check_index(index: CheckpointIndex) -> None:
     """Check that the columns of an index are consistent, and that every number in them is valid.
 
-    Guarantees afterwards: each non-empty chunk is inside its tensor, all references between tables are valid, names are
+    After the check, each non-empty chunk is inside its tensor, all references between tables are valid, names are
     unique, stored ranges are inside their items, and raw items have the size that follows from dtype and sizes. Not
     checked: whether the chunks cover their tensor, and whether files exist.
 
     Raises:
-        ValueError: The first problem, as a sentence.
+        ValueError: The index is inconsistent; the message is a sentence about the first problem.
     """
     if index.info is not None:
         _check_info(index.info)
@@ -49,10 +48,10 @@ def check_index(index: CheckpointIndex) -> None:
 
 
 def derived_bytes(index: CheckpointIndex) -> npt.NDArray[np.int64]:
-    """Return the size of each chunk as raw elements, bytes; -1 if the dtype is unknown.
+    """Return the decoded size of each chunk in bytes; -1 for a chunk of an unknown dtype.
 
     Raises:
-        ValueError: A size exceeds any memory.
+        ValueError: A chunk has more bytes than any machine's memory.
     """
     item_bytes = np.array([ITEM_BYTES.get(dtype, -1) for dtype in index.dtypes] or [0], np.int64)
     per_chunk = np.repeat(item_bytes[index.tensor_dtype], index.tensor_chunks)

@@ -31,10 +31,10 @@ class SameDims:
     tensor: I64
     """Row of each chunk's tensor, ascending."""
     offsets: I64
-    """Offsets, as an array of (chunks, dimensions)."""
+    """Offsets of the chunks in their tensors, in elements; an array of (chunks, dimensions)."""
     sizes: I64
     shapes: I64
-    """Shape of each chunk's tensor."""
+    """Shape of each chunk's tensor, in elements; an array of (chunks, dimensions)."""
 
 
 def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
@@ -50,9 +50,9 @@ def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
 
 
 def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
-    """Whether every chunk is inside its tensor, no two overlap and, if `complete`, they leave no hole.
+    """Whether every chunk is inside its tensor, no two chunks overlap and, if `complete`, chunks leave no hole.
 
-    False for a tensor without chunks.
+    Also False if a tensor has no chunks.
     """
     if not (index.tensor_chunks > 0).all():
         return False
@@ -60,7 +60,7 @@ def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
 
 
 def coverage_problems(index: CheckpointIndex) -> list[tuple[str, str]]:
-    """Return the name of every tensor whose chunks do not cover it exactly, and a sentence with the location."""
+    """Return each tensor whose chunks do not cover it exactly: its name, and a sentence that describes the problem."""
     if is_proper(index, complete=True):
         return []
     found: list[tuple[str, str]] = []

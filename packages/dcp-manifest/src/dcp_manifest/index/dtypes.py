@@ -30,7 +30,7 @@ _BY_ITEM_BYTES: dict[int, tuple[str, ...]] = {
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {name: item_bytes for item_bytes, names in _BY_ITEM_BYTES.items() for name in names}
 )
-"""dtype → bytes per element, as in torch's `itemsize`; for packed dtypes, bytes per storage element."""
+"""Name of a dtype → bytes per element, as torch's `itemsize`; for packed dtypes, bytes per storage element."""
 
 TYPED_STORAGES: Mapping[str, str] = MappingProxyType(
     {
@@ -53,4 +53,4 @@ TYPED_STORAGES: Mapping[str, str] = MappingProxyType(
         "quint2x4": "QUInt2x4Storage",
     }
 )
-"""dtype → name of torch's typed storage class; dtypes without one are pickled over `UntypedStorage`."""
+"""Name of a dtype → name of torch's typed storage class; other dtypes are pickled with `UntypedStorage`."""

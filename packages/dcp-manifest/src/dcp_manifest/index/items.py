@@ -30,7 +30,7 @@ CRC_BLOCK_MAX_BYTES = 1024 * 1024
 _BLOCK_STEP_BYTES = 4096
 
 ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
-"""Limit of the decoded size of one encoded block: it bounds the memory that a hostile index takes."""
+"""Limit of the decoded size of one encoded block, bytes. It bounds the memory for a hostile index."""
 
 
 class Framing(IntEnum):
@@ -41,7 +41,7 @@ class Framing(IntEnum):
     TORCH_ZIP = 1
     """A whole `torch.save` archive that contains the tensor (written by stock, or of a dtype that cannot be framed)."""
     OBJECT = 2
-    """A whole `torch.save` archive that contains any other value."""
+    """A whole `torch.save` archive that contains an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class EncodedBlocks:
     """The blocks of an item that was encoded by block transforms; each block can be decoded separately."""
 
     block_bytes: int
-    """Decoded size of each block but the last one, which may be shorter."""
+    """Decoded size of each block, bytes; the last block may be shorter."""
     lengths: npt.NDArray[np.uint32]
     """Encoded size of each block, bytes; the blocks are contiguous and fill the stored range."""
     crcs: npt.NDArray[np.uint32]
@@ -70,7 +70,7 @@ class ItemKind(IntEnum):
 
     @classmethod
     def of(cls, framing: int, *, has_chain: bool, has_blocks: bool) -> ItemKind:
-        """Return the kind of an item; the only place that decides it."""
+        """Return the kind of an item, from its framing and its transforms."""
         if has_blocks:
             return cls.BLOCKS
         if has_chain:
@@ -83,10 +83,10 @@ class StoredItem:
     """Location of one item, and the CRCs that verify its bytes.
 
     `offset` and `length` span the item; the stored range begins `lead` bytes into it and has `stored_bytes` bytes.
-    `crc32` is that of the stored range, or None if the writer stored none. `running_crcs` are the CRC32s of its
-    prefixes at the interior borders of blocks of `block_bytes(stored_bytes)` bytes: `border_count(stored_bytes)` uint32
-    values, or None. `chain` lists transform descriptors in decoding order. If these are block transforms, the item has
-    `blocks`, and no `running_crcs`.
+    `crc32` is the CRC32 of the stored range, or None if the writer stored no CRC. `running_crcs` are the CRC32s of the
+    range's prefixes up to each interior border of blocks of `block_bytes(stored_bytes)` bytes:
+    `border_count(stored_bytes)` uint32 numbers, or None. `chain` lists transform descriptors in decoding order. An item
+    with block transforms has `blocks`, and no `running_crcs`.
     """
 
     file: str
@@ -107,7 +107,7 @@ class StoredItem:
 
 
 def block_bytes(stored_bytes: int) -> int:
-    """Return the size of CRC blocks, at whose borders running CRCs are recorded: range / 32, from 64 KiB to 1 MiB."""
+    """Return the size of an item's CRC blocks in bytes: 1/32 of the stored range, at least 64 KiB, at most 1 MiB."""
     step = -(-stored_bytes // (32 * _BLOCK_STEP_BYTES)) * _BLOCK_STEP_BYTES
     return min(max(step, CRC_BLOCK_MIN_BYTES), CRC_BLOCK_MAX_BYTES)
 

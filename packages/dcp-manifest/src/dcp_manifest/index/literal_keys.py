@@ -1,7 +1,7 @@
 """Dict keys other than strings as path elements: conversion between the key and the text that stock writes for it.
 
-Stock names a value by `str(key)` and stores nothing else of the key. For plain literals (numbers, bool, None, bytes,
-tuples of those and of strings) the key can be restored from that text, so that a load without a template returns it.
+Stock names a value by `str(key)` and does not store the key itself. For plain literals (numbers, bool, None, bytes,
+tuples of these and of strings) a load without a template restores the key from this text.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class LiteralKey(str):
 
     @classmethod
     def of(cls, key: object) -> LiteralKey | None:
-        """Make the path element of a dict key; None if the key cannot be restored from its text.
+        """Return the path element for a dict key; None if the key cannot be restored from its text.
 
         Raises:
-            ValueError: A number has more digits than Python converts.
+            ValueError: A number in the key has more digits than Python converts to text.
         """
         if type(key) is int:
             return cls(repr(key))
@@ -46,7 +46,7 @@ class LiteralKey(str):
 
     @property
     def value(self) -> Any:
-        """The key; the text as a plain `str` if it is not that of a literal."""
+        """The dict key; if the text is not a literal, the text as a plain `str`."""
         text = str(self)
         if len(text) <= _MAX_CHARACTERS:
             try:

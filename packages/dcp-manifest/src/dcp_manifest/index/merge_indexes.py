@@ -23,14 +23,14 @@ Key = TypeVar("Key")
 def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
     """Merge the indexes of all ranks into their union.
 
-    Tensors get the chunks of all ranks. If several ranks have the same box, or an object or alias of the same name, the
-    first one is used. Coverage of the tensors is not checked.
+    Tensors get the chunks of all ranks. If several ranks have the same box of a tensor, or an object or alias of the
+    same name, that of the first rank is used. Coverage of the tensors is not checked.
 
     Args:
         indexes: Indexes in rank order, at least one; all of them with items, or all without.
 
     Returns:
-        A new index. Its `info` is that of the first index, changed to that of a whole checkpoint.
+        The merged index. Its `info` is that of the first index, with `rank=None` as for a whole checkpoint.
 
     Raises:
         CorruptCheckpointError: The ranks disagree on the dtype, flags or shape of a tensor.
@@ -83,7 +83,7 @@ def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> C
 
 
 def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
-    """Return an index with these rows of the table of tensors, in this order, and their chunks; names are unchanged."""
+    """Return an index with the tensors in the given rows of the table of tensors, in that order, and their chunks."""
     shapes, boxes, chunks = part.shape_starts(), part.box_starts(), part.chunk_starts()
     chunk_rows = ranges(chunks[:-1][rows], chunks[1:][rows])
     return replace(

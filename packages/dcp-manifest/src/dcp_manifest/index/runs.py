@@ -1,6 +1,6 @@
 """Runs of bytes on a regular grid: the positions of a box in the bytes of a row-major chunk.
 
-A few numbers describe any number of equal runs; `within` lists those in a range. Nothing is read here.
+A few numbers describe any number of equal runs; `Runs.within` lists the runs in a range. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Grid of runs of `run_bytes` bytes from `start` on; dimension d has `counts[d]` steps of `strides[d]` bytes.
+    """Regular grid of byte runs: each has `run_bytes` bytes, the first begins at byte `start`.
 
-    The outermost dimension is first. A stride is at least the span of the inner dimensions, so runs are ascending and
-    never overlap. Without dimensions there is one run.
+    Dimension d has `counts[d]` steps of `strides[d]` bytes; the outermost dimension is first. A stride is at least the
+    span of the inner dimensions, so runs are ascending and never overlap. A grid without dimensions is a single run.
     """
 
     start: int
@@ -31,11 +31,11 @@ class Runs:
 
     @property
     def stop(self) -> int:
-        """End of the last run."""
+        """Position of the end of the last run, bytes."""
         return self.start + _span(self.counts, self.strides, self.run_bytes)
 
     def joined(self, gap_bytes: int) -> Runs:
-        """Return a grid in which inner dimensions with gaps below `gap_bytes` are joined into longer runs."""
+        """Return a grid in which inner dimensions with gaps below `gap_bytes` are merged into longer runs."""
         run, depth = self.run_bytes, len(self.counts)
         while depth and self.strides[depth - 1] - run < gap_bytes:
             depth -= 1
@@ -43,7 +43,7 @@ class Runs:
         return Runs(self.start, run, self.counts[:depth], self.strides[:depth])
 
     def within(self, start: int, stop: int) -> tuple[Positions, Positions]:
-        """Return starts and stops of the parts of runs in [start, stop), ascending. Allocates memory for each run."""
+        """Return starts and ends of the runs, clipped to [start, stop), ascending. Allocates memory for each run."""
         first = _starts(self, start, stop, self.start, 0)
         last = first + self.run_bytes
         inside = (first < stop) & (last > start)

@@ -1,6 +1,6 @@
 """Sequence of stored items: columns inside, records on access.
 
-A save of 20,000 small tensors makes no record per tensor, since the engine's results go to the index as columns.
+The write engine's results go to the index as columns, so a save of 20,000 small tensors makes no record per tensor.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class StoredItems(Sequence[StoredItem]):
     """Locations of items, in the order of their write requests.
 
     Args:
-        columns: Columns with one row per item; `file` and `chain` index the tables below.
+        columns: Columns with one row per item; `file` is a position in `files`, `chain` a number as described below.
         files: Names of the data files.
-        chains: Chains of transforms; n in the column `chain` stands for `chains[n - 1]`, 0 for no chain.
+        chains: Chains of transforms; the number n > 0 in the column `chain` is `chains[n - 1]`, 0 is no chain.
 
     Example:
         ```python
@@ -49,7 +49,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def of(cls, items: Iterable[StoredItem]) -> StoredItems:
-        """Make columns from single records."""
+        """Build a sequence from single `StoredItem` records."""
         items = list(items)
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
@@ -71,7 +71,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def joined(cls, parts: Sequence[StoredItems]) -> StoredItems:
-        """Concatenate several sequences; equal file names and chains are merged."""
+        """Concatenate several sequences; equal file names and equal chains are stored once."""
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
         pieces: list[ItemColumns] = []
@@ -86,7 +86,7 @@ class StoredItems(Sequence[StoredItem]):
         return cls(take_items(pieces, np.arange(sum(map(len, pieces)))), tuple(files), tuple(chains)[1:])
 
     def take(self, rows: I64) -> StoredItems:
-        """Return the items of the given rows, in their order."""
+        """Return the items in the given rows, in the order of `rows`."""
         return StoredItems(take_items([self.columns], rows), self.files, self.chains)
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class StoredItems(Sequence[StoredItem]):
 
 
 def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None:
-    """Make columns from the encoded blocks of items; None if no item has any."""
+    """Build columns from the encoded blocks of items; None if no item has encoded blocks."""
     if not any(blocks):
         return None
     return BlockColumns(
@@ -124,7 +124,7 @@ def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None
 
 
 def take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
-    """Take rows of several concatenated tables, with their running CRCs and blocks."""
+    """Return the given rows of several concatenated item tables, with their running CRCs and blocks."""
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")

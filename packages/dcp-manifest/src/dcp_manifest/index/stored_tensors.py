@@ -1,6 +1,6 @@
-"""Records of the tensors and objects of an index, with the location of each chunk, and columns of such records.
+"""Records of the tensors and objects in an index, with the location of each chunk, and their conversion to columns.
 
-Plans and checks of whole indexes use the columns instead, which are far faster.
+Plans and checks of whole indexes use the columns directly, which is far faster.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class StoredChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A tensor of an index, with its chunks in the order of the index."""
+    """A tensor in an index, with its chunks in the order of the index."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     flags: int
-    """Bits of its `TensorFlags`."""
+    """Flags of the tensor, as bits; see `TensorFlags.to_bits`."""
     chunks: tuple[StoredChunk, ...]
 
 
@@ -66,11 +66,11 @@ class TensorForm(NamedTuple):
     shape: tuple[int, ...]
     boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
     flags: int = 0
-    """Bits of its `TensorFlags`."""
+    """Flags of the tensor, as bits; see `TensorFlags.to_bits`."""
 
 
 def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
-    """Yield each tensor of an index in its order, without aliases; none if the index has no stored items."""
+    """Yield each tensor of an index in the index's order, without aliases; none if the index has no stored items."""
     if index.chunk_items is None:
         return
     items, ragged = index.chunk_items, index.ragged_starts(index.chunk_items)
@@ -96,7 +96,7 @@ def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
 
 
 def tensor_columns(tensors: Sequence[TensorForm]) -> CheckpointIndex:
-    """Return an index of tensors that belong to the whole job; their stored items are to be filled in."""
+    """Return an index of tensors that belong to the whole job, without stored items, which the caller adds."""
     dtypes = {name: number for number, name in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors))}
     boxes = [box for tensor in tensors for box in tensor.boxes]
     return CheckpointIndex(

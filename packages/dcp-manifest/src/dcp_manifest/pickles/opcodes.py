@@ -19,7 +19,7 @@ _TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 
 
 def integer(value: int) -> bytes:
-    """Return opcodes that push an int."""
+    """Return pickle opcodes that push an int on the stack."""
     if 0 <= value < 256:
         return _SMALL[value]
     if 0 <= value < 1 << 16:
@@ -31,36 +31,36 @@ def integer(value: int) -> bytes:
 
 
 def text(value: str) -> bytes:
-    """Return opcodes that push a str."""
+    """Return pickle opcodes that push a str on the stack."""
     data = encode_text(value)
     return b"\x8c" + bytes((len(data),)) + data if len(data) < 256 else text_2(value)
 
 
 def text_2(value: str) -> bytes:
-    """Return opcodes that push a str, in protocol 2."""
+    """Return pickle opcodes of protocol 2 that push a str on the stack."""
     data = encode_text(value)
     return b"X" + _U32.pack(len(data)) + data
 
 
 def global_(module: str, name: str) -> bytes:
-    """Return opcodes that push a class or function."""
+    """Return pickle opcodes that push a class or function, by module and name, on the stack."""
     return text(module) + text(name) + b"\x93"
 
 
 def global_2(module: str, name: str) -> bytes:
-    """Return opcodes that push a class or function, in protocol 2."""
+    """Return pickle opcodes of protocol 2 that push a class or function, by module and name, on the stack."""
     return f"c{module}\n{name}\n".encode()
 
 
 def collected(items: Sequence[bytes]) -> bytes:
-    """Return opcodes that push a tuple, given the opcodes that push its items."""
+    """Return pickle opcodes that push a tuple on the stack, given the opcodes that push its items."""
     if len(items) <= 3:
         return b"".join((*items, _TUPLES[len(items)]))
     return b"".join((b"(", *items, b"t"))
 
 
 class PickleWriter:
-    """Builder of a pickle from opcodes. A memoized value is referred to by a few bytes afterwards."""
+    """Builder of a pickle from opcodes. A memoized value can be pushed again by a few bytes."""
 
     def __init__(self, start: bytes = b"\x80\x04") -> None:
         self._parts: list[bytes] = [start]
@@ -69,7 +69,7 @@ class PickleWriter:
         self._remembered = 0
 
     def put_all(self, parts: Iterable[bytes]) -> None:
-        """Append opcodes from several pieces."""
+        """Append several sequences of opcodes."""
         self._parts.extend(parts)
 
     def remember(self, opcodes: bytes) -> bytes:
@@ -78,17 +78,17 @@ class PickleWriter:
         return self.reserve()
 
     def reserve(self) -> bytes:
-        """Reserve the next memo slot; returns opcodes that push its value. The caller must append a `MEMOIZE`."""
+        """Reserve the next memo slot; returns opcodes that push the value in it. The caller must append a `MEMOIZE`."""
         number = self._remembered
         self._remembered += 1
         return b"h" + bytes((number,)) if number < 256 else b"j" + _U32.pack(number)
 
     def prepare(self, opcodes: bytes) -> bytes:
-        """Memoize a value like `remember`, but leave nothing on the stack."""
+        """Memoize a value like `remember`, then pop it from the stack; returns opcodes that push it."""
         reference = self.remember(opcodes)
         self._parts.append(b"0")
         return reference
 
     def getvalue(self) -> bytes:
-        """Return the pickle, whose value is the only one on the stack."""
+        """Return the finished pickle. Exactly one value must be on the stack: the pickled value."""
         return b"".join((*self._parts, b"."))

@@ -28,7 +28,7 @@ class ScalarReader:
         self.stack: list[Any] = []
 
     def take(self, count: int) -> bytes:
-        """Read that many bytes."""
+        """Read `count` bytes."""
         end = self.at + count
         if count < 0 or end > len(self.data):
             raise ValueError("the pickle is truncated")
@@ -37,18 +37,18 @@ class ScalarReader:
         return taken
 
     def number(self, width: int) -> int:
-        """Read an unsigned integer of that many bytes."""
+        """Read an unsigned integer of `width` bytes."""
         return int.from_bytes(self.take(width), "little")
 
     def line(self) -> bytes:
-        """Read up to the end of the line."""
+        """Read the bytes up to the end of the line."""
         end = self.data.index(b"\n", self.at)
         taken = self.data[self.at : end]
         self.at = end + 1
         return taken
 
     def decimal(self, base: int = 10) -> int:
-        """Read an integer in digits."""
+        """Read an integer that is written as digits and ends with the line."""
         digits = self.line()
         if len(digits) > _MAX_DIGITS:
             raise ValueError(f"an int of {len(digits)} digits")
@@ -69,22 +69,22 @@ class ScalarReader:
         self.stack.append(self.number(2))
 
     def do_long(self, width: int) -> None:
-        """Push an int of any size; its length field has that many bytes."""
+        """Push an int of any size; its length field has `width` bytes."""
         self.stack.append(int.from_bytes(self.take(self.number(width)), "little", signed=True))
 
     def do_text_int(self) -> None:
-        """Push an int or bool in digits."""
+        """Push an int or bool that is written as digits."""
         if self.data[self.at : self.at + 3] in (b"00\n", b"01\n"):
             self.stack.append(self.line() == b"01")
         else:
             self.stack.append(self.decimal(0))
 
     def do_text_long(self) -> None:
-        """Push an int in digits."""
+        """Push an int that is written as digits."""
         self.stack.append(self.decimal(0))
 
     def do_text_float(self) -> None:
-        """Push a float in digits."""
+        """Push a float that is written as digits."""
         self.stack.append(float(self.line()))
 
     def do_binfloat(self) -> None:
@@ -93,7 +93,7 @@ class ScalarReader:
         self.at += 8
 
     def do_unicode(self, width: int) -> None:
-        """Push a string; its length field has that many bytes."""
+        """Push a string; its length field has `width` bytes."""
         self.stack.append(self.take(self.number(width)).decode("utf-8", "surrogatepass"))
 
     def do_unicode4(self) -> None:
@@ -105,11 +105,11 @@ class ScalarReader:
         self.stack.append(self.data[start : self.at].decode("utf-8", "surrogatepass"))
 
     def do_text_unicode(self) -> None:
-        """Push a string with escapes."""
+        """Push a string that is written with escape sequences."""
         self.stack.append(self.line().decode("raw-unicode-escape"))
 
     def do_python2_string(self, width: int) -> None:
-        """Push a string of Python 2; its length field has that many bytes."""
+        """Push a string of Python 2; its length field has `width` bytes."""
         self.stack.append(self.take(self.number(width)).decode("utf-8"))
 
     def do_text_string(self) -> None:
@@ -121,7 +121,7 @@ class ScalarReader:
         self.stack.append(unescape(quoted[1:-1])[0].decode("utf-8"))
 
     def do_bytes(self, width: int) -> None:
-        """Push bytes; their length field has that many bytes."""
+        """Push a bytes object; its length field has `width` bytes."""
         self.stack.append(self.take(self.number(width)))
 
     def do_bytearray(self) -> None:

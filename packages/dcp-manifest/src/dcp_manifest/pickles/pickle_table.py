@@ -1,7 +1,7 @@
 """Allow-table of the safe pickle reader: allowed names, calls, states and containers, and a work budget.
 
-`safe_pickle` reads a pickle by such a table. A table lists the globals that a pickle may name. For each callable one it
-has a replacement, which checks the arguments and makes the value; the real function is never called.
+`safe_pickle` reads a pickle by such a table. A table lists the globals that a pickle may name. For each callable
+global it has a replacement, which checks the arguments and makes the value; the real function is never called.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class ForbiddenGlobalError(UnsafePickleError):
 class Budget:
     """Work budget of one pickle: the number of elements that its calls may still copy and its keys may still hash.
 
-    In a pickle written from values each value is an argument of one call only, so its calls copy no more elements than
-    the pickle has bytes. A hostile one may contain `set(range(1 << 40))`, or copy one list a million times.
+    In an ordinary pickle each value is an argument of one call only, so the calls copy no more elements than the pickle
+    has bytes. A hostile pickle may contain `set(range(1 << 40))`, or copy one list a million times.
 
     Args:
         total: Limit of copied and hashed elements, in addition to a million that are always allowed.
@@ -82,7 +82,7 @@ class Budget:
         self._crowds: dict[int, tuple[object, dict[int, int]]] = {}
 
     def spend(self, amount: int) -> None:
-        """Charge work before it is done. Raises UnsafePickleError if the budget is exhausted."""
+        """Charge `amount` elements of work before doing it. Raises UnsafePickleError if the budget is exhausted."""
         self._left -= amount
         if self._left < 0:
             raise UnsafePickleError("needs far more memory or work than its size justifies")
@@ -90,8 +90,8 @@ class Budget:
     def admit_key(self, container: object, key: Any) -> None:
         """Check that a key is cheap to hash and compare, before it goes into a dict or set.
 
-        Python hashes a tuple part by part, which takes exponential time if parts are shared, and compares keys with
-        equal hashes pair by pair.
+        Python hashes a tuple element by element, which takes exponential time for nested tuples with shared elements,
+        and compares keys with equal hashes pair by pair.
 
         Raises:
             UnsafePickleError: Hashing or comparing the key would take too long, or recurse too deeply.
@@ -118,7 +118,7 @@ class Budget:
     def nest(self, container: object, values: Iterable[Any]) -> None:
         """Limit the nesting of containers that Python frees by recursion; call this after `values` were added.
 
-        Freeing a deeply nested `deque`, or one of the similar types, overflows the C stack and ends the process.
+        Freeing a deeply nested `deque`, or a similar container, overflows the C stack and ends the process.
 
         Raises:
             UnsafePickleError: The containers are nested too deeply.
@@ -162,7 +162,7 @@ def _is_cheap(key: Any) -> bool:
 Call = Callable[[Budget, tuple[Any, ...]], Any]
 """Replacement of a call in the pickle: checks the arguments, and returns the value; raises if they are not allowed."""
 New = Callable[[Budget, tuple[Any, ...], dict[str, Any]], Any]
-"""Like `Call`, for an instance that is made without its constructor."""
+"""Like `Call`, but makes an instance without a call of its constructor."""
 State = Callable[[Budget, Any, Any], Any]
 """Checks and sets the state of an instance; returns the instance, or a value that replaces it."""
 
@@ -194,31 +194,31 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class PickleTable:
-    """Allow-table of a pickle. Types and objects are matched by identity; their attributes are not allowed."""
+    """Allow-table of a pickle. Types and objects are matched by identity; attributes of allowed objects are refused."""
 
     find: Callable[[str], Any]
-    """Full name (under Python 3) → its replacement: a stand-in of this module, or any value.
+    """Function (full Python 3 name of a global) → the global's replacement: a stand-in of this module, or any value.
 
-    Raises `ForbiddenGlobalError` for a name that is not allowed.
+    It raises `ForbiddenGlobalError` for a name that is not allowed.
     """
     calls: Mapping[int, Call] = field(default_factory=dict)
-    """`id` of a value from `find` → function that replaces a call of it; values without one cannot be called."""
+    """`id` of a value that `find` returned → function that replaces its calls; other values cannot be called."""
     news: Mapping[int, New] = field(default_factory=dict)
     """`id` of a class → function that replaces its `__new__`, if that differs from a call."""
     states: Mapping[type, State] = field(default_factory=dict)
     """Type of an instance → function that sets its state."""
     lists: frozenset[type] = frozenset((list,))
-    """Types that take items by `extend`."""
+    """Types to which a pickle may add items by `extend`."""
     dicts: frozenset[type] = frozenset((dict,))
-    """Types that take pairs by `[]`."""
+    """Types to which a pickle may add pairs by `[]`."""
     sets: frozenset[type] = frozenset((set,))
-    """Types that take items by `update`."""
+    """Types to which a pickle may add items by `update`."""
     drafts: frozenset[type] = frozenset()
     """Types of immutable values, which are replaced by another value when their state is set."""
 
 
 def described(value: object) -> str:
-    """Describe a value by its type, for messages. Not by `repr`: a tiny pickle may make a value with endless text."""
+    """Describe a value by its type, for messages; the `repr` of a value from a tiny pickle may be endless."""
     if isinstance(value, (Record, RecordClass, Function)):
         return value.name
     if isinstance(value, type):

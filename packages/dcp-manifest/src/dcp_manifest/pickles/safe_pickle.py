@@ -39,13 +39,13 @@ def read_pickle(
     budget: Budget | None = None,
     persistent: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, int]:
-    """Read the pickle that begins at `start`, and return its value and its end.
+    """Read the pickle that begins at `start`; returns its value and the offset of its end.
 
     Args:
-        data: The bytes; others may follow the pickle.
+        data: Bytes that contain the pickle; other bytes may follow it.
         table: Allow-table of the pickle.
         start: Offset of the pickle in `data`.
-        budget: Limit of the work of its calls; None for one element per byte.
+        budget: Limit of the work of the pickle's calls; None allows one element per byte of `data`.
         persistent: Function that returns the value of a persistent id; if None, persistent ids are refused.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Class names in pickles of `torch.distributed.checkpoint`, as strings: nothing is imported.
+"""Names of the classes in pickles of `torch.distributed.checkpoint`, as strings: torch is not imported.
 
 Source: torch 2.13 `torch.distributed.checkpoint.metadata` and `.filesystem`; also the names in older versions, and of
 `pathlib` in CPython 3.13.0.

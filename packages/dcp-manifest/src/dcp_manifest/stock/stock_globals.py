@@ -1,6 +1,6 @@
-"""Allow-table for stock's pickles: their classes become records, their functions are replaced by our own.
+"""Allow-table for stock's pickles: their classes become records, their functions are replaced by functions here.
 
-Everything else is refused. Covered: torch 2.3 to 2.15, pickle protocols 2 to 5, CPython 3.9 to 3.14.
+All other globals are refused. Covers torch 2.3 to 2.15, pickle protocols 2 to 5, CPython 3.9 to 3.14.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _MEMORY_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRES
 
 
 class DtypeName(NamedTuple):
-    """Stand-in for a dtype."""
+    """Stand-in for a torch dtype in a pickle."""
 
     name: str
 
 
 class Layout(NamedTuple):
-    """Stand-in for a layout."""
+    """Stand-in for a torch layout in a pickle."""
 
     name: str
 
 
 class Size(NamedTuple):
-    """Stand-in for a `torch.Size`."""
+    """Stand-in for a `torch.Size` in a pickle."""
 
     numbers: tuple[int, ...]
 
 
 def read_stock_pickle(data: bytes) -> tuple[Any, int]:
-    """Read a pickle that stock wrote; returns its value and its end, like `read_pickle`."""
+    """Read a pickle that stock wrote; returns its value and the offset of its end, like `read_pickle`."""
     return read_pickle(data, _table(0), budget=Budget(len(data) * _COPIED_PER_BYTE))
 
 

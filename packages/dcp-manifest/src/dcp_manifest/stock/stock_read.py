@@ -29,7 +29,7 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
     """Read the index from a pickle of stock's `Metadata`, of torch 2.3 to 2.15.
 
     Args:
-        data: Bytes that begin with the pickle; others may follow it.
+        data: Bytes that begin with the pickle; other bytes may follow it.
         file: Name of the file, for messages.
 
     Returns:

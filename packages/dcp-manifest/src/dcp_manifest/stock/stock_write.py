@@ -1,6 +1,6 @@
 """Writer of the head of `.metadata`: a pickle that stock reads as its own `Metadata`.
 
-It is written opcode by opcode, so torch is not needed. Stock's pickles are described in `docs/format.md`.
+The pickle is written opcode by opcode, so torch is not needed. `docs/format.md` describes stock's pickles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dcp_manifest.stock.stock_class_paths import FILESYSTEM, GET_LAYOUT, METADAT
 __all__ = ["MARKER_MODULE", "is_stock_readable", "stock_head", "unreadable_reason"]
 
 MARKER_MODULE = "dcp-manifest/1"
-"""Marker in `StorageMeta.modules` of every head: it requires that a manifest follows. Stock ignores it."""
+"""Marker in `StorageMeta.modules` of every head: our reader then requires a manifest. Stock ignores the marker."""
 _STOCK_CHAINS = {(), ("stream.zstd/1",)}
 _NEW, _STATE, _DONE = b")\x81", b"}(", b"ub"
 _NONE, _TRUE, _FALSE = b"N", b"\x88", b"\x89"
@@ -52,10 +52,10 @@ def _are_archives(items: ItemColumns) -> bool:
 
 
 def stock_head(index: CheckpointIndex) -> bytes:
-    """Write the pickle that stock loads as a `Metadata` equal to the index, with the marker in its `StorageMeta`.
+    """Return the pickle that stock loads as a `Metadata` equal to the index, with the marker in its `StorageMeta`.
 
     Args:
-        index: An index that `is_stock_readable`; aliases become entries that share their target's items.
+        index: An index for which `is_stock_readable` is True; an alias becomes an entry that shares its tensor's items.
     """
     return _Head(index).pickle()
 

@@ -15,10 +15,10 @@ def is_stub(data: bytes | memoryview) -> bool:
 
 
 def stub_head(reason: str) -> bytes:
-    """Return a pickle that raises RuntimeError when loaded; the message has the writer, the reason and the remedy.
+    """Return a pickle that raises RuntimeError when loaded; the message names the writer, the reason and the remedy.
 
     Args:
-        reason: A clause that continues a sentence after "because".
+        reason: Why stock cannot read the index: the rest of a sentence after "because".
     """
     sentence = (
         "this checkpoint was written by dcp (dcp-manifest) and torch.distributed.checkpoint cannot load it, because "

@@ -1,4 +1,4 @@
-"""Copies and comparisons of optimizer state: tensors, and the containers that hold them."""
+"""Copies and comparisons of optimizer state: tensors, and containers of tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["copy_value", "same_value"]
 
 
 def copy_value(value: Any) -> Any:
-    """Copy a value of optimizer state, sharing nothing with the original."""
+    """Return a copy of a value in optimizer state that shares no memory with the original."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -28,7 +28,7 @@ def copy_value(value: Any) -> Any:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two values of optimizer state are equal; compares this rank's shards only."""
+    """Whether two values in optimizer state are equal; of sharded tensors, only this rank's shards are compared."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return _same_tensor(one, other)
     if type(one) is not type(other):

@@ -1,4 +1,4 @@
-"""Fits saved optimizer state to one optimizer: by name, group by group, with every reason for a mismatch."""
+"""Matching of saved optimizer state to one optimizer: by parameter name, group by group, with all mismatches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["FittedState", "fit"]
 
 @dataclass(slots=True)
 class FittedState:
-    """State dict that an optimizer will load, after all checks have passed."""
+    """Checked state dict that an optimizer can load."""
 
     optimizer: torch.optim.Optimizer
     initial: InitialStates
@@ -33,17 +33,17 @@ class FittedState:
     state: dict[Any, dict[str, Any]] = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
     parameters: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    """Index → number of the parameter's group, and the parameter."""
+    """List over the optimizer's parameter indices: number of the parameter's group, and the parameter."""
     dtypes: dict[Any, dict[str, torch.dtype]] = field(default_factory=dict)
-    """Index → name → dtype of a state value that must not be cast to its parameter's dtype, as torch would do."""
+    """Parameter index → name → dtype of a state tensor, which torch would wrongly cast to the parameter's dtype."""
     problems: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     report: StateReport = field(default_factory=StateReport)
 
     def apply(self) -> None:
-        """Load the state. Tensors keep the dtype that the optimizer uses, while torch would cast to the parameter's.
+        """Load the state into the optimizer. Tensors get the dtype that the optimizer uses for its state.
 
-        Values other than tensors stay unchanged, while torch would garble strings.
+        Torch's `load_state_dict` would cast them to the parameter's dtype, and would garble strings in the state.
         """
         if self.names.owner is not None:
             owner, root, model_names = self.names.owner
@@ -105,16 +105,17 @@ def fit(
     *,
     adopt: bool,
 ) -> FittedState:
-    """Fit saved state to an optimizer, which is not changed.
+    """Match saved state to an optimizer; returns the state dict to load, and changes nothing.
 
     Args:
-        optimizer: The optimizer. Its groups stay unchanged; state is matched to parameters by name.
-        initial: Initial state, which has the shapes and dtypes of this optimizer's state.
+        optimizer: The optimizer, whose grouping of parameters may differ from that of the save.
+        initial: Initial states of the parameters, for the shapes and dtypes of this optimizer's state.
         names: Names of the optimizer's parameters.
         saved: The saved state, which is not changed.
-        empty_groups: Hyperparameters of saved groups without parameters: the next one goes to the next empty group.
+        empty_groups: Hyperparameters of saved groups without parameters, assigned in order to this optimizer's empty
+            groups.
         options: Options, of which only `strict` is used.
-        adopt: Whether to take tensors without copying them.
+        adopt: Whether the optimizer may take the saved tensors themselves, without a copy.
     """
     fitted = FittedState(optimizer, initial, names, options)
     for number, group in enumerate(optimizer.param_groups):

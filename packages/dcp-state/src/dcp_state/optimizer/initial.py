@@ -1,12 +1,12 @@
 """Initial state of a parameter that was never stepped, found by a trial step on a stand-in optimizer.
 
-A template for a load needs this state, and training from a checkpoint with initial state continues as if the optimizer
-had no state yet. Stock takes a real step with lr=0 instead, which leaves step counters at 1 and runs hooks.
+The template for a load needs this state. Training from a checkpoint with initial state continues as if the optimizer
+had no state yet. Stock takes a real step with lr=0 instead, which sets step counters to 1 and runs hooks.
 
-Method: a stand-in of the optimizer takes a step with a parameter and a gradient of zeros, and the first value of each
-name of state is recorded. A second trial with another gradient finds names that zeros do not create. Trials with
-another parameter find state that depends on the parameter's values, such as a copy of the weights; for such state, each
-parameter is tried with its own values.
+Method: a stand-in of the optimizer takes a trial step with a parameter and a gradient of zeros, and the first value
+under each name of the state is recorded. A second trial with another gradient finds names that zeros do not create.
+Trials with another parameter find state that depends on the parameter's numbers, such as a copy of the weights; such
+state is found by a trial step for each parameter, with its own numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Known:
 
 
 class InitialStates:
-    """Initial states of one optimizer's parameters; one trial per kind of parameter."""
+    """Initial optimizer states of one optimizer's parameters; parameters of one kind share a trial step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, adapter: OptimizerAdapter | None) -> None:
         self._optimizer = optimizer
@@ -53,10 +53,10 @@ class InitialStates:
 
     @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any]:
-        """Return a parameter's initial state by name, in new tensors; empty if the optimizer keeps none for it.
+        """Return a parameter's initial state, name → value, in new tensors; empty if the optimizer keeps no state for it.
 
         Raises:
-            UnsupportedOptimizerError: The state cannot be found with a stand-in; the optimizer was not touched.
+            UnsupportedOptimizerError: The trial step on the stand-in failed; the optimizer itself was not changed.
         """
         named = self._of_adapter(group_index, parameter)
         if named is not None:
@@ -69,7 +69,7 @@ class InitialStates:
         return {name: copy_value(value) for name, value in known.state.items()}
 
     def like(self, group_index: int, parameter: torch.Tensor) -> Mapping[str, Any] | None:
-        """Return read-only state with the initial state's names, shapes and dtypes; None if no trial is possible."""
+        """Return a read-only state with the names, shapes and dtypes of the initial state; None if the trial step fails."""
         named = self._of_adapter(group_index, parameter)
         if named is not None:
             return named
@@ -79,16 +79,16 @@ class InitialStates:
             return None
 
     def prepare(self) -> None:
-        """Find the initial state of every parameter now, as far as possible, and cache it."""
+        """Find and cache the initial state of every parameter for which trial steps succeed."""
         for number, group in enumerate(self._optimizer.param_groups):
             for parameter in group["params"]:
                 self.like(number, parameter)
 
     def is_untouched(self, group_index: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> bool:
-        """Whether `values` are the initial state of a parameter for which no step was taken.
+        """Whether the state `values` of a parameter equals its initial state: the optimizer took no step for it.
 
-        Such state can be omitted, since the optimizer makes it by itself. This matters for optimizers that make state
-        from the first gradient, or treat a parameter without state differently.
+        Such state need not be loaded, since the optimizer makes it in its first step. Some optimizers make state from
+        the first gradient, or treat parameters without state differently: for them it must not be loaded.
         """
         if self._of_adapter(group_index, parameter) is not None or not self.like(group_index, parameter):
             return False

@@ -1,8 +1,8 @@
-"""Finds the optimizers that hold state inside wrappers and containers (accelerate, Lightning, torchtitan, …).
+"""Search for the inner optimizers of wrappers and containers (accelerate, Lightning, torchtitan, …), which hold state.
 
-A wrapper is recognised by inspection, without importing these libraries: its groups and its state are the same objects
-as those of the optimizer that it holds. All other objects that hold optimizers are refused before anything is changed,
-unless an adapter returns the inner optimizers.
+A wrapper is recognised without importing these libraries: its groups and its state are the same objects as those of
+the optimizer inside it. Other objects that contain optimizers are refused before any state is changed, unless an
+adapter returns the inner optimizers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _DEPTH = 3
 
 
 def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
-    """Return one or several optimizers as a tuple of the inner ones that hold the state, each once.
+    """Return the inner optimizers, which hold the state, of one or several optimizers; each inner optimizer once.
 
     Raises:
-        UnsupportedOptimizerError: An object is no `torch.optim.Optimizer`, or holds others in an unknown way.
+        UnsupportedOptimizerError: An object is no `torch.optim.Optimizer`, or contains other optimizers in an unknown
+            way.
     """
     given: Any = optimizers
     if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable):
@@ -39,7 +40,7 @@ def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def holds_its_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `param_groups` and `state` are plain attributes of the object, with no property in between."""
+    """Whether `param_groups` and `state` are plain attributes of the optimizer, not properties."""
     attributes = _attributes(optimizer)
     kind = type(optimizer)
     plain = all(name in attributes and not hasattr(_static(kind, name), "__get__") for name in _OWN[:2])

@@ -1,7 +1,7 @@
-"""Isolated deep copies of plain data: they share nothing mutable with the original and run none of its classes' code.
+"""Isolated deep copies of plain data, which share no mutable object with the original; no code of its classes is run.
 
-An optimizer's stand-in is made of such copies, so that its changes never reach the real optimizer. Whatever cannot be
-proven harmless (modules, other optimizers, process groups, handles) is refused instead of shared.
+The stand-in of an optimizer is made of such copies, so its changes never reach the real optimizer. Objects that are
+not known to be harmless (modules, other optimizers, process groups, handles) are refused instead of shared.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _SEQUENCES = (list, set, frozenset, deque)
 
 
 class NotPlainDataError(Exception):
-    """A value cannot be copied without running its class's code."""
+    """A value is not plain data: it cannot be copied without running code of its class."""
 
 
 class IsolatedCopies:
-    """Copies values; references to one object become references to one copy.
+    """Copier of values; several references to one object become references to one copy.
 
     Args:
-        known: Originals with the copies to use for them, such as an optimizer and its stand-in.
+        known: Objects with their copies, given in advance, such as an optimizer and its stand-in.
     """
 
     def __init__(self, known: list[tuple[Any, Any]]) -> None:
@@ -40,10 +40,10 @@ class IsolatedCopies:
         self._kept = [original for original, _ in known]  # an id is one object's as long as that lives
 
     def copy(self, value: Any) -> Any:
-        """Copy a value; an immutable value is returned itself.
+        """Return an isolated copy of a value; an immutable value is returned itself.
 
         Raises:
-            NotPlainDataError: The value contains something that is neither plain data nor a function over plain data.
+            NotPlainDataError: The value contains an object that is neither plain data nor a function over plain data.
         """
         if id(value) in self._copies:
             return self._copies[id(value)]

@@ -1,4 +1,4 @@
-"""Names of an optimizer's parameters, over all parts of a model that the optimizer may serve."""
+"""Names of an optimizer's parameters, which may belong to several pipeline stages of a model."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["OptimizerNames", "optimizer_names"]
 
 @dataclass(slots=True)
 class OptimizerNames:
-    """Names of parameters, from one or several parts of a model."""
+    """Names of parameters in one or several modules of a model."""
 
     fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
     other_names: dict[str, list[str]] = field(default_factory=dict)
-    """First name of a tied parameter → its other names."""
+    """First FQN of a tied parameter → its other FQNs."""
     joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
-    """Flat parameter → FQNs of the parameters that it contains."""
+    """Flat parameter (FSDP1) → FQNs of the parameters that it contains."""
     known: set[str] = field(default_factory=set)
-    """Every name of the model."""
+    """Every FQN of the model, also those of buffers."""
     owner: tuple[ModuleAdapter, nn.Module, ModelNames] | None = None
-    """If an adapter names the optimizer state itself: the adapter, the model, and the model's names."""
+    """Adapter with `owns_optimizer_state`, the model that it handles, and the model's names; None without such an adapter."""
 
     def fqn(self, parameter: torch.Tensor, group: int, position: int) -> str:
-        """Return the FQN of a parameter.
+        """Return the FQN of a parameter; `group` and `position` identify it in error messages.
 
         Raises:
             UnknownParameterError: The model does not hold the parameter.
@@ -45,16 +45,16 @@ class OptimizerNames:
         return found
 
     def fqns(self, parameter: torch.Tensor, group: int, position: int) -> list[str]:
-        """Return the FQNs of all parameters that a flat parameter contains. Raises like `fqn`."""
+        """Return the FQNs of all parameters that a flat parameter contains. Errors: see `fqn`."""
         return self.joined.get(parameter) or [self.fqn(parameter, group, position)]
 
     def candidates(self, fqn: str) -> list[str]:
-        """Return the names under which a parameter's state may have been saved."""
+        """Return the FQNs under which a parameter's state may have been saved: `fqn`, and other names of a tied parameter."""
         return [fqn, *self.other_names.get(fqn, ())]
 
 
 def optimizer_names(parts: Sequence[tuple[nn.Module, ModelNames]]) -> OptimizerNames:
-    """Join the names of the parts of a model."""
+    """Join the names in several modules of a model, such as pipeline stages."""
     joined = OptimizerNames()
     for module, names in parts:
         joined.fqn_of.update(names.fqn_of)

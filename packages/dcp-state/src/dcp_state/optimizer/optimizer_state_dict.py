@@ -37,23 +37,23 @@ def get_optimizer_state_dict(
     submodules: set[nn.Module] | None = None,
     options: StateDictOptions | None = None,
 ) -> dict[str, Any]:
-    """Return the state of optimizers by canonical names of parameters; changes nothing of the training.
+    """Return the state of optimizers by canonical names of parameters; neither the model nor the optimizers are changed.
 
     Args:
         model: The model whose parameters the optimizers hold; see `get_model_state_dict`.
         optimizers: One or several optimizers; the result has their groups one after another.
-        submodules: Modules whose parameters' state alone is returned (deprecated).
+        submodules: Modules to whose parameters the state is limited; None for all parameters (deprecated).
         options: See `StateDictOptions`.
 
     Returns:
-        `state` → FQN → name → value, sharing the optimizers' memory, and `param_groups` with FQNs; or the flat form.
-        A trainable parameter that has no state yet is there with the state that the optimizer would begin with, so
-        that the result is a template for a load, too.
+        `{"state": {FQN: {name: value}}, "param_groups": […]}` with FQNs as `params`, or the flat form; see
+        `StateDictOptions.flatten_optimizer_state_dict`. Tensors share the optimizers' memory. A trainable parameter
+        without state has its initial state here, so the result can also be the template for a load.
 
     Raises:
-        UnknownParameterError: An optimizer holds a parameter that the model does not.
-        UnsupportedOptimizerError: The state cannot be named (LBFGS).
-        CheckpointException: A rank failed while whole tensors were gathered; raised on all ranks.
+        UnknownParameterError: An optimizer has a parameter that is not in the model.
+        UnsupportedOptimizerError: The state cannot be stored by parameter name (LBFGS).
+        CheckpointException: With `full_state_dict`, a rank failed while tensors were gathered; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
     Source: torch 2.13 `state_dict.get_optimizer_state_dict`, which takes a step with lr=0 to make missing state.
@@ -71,20 +71,21 @@ def set_optimizer_state_dict(
     *,
     options: StateDictOptions | None = None,
 ) -> StateReport:
-    """Load into optimizers the state that `get_optimizer_state_dict` returned, for any grouping and wrappers.
+    """Load a state dict of `get_optimizer_state_dict` into optimizers, which may have other groups and wrappers.
 
     Args:
         model: See `get_optimizer_state_dict`.
         optimizers: See `get_optimizer_state_dict`.
-        optim_state_dict: The saved state in either layout, or the result of a single `optimizer.state_dict()`. It is
-            not changed.
+        optim_state_dict: Optimizer state, nested or flat, or the `optimizer.state_dict()` of a single optimizer; not
+            changed.
         options: See `StateDictOptions`.
 
     Returns:
-        A report of the state that was restored, initialised and dropped (None in stock).
+        A report of the names of state that was restored, initialised and dropped (None in stock).
 
     Raises:
-        StateMismatchError: The state dict does not fit; the message has every reason, and nothing was changed.
+        StateMismatchError: The state dict does not fit the optimizers, which were not changed; the message has every
+            reason.
         CheckpointException: With `broadcast_from_rank0`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
@@ -102,7 +103,7 @@ def optimizer_state(
     options: StateDictOptions,
     submodules: set[nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """Return `get_optimizer_state_dict` for the parts of a model with known names."""
+    """Return the result of `get_optimizer_state_dict` for modules of one model whose names are known."""
     names = optimizer_names(parts)
     state: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
@@ -181,7 +182,7 @@ def restore_optimizers(
     state_dict: Mapping[str, Any],
     options: StateDictOptions,
 ) -> StateReport:
-    """Run `set_optimizer_state_dict` for the parts of a model with known names."""
+    """Do the work of `set_optimizer_state_dict` for modules of one model whose names are known."""
     optimizers = as_optimizers(optimizers)
     names = optimizer_names(parts)
     initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
@@ -214,7 +215,7 @@ def restore_saved(
     adopt: bool,
     initial: Sequence[InitialStates] | None = None,
 ) -> StateReport:
-    """Fit saved state to each optimizer; changes none of them unless the state fits all."""
+    """Match saved state to each optimizer, and load it; if it does not fit one of them, no optimizer is changed."""
     if initial is None:
         initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
     empty_groups = iter(saved.empty_groups)

@@ -1,7 +1,7 @@
-"""Layout-independent form of optimizer state: state and hyperparameters by FQN, those of empty groups in order.
+"""Parsed optimizer state dicts, nested or flat: state and hyperparameters by FQN.
 
 Nested: `{"state": {fqn: {name: value}}, "param_groups": [{…, "params": [fqn, …]}]}`.
-Flat: `state.<fqn>.<name>` and `param_groups.<fqn>.<hyperparameter>`, one entry for each; empty groups are left out.
+Flat: keys `state.<fqn>.<name>` and `param_groups.<fqn>.<hyperparameter>`; groups without parameters are left out.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ PARAMS = "params"
 
 @dataclass(slots=True)
 class SavedOptimizer:
-    """Optimizer state by FQN, without the grouping of the save."""
+    """Optimizer state and hyperparameters by FQN, independent of how parameters were grouped when saved."""
 
     state: dict[str, dict[str, Any]] = field(default_factory=dict)
     hyperparameters: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """FQN → hyperparameters; parameters of one group may share a mapping."""
+    """FQN → hyperparameters; parameters of one group may share the same mapping."""
     empty_groups: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 def is_flat(state_dict: Mapping[str, Any]) -> bool:
-    """Whether a state dict has the flat form."""
+    """Whether an optimizer state dict has the flat form."""
     return bool(state_dict) and STATE not in state_dict and GROUPS not in state_dict
 
 
 def read_saved(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOptimizer:
-    """Parse a state dict of either form; values are not copied.
+    """Parse an optimizer state dict, nested or flat; tensors are not copied.
 
     Args:
         state_dict: The state dict, which is not changed.
-        known: FQNs of the model, to separate FQNs from names of state in flat keys.
+        known: FQNs of the model, which are needed to split flat keys into FQN and name.
 
     Raises:
-        StateMismatchError: The state dict has neither form.
+        StateMismatchError: The state dict has neither the nested nor the flat form.
     """
     if is_flat(state_dict):
         return _read_flat(state_dict, known)
@@ -89,7 +89,7 @@ def _fqn_and_path(rest: str, known: Collection[str]) -> tuple[str, list[str]]:
 
 
 def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested optimizer state; values are not copied. Hyperparameters of empty groups are dropped."""
+    """Flatten a nested optimizer state dict; tensors are not copied. Groups without parameters are dropped."""
     flat: dict[str, Any] = {}
 
     def add(prefix: str, values: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename(state_dict: Mapping[str, Any], function: Callable[[str], str]) -> dict[str, Any]:
-    """Rename parameters in nested optimizer state; values are not copied. An empty input stays empty."""
+    """Rename the parameters in a nested optimizer state dict; tensors are not copied. An empty dict stays empty."""
     if not state_dict:
         return {STATE: {}, GROUPS: []}
     return {

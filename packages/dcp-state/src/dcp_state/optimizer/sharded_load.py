@@ -1,6 +1,6 @@
 """`load_sharded_optimizer_state_dict`: optimizer state for FSDP1 models, allocated from the checkpoint's metadata.
 
-Needs no optimizer: state with the shape of its parameter is sharded like the parameter; all other state is whole.
+No optimizer is needed: state with the shape of its parameter is sharded like the parameter; other state is whole.
 
 Source: torch 2.13 `torch.distributed.checkpoint.optimizer.load_sharded_optimizer_state_dict`.
 """
@@ -30,16 +30,16 @@ def load_sharded_optimizer_state_dict(
     """Load the optimizer state under a key of a checkpoint for an FSDP1 model.
 
     Args:
-        model_state_dict: The sharded state dict of the model, by FQN: optimizer state gets the same sharding.
-        optimizer_key: The key that the optimizer state was saved under.
-        storage_reader: The reader of the checkpoint.
+        model_state_dict: Sharded state dict of the model, by FQN; optimizer state is sharded like its parameter.
+        optimizer_key: Key of the optimizer state in the saved state dict.
+        storage_reader: Storage reader of the checkpoint.
         planner: See `dcp_core.load`.
 
     Returns:
-        `{optimizer_key: state}`, nested as it was saved: sharded tensors like the model's, whole tensors, objects.
+        `{optimizer_key: state}`, nested like the saved state dict, with sharded tensors, whole tensors and objects.
 
     Raises:
-        MissingKeyError: The checkpoint has nothing under the key.
+        MissingKeyError: The checkpoint has no value below `optimizer_key`.
         CheckpointException: Reading failed on one of several ranks; raised on all of them.
 
     Ranks: every rank of the default group; collective.

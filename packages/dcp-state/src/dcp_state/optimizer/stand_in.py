@@ -1,8 +1,8 @@
-"""Stand-in of an optimizer that shares nothing with it, and recording of one trial step.
+"""Stand-in of an optimizer, a copy that shares no mutable data with it, and the recording of one trial step.
 
-The stand-in is an object of the same class with copies of the plain data that the optimizer holds, and with one trial
-parameter. It gets no hooks, no replacements of its methods (as schedulers and profilers make), and nothing that cannot
-be copied. A trial step that needs such a thing fails, without changing the optimizer itself.
+The stand-in is an object of the same class with copies of the optimizer's plain data, and with one trial parameter.
+Hooks, replaced methods (as schedulers and profilers make) and data that cannot be copied are left out. A trial step
+that needs them fails, without a change of the optimizer itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _StopHereError(Exception):
 
 
 class Recorded(dict[str, Any]):
-    """State of the trial parameter that records the first value of each name."""
+    """State dict of the trial parameter, which records the first value under each name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ class Recorded(dict[str, Any]):
         super().__setitem__(name, value)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """Set a default as any dict does, and record it."""
+        """Set a default like `dict.setdefault`, and record the value."""
         if name not in self:
             self[name] = default
         return self[name]
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Update as any dict does, and record the values."""
+        """Update like `dict.update`, and record the values."""
         for name, value in dict(*args, **kwargs).items():
             self[name] = value
 
@@ -60,7 +60,7 @@ class Recorded(dict[str, Any]):
         return self
 
     def initial(self) -> dict[str, Any]:
-        """Return the values before the first update, by name."""
+        """Return name → first recorded value, from before the optimizer's first update."""
         return {name: _before(name, self.first[name], value) for name, value in self.items()}
 
 
@@ -110,21 +110,21 @@ class _StandInState(defaultdict[Any, Any]):
 def make_stand_in(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
 ) -> Iterator[tuple[torch.optim.Optimizer, list[str]]]:
-    """Make a stand-in that trains one parameter, for the `with` block; it is emptied afterwards.
+    """Make a stand-in that trains one parameter, for the duration of a `with` block.
 
-    A stand-in may reference itself, as its optimizer does, and would otherwise keep its tensors until the next garbage
-    collection.
+    After the block its attributes are cleared: a stand-in that references itself, as some optimizers do, would keep its
+    tensors until the next garbage collection.
 
     Args:
         optimizer: The optimizer, which is not changed; no code of its class is called.
-        group: The group whose hyperparameters are used.
+        group: Parameter group whose hyperparameters the stand-in uses.
         parameter: The trial parameter of the stand-in.
 
     Yields:
         The stand-in, and the names of attributes and hyperparameters that could not be copied to it.
 
     Raises:
-        UnsupportedOptimizerError: The groups and the state of the optimizer may belong to another object.
+        UnsupportedOptimizerError: `param_groups` and `state` are properties, so they may belong to another object.
     """
     kind = type(optimizer)
     if not holds_its_own_state(optimizer):
@@ -178,9 +178,9 @@ def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: Iso
 
 
 def step_stand_in(stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
-    """Take one step without side effects: random numbers, hooks and modes are restored.
+    """Take one step of a stand-in without side effects: generators of random numbers, hooks and modes are restored.
 
-    For torch's own optimizers, the step ends when they have made their state, before any update.
+    A step of torch's own optimizers ends after they have made their state, before the update.
     """
     function = _step_of(type(stand_in))
     trial = stand_in.param_groups[0]["params"][0]

@@ -1,1 +1,1 @@
-"""Sharding: whole tensors to shards and back, across ranks."""
+"""Sharding: conversion of whole tensors to shards and back, across ranks."""

@@ -1,7 +1,7 @@
 """`broadcast_from_rank0`: sends rank 0's state dict tensor by tensor; each rank keeps its shards.
 
-Before the first tensor is sent, all ranks get and check the names and shapes, so that a state dict that does not fit is
-refused on every rank at once.
+Before the first tensor is sent, all ranks get and check the names and shapes: for a state dict that does not fit,
+every rank raises an error.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def broadcast_model(
         may_be_empty: Whether rank 0 may have nothing to send.
 
     Returns:
-        The values that could not be filled in place (objects, tensors on the meta device or with unknown names), for
-        `load_state_dict`; and the names that were filled.
+        A state dict for `load_state_dict` of the values that could not be copied in place (objects, tensors on the meta
+        device or with unknown names); and the set of names that were filled.
 
     Raises:
-        CheckpointException: Shapes differ, or a rank failed; raised on all ranks.
+        CheckpointException: A shape differs, or a rank failed; raised on all ranks.
 
     Ranks: every rank; collective.
     """
@@ -78,19 +78,20 @@ def broadcast_tensors(
     """Broadcast rank 0's flat state dict to every rank.
 
     Args:
-        source: Function that returns name → whole tensor or object; called on rank 0 only; errors of it are raised on
-            all ranks.
-        target: Function that returns the tensor or DTensor for this rank's part; None if this rank needs none.
-        problem: Function that returns why a tensor of some shape and dtype does not fit; None if it fits.
+        source: Function that returns name → whole tensor or object; called on rank 0 only. Its errors are raised on all
+            ranks.
+        target: Function (name, value) → tensor or DTensor to fill on this rank; None if this rank does not need the
+            tensor.
+        problem: Function (name, shape and dtype of a tensor) → the reason why the tensor does not fit; None if it fits.
         may_be_empty: Whether rank 0 may have nothing to send.
 
     Returns:
-        Name → the filled target, None or the object, in rank 0's order.
+        Name → filled target, None for a tensor without target, or object; in rank 0's order.
 
     Raises:
         CheckpointException: A value does not fit, or a rank failed; raised on all ranks.
 
-    Ranks: every rank of the default group; collective. Memory: one tensor besides the targets.
+    Ranks: every rank of the default group; collective. Takes memory for one tensor besides the targets.
     """
     results: dict[str, Any] = {}
     values: dict[str, Any] = {}

@@ -1,7 +1,6 @@
-"""Gathers sharded tensors to whole ones: on every rank, or streamed in pieces to rank 0 alone.
+"""Gathering of sharded tensors to whole tensors: on every rank, or in pieces on rank 0 only.
 
-Each rank needs memory for the tensors that it keeps, and for one more tensor (only one piece if rank 0 alone keeps
-tensors).
+Each rank needs memory for its result and for one more tensor, or for one more piece if only rank 0 gets whole tensors.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ __all__ = ["convert_tensors", "map_tensors", "named_tensors"]
 
 
 def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> dict[str, Any]:
-    """Return the state dict with tensors gathered or moved to the CPU, as the options say.
+    """Return the state dict with tensors gathered to whole tensors, and moved to the CPU, according to the options.
 
     Args:
         state_dict: Nested dicts and lists, which are not changed.
-        options: Options, of which `full_state_dict` and `cpu_offload` are used.
+        options: Options; `full_state_dict` and `cpu_offload` are used.
 
     Returns:
-        A new state dict; with both options, it is empty on all ranks but 0.
+        A new state dict; with both options, an empty dict on all ranks except rank 0.
 
     Raises:
-        CheckpointException: A rank failed; raised on all ranks, once no rank waits for another.
+        CheckpointException: A rank failed; raised on all ranks after the last exchange, so no rank hangs.
 
     Ranks: with `full_state_dict`, every rank that holds shards; collective.
     """
@@ -64,7 +63,7 @@ def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> di
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Copy nested dicts, lists and tuples with each tensor mapped to another value."""
+    """Copy nested dicts, lists and tuples, and replace each tensor by `function(tensor)`."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -77,7 +76,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in nested containers, with their places joined by dots."""
+    """Yield the tensors in nested containers, each with its dotted name: keys and indices joined by dots."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):

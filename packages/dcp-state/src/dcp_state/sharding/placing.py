@@ -16,17 +16,17 @@ __all__ = ["box_of", "fill_shards", "place", "same_placement"]
 
 
 def box_of(fqn: str, whole: torch.Tensor, shard: LocalShard) -> torch.Tensor:
-    """Return the part of a whole tensor that a shard holds: a view."""
+    """Return the region of a whole tensor that a shard holds, as a view."""
     return box_view(whole, shard.offsets, shard.sizes, key=fqn)
 
 
 def same_placement(value: DTensor, like: DTensor) -> bool:
-    """Whether two DTensors hold the same boxes on each rank."""
+    """Whether two DTensors have the same boxes of the global tensor on each rank."""
     return value.device_mesh == like.device_mesh and value.placements == like.placements
 
 
 def fill_shards(fqn: str, whole: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy this rank's part of a whole tensor into a tensor or DTensor of the same global shape, in place."""
+    """Copy this rank's shards of a whole tensor in place into a tensor or DTensor of the same global shape."""
     held = local_tensor(fqn, target)
     if held is None:
         raise StateMismatchError(fqn, [f"{fqn}: a {type(target).__name__} cannot take a tensor"])
@@ -36,17 +36,17 @@ def fill_shards(fqn: str, whole: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def place(fqn: str, value: Any, like: Any) -> Any:
-    """Shard `value` like `like`; shares memory with `value` where possible.
+    """Return `value` with the sharding of the tensor `like`; shares memory with `value` if possible.
 
     Args:
         fqn: FQN, for error messages.
-        value: Value of any type; values other than tensors are returned unchanged.
+        value: Tensor to shard; a value of another type is returned unchanged.
         like: The tensor whose sharding `value` gets.
 
     Raises:
         StateMismatchError: The global shapes differ, or `value` is sharded and `like` is not.
 
-    Ranks: every rank that holds shards of both; communicates only between two different shardings.
+    Ranks: every rank with shards of `value` or `like`; collective only if both are sharded, and differently.
     """
     if not isinstance(value, torch.Tensor) or not isinstance(like, torch.Tensor):
         return value

@@ -1,6 +1,7 @@
-"""Collective error handling around a stream of tensors: agreement before it, exchange of errors after it.
+"""Collective error handling for a sequence of tensor transfers: ranks exchange errors before and after it.
 
-In between no rank may stop: a rank that fails continues to communicate with scratch memory, and reports at the end.
+In between no rank may stop: a rank that fails continues to communicate, with scratch memory, and reports its error at
+the end.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ __all__ = ["PIECE_BYTES", "Errors", "all_ranks"]
 
 T = TypeVar("T")
 PIECE_BYTES = 16 << 20
-"""Limit of the size of the pieces in which tensors are sent, bytes."""
+"""Maximum size of the pieces in which tensors are sent, bytes."""
 
 
 class Errors:
-    """Holder of this rank's first error, until it is reported to the others."""
+    """Holder of this rank's first error, until the other ranks are notified of it."""
 
     def __init__(self) -> None:
         self.first: Exception | None = None
 
     def attempt(self, function: Callable[[], T]) -> T | None:
-        """Return the function's result; None if the function fails, or an earlier one failed."""
+        """Call the function and return its result; None if the function, or a function in an earlier call, raised an error."""
         if self.first is not None:
             return None
         try:
@@ -38,18 +39,18 @@ class Errors:
             return None
 
     def tell(self) -> None:
-        """Raise the error, if there is one."""
+        """Raise this rank's first error, if there is one."""
         if self.first is not None:
             raise self.first
 
 
 @contextmanager
 def all_ranks(phase: str, *, alone: bool = False) -> Iterator[tuple[Coordinator, Errors]]:
-    """Run a stream of tensors in the block; after it, an error of any rank is raised on all of them.
+    """Context manager for a sequence of tensor transfers; at its end, an error of any rank is raised on all ranks.
 
     Args:
         phase: Description of the operation, for error messages.
-        alone: Whether the other ranks do not take part, so that errors are raised on this rank only.
+        alone: Whether only this rank runs the block; errors are then raised on this rank only.
 
     Ranks: every rank of the job, unless `alone`; collective.
     """

@@ -1,4 +1,4 @@
-"""Adapter of activation checkpointing and offloading wrappers, whose hooks keep their prefix out of state dict keys."""
+"""Adapter of wrappers for activation checkpointing and offloading, whose hooks remove their prefix from state dict keys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["CheckpointedAdapter"]
 
 
 class CheckpointedAdapter(ModuleAdapter):
-    """Removes `_checkpoint_wrapped_module.` from names."""
+    """Adapter that removes `_checkpoint_wrapped_module.` from names."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
         """Whether the class is `CheckpointWrapper` or `OffloadWrapper`."""
         return issubclass(kind, ActivationWrapper)
 
     def layer(self, module: nn.Module) -> Layer:
-        """Return the wrapped module."""
+        """Return the layer that leads to the wrapped module."""
         del module
         return Layer("_checkpoint_wrapped_module", in_keys=False)

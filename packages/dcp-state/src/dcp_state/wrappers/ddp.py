@@ -11,13 +11,13 @@ __all__ = ["DdpAdapter"]
 
 
 class DdpAdapter(ModuleAdapter):
-    """Removes `module.` from names."""
+    """Adapter that removes `module.` from names."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Whether the class is one of the two replicating wrappers."""
+        """Whether the class is `DistributedDataParallel` or `DataParallel`."""
         return issubclass(kind, (DistributedDataParallel, DataParallel))
 
     def layer(self, module: nn.Module) -> Layer:
-        """Return the replicated module."""
+        """Return the layer that leads to the replicated module."""
         del module
         return Layer("module", in_keys=True)

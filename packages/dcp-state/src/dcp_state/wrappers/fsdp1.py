@@ -28,7 +28,7 @@ __all__ = ["Fsdp1Adapter"]
 
 
 class Fsdp1Adapter(ModuleAdapter):
-    """Removes `_fsdp_wrapped_module.` from names, and gets sharded (or whole) state by FSDP's functions."""
+    """Adapter that removes `_fsdp_wrapped_module.` from names, and gets sharded or whole state by FSDP's functions."""
 
     gathers: ClassVar[bool] = True
     owns_optimizer_state: ClassVar[bool] = True
@@ -38,32 +38,32 @@ class Fsdp1Adapter(ModuleAdapter):
         return issubclass(kind, FullyShardedDataParallel)
 
     def layer(self, module: nn.Module) -> Layer:
-        """Return the wrapped module; FSDP's hooks keep its prefix out of keys."""
+        """Return the layer that leads to the wrapped module; FSDP's hooks remove its prefix from state dict keys."""
         del module
         return Layer("_fsdp_wrapped_module", in_keys=False)
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """Return the flat parameter, unless `use_orig_params` hides it."""
+        """Return the flat parameter and the paths of its parameters; empty with `use_orig_params`, which hides it."""
         handle = getattr(module, "_handle", None)
         if handle is None or handle._use_orig_params:  # noqa: SLF001 - there is no public way
             return {}
         return {handle.flat_param: list(handle.flat_param._fqns)}  # noqa: SLF001 - as above
 
     def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
-        """Select sharded state, or whole state if asked for; with `cpu_offload` on rank 0 only."""
+        """Return a context manager in which FSDP's state dicts have shards, or whole tensors with `full_state_dict`."""
         return _state_dict_type(root, options)
 
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Call FSDP's `optim_state_dict`; hyperparameters are the optimizer's own."""
+        """Return the result of FSDP's `optim_state_dict`, with the hyperparameters of the optimizer."""
         with _state_dict_type(root, options):
             return dict(FullyShardedDataParallel.optim_state_dict(root, optimizer, packed))
 
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Call FSDP's `optim_state_dict_to_load`."""
+        """Return the result of FSDP's `optim_state_dict_to_load`."""
         with _state_dict_type(root, options):
             return dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, named))
 

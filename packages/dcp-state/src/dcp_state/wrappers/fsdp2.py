@@ -1,6 +1,6 @@
-"""Adapter of FSDP2 (`fully_shard`): no wrapper and no prefix; parameters are DTensors while they are sharded.
+"""Adapter of FSDP2 (`fully_shard`), which has no wrapper module; parameters are DTensors while they are sharded.
 
-Between forward and backward a module may have its unsharded parameters, which are not those of the optimizer.
+Between forward and backward a module may have unsharded parameters, which are not the optimizer's parameters.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["Fsdp2Adapter"]
 
 
 class Fsdp2Adapter(ModuleAdapter):
-    """Reshards modules, so that parameters are the sharded ones."""
+    """Adapter that reshards modules before the names of their parameters are determined."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
         """Whether `fully_shard` changed the module's class."""
         return issubclass(kind, FSDPModule)
 
     def prepare(self, module: nn.Module) -> None:
-        """Reshard, as the module's own `state_dict` would."""
+        """Reshard the module's parameters, as the module's own `state_dict` does."""
         if isinstance(module, FSDPModule):
             module.reshard()
