@@ -59,8 +59,9 @@ class ChunkPieces:
         return self._by_chunks(max_bytes) if rows else self._by_boxes(max_bytes)
 
     def rows(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of rows [start, stop) along the first dimension. Other rows are read only within CRC blocks
-        that contain both.
+        """Return the bytes of rows [start, stop) along the first dimension.
+
+        Other rows are read only if they share a CRC block with these rows.
         """
         offsets = (start, *(0,) * (len(self._shape) - 1))
         sizes = (stop - start, *self._shape[1:])
