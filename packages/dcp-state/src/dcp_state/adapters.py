@@ -65,7 +65,7 @@ class ModuleAdapter:
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def layer(self, module: nn.Module) -> Layer | None:
-        """Return the layer to the wrapped child, whose name is not part of canonical names; None if the module is no wrapper."""
+        """Return the layer to the wrapped child, whose name is not part of canonical names; None for other modules."""
         del module
         return None
 
@@ -74,7 +74,7 @@ class ModuleAdapter:
         del module
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """Return flat parameter → paths, below the wrapped child, of the parameters that the flat parameter contains."""
+        """Return flat parameter → paths, below the wrapped child, of the parameters that it contains."""
         del module
         return {}
 
@@ -90,12 +90,12 @@ class ModuleAdapter:
     """Whether `around` already gathers whole tensors for `full_state_dict`."""
 
     owns_optimizer_state: ClassVar[bool] = False
-    """Whether `name_optimizer_state` and `pack_optimizer_state` convert the optimizer state of models with such modules."""
+    """Whether optimizer state of models with such modules is converted by `name_optimizer_state` and its inverse."""
 
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return an `optimizer.state_dict()` (`packed`) with parameter indices replaced by keys of `root.state_dict()`.
+        """Return `packed`, an `optimizer.state_dict()`, with keys of `root.state_dict()` instead of indices.
 
         Ranks: may be collective.
         """
@@ -104,7 +104,10 @@ class ModuleAdapter:
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return the argument for `optimizer.load_state_dict`; the inverse of `name_optimizer_state`. May be collective."""
+        """Return the argument for `optimizer.load_state_dict`: the inverse of `name_optimizer_state`.
+
+        Ranks: may be collective.
+        """
         raise NotImplementedError
 
 
@@ -150,7 +153,7 @@ class OptimizerAdapter:
     def initial_state(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
     ) -> dict[str, Any] | None:
-        """Return the optimizer state of a parameter before its first step, in new tensors; None: find it by a trial step."""
+        """Return a parameter's state before its first step, in new tensors; None to find it by a trial step."""
         del optimizer, group, parameter
         return None
 

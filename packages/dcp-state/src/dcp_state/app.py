@@ -41,7 +41,7 @@ def app_state(
     strict: bool = True,
     **values: Any,
 ) -> AppState:
-    """Combine the state of a training run in one value for `save` and `load`: `save({"app": app_state(…)})`.
+    """Combine the state of a training run (model, optimizers, schedulers, step …) in one value for `save` and `load`.
 
     Args:
         model: The model, in any wrappers; or the pipeline stages of this rank, whose parameters have the same names as

@@ -83,7 +83,7 @@ def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers
     """Find the canonical names in each of several modules of one model, such as the pipeline stages of a rank.
 
     Raises:
-        DuplicateKeyError: Two of the modules have different values with the same name.
+        DuplicateKeyError: Two of the modules have a value of the same name.
     """
     adapters = installed_adapters()
     parts = [name_model(model, modifiers=modifiers, adapters=adapters) for model in models]

@@ -19,7 +19,7 @@ __all__ = ["can_load_directly", "load_directly"]
 
 
 def can_load_directly(model: nn.Module, names: ModelNames) -> bool:
-    """Whether `load_directly` is equivalent to `load_state_dict`: no load hooks or overrides, no tensor on `meta`."""
+    """Whether `load_directly` is equivalent to `load_state_dict`: no load hooks, overrides or meta tensors."""
     if len(names.tensors) != len(names.raw_keys) or any(tensor.is_meta for tensor in names.tensors.values()):
         return False
     if type(model).load_state_dict is not nn.Module.load_state_dict:

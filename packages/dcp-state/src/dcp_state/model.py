@@ -111,7 +111,7 @@ def restore_model(
     *,
     may_be_empty: bool = False,
 ) -> IncompatibleKeys:
-    """Do the work of `set_model_state_dict` for a model whose names are known; `may_be_empty` allows an empty state dict."""
+    """Do the work of `set_model_state_dict` for a model with known names; `may_be_empty` allows an empty state dict."""
     state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()

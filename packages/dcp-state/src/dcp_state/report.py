@@ -16,7 +16,7 @@ class StateReport:
 
     restored: list[str] = field(default_factory=list)
     initialised: dict[str, str] = field(default_factory=dict)
-    """Name of state that was not in the state dict, and was initialised or left unchanged → the reason."""
+    """Name of state that was not restored, but initialised or left unchanged → the reason."""
     dropped: dict[str, str] = field(default_factory=dict)
     """Name in the state dict whose value was not used → the reason."""
 

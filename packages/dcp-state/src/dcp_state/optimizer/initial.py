@@ -53,7 +53,7 @@ class InitialStates:
 
     @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any]:
-        """Return a parameter's initial state, name → value, in new tensors; empty if the optimizer keeps no state for it.
+        """Return a parameter's initial state, name → value, in new tensors; empty if the optimizer keeps no state.
 
         Raises:
             UnsupportedOptimizerError: The trial step on the stand-in failed; the optimizer itself was not changed.
@@ -69,7 +69,7 @@ class InitialStates:
         return {name: copy_value(value) for name, value in known.state.items()}
 
     def like(self, group_index: int, parameter: torch.Tensor) -> Mapping[str, Any] | None:
-        """Return a read-only state with the names, shapes and dtypes of the initial state; None if the trial step fails."""
+        """Return read-only state with the initial state's names, shapes and dtypes; None if the trial step fails."""
         named = self._of_adapter(group_index, parameter)
         if named is not None:
             return named

@@ -27,7 +27,7 @@ class OptimizerNames:
     known: set[str] = field(default_factory=set)
     """Every FQN of the model, also those of buffers."""
     owner: tuple[ModuleAdapter, nn.Module, ModelNames] | None = None
-    """Adapter with `owns_optimizer_state`, the model that it handles, and the model's names; None without such an adapter."""
+    """Adapter with `owns_optimizer_state`, the model that it handles, and the model's names; or None."""
 
     def fqn(self, parameter: torch.Tensor, group: int, position: int) -> str:
         """Return the FQN of a parameter; `group` and `position` identify it in error messages.
@@ -49,7 +49,7 @@ class OptimizerNames:
         return self.joined.get(parameter) or [self.fqn(parameter, group, position)]
 
     def candidates(self, fqn: str) -> list[str]:
-        """Return the FQNs under which a parameter's state may have been saved: `fqn`, and other names of a tied parameter."""
+        """Return the FQNs under which a parameter's state may have been saved: several for a tied parameter."""
         return [fqn, *self.other_names.get(fqn, ())]
 
 

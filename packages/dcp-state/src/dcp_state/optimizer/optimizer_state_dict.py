@@ -37,7 +37,7 @@ def get_optimizer_state_dict(
     submodules: set[nn.Module] | None = None,
     options: StateDictOptions | None = None,
 ) -> dict[str, Any]:
-    """Return the state of optimizers by canonical names of parameters; neither the model nor the optimizers are changed.
+    """Return the state of optimizers by canonical names of parameters; model and optimizers are not changed.
 
     Args:
         model: The model whose parameters the optimizers hold; see `get_model_state_dict`.

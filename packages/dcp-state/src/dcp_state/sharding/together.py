@@ -29,7 +29,7 @@ class Errors:
         self.first: Exception | None = None
 
     def attempt(self, function: Callable[[], T]) -> T | None:
-        """Call the function and return its result; None if the function, or a function in an earlier call, raised an error."""
+        """Call the function and return its result; None if it raises an error, or a function before it has."""
         if self.first is not None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Adapter of wrappers for activation checkpointing and offloading, whose hooks remove their prefix from state dict keys."""
+"""Adapter of activation checkpointing and offloading wrappers, whose hooks remove their prefix from state dict keys."""
 
 from __future__ import annotations
 

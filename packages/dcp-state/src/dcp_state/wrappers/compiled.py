@@ -18,7 +18,7 @@ class CompiledAdapter(ModuleAdapter):
     """Adapter that removes `_orig_mod.` from names."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Whether the class is `OptimizedModule`; False if `torch._dynamo`, which is slow to import, is not imported."""
+        """Whether the class is `OptimizedModule`; False if `torch._dynamo` (slow to import) is not imported."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         return dynamo is not None and issubclass(kind, dynamo.OptimizedModule)
 
