@@ -1,6 +1,6 @@
-"""`CheckpointManager` and its policies: when to save, which checkpoints to keep, and from which to resume.
+"""`CheckpointManager` and its policies: when to save, which checkpoints to keep, and from which checkpoint to resume.
 
-`dcp_core` saves and loads; storages are found by URI; a saver that the caller passes saves in the background.
+`dcp_core` saves and loads, installed storages handle URIs, and an optional saver saves in the background.
 """
 
 from dcp_manager.errors import StepWentBackError, UnfinishedSaveError

@@ -1,4 +1,4 @@
-"""Bookkeeping of saves in the background: the futures still running, and the errors of those that ended."""
+"""Record of the saves in the background: futures of running saves, and errors of saves that have ended."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _End = tuple[int, dict[int, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of a save, the same on all ranks."""
+    """Outcome (success or error) of a background save; the same on all ranks."""
 
     step: int
     error: BaseException | None
-    """Error that the save failed with; None if its checkpoint exists."""
+    """Error of the failed save; None if the save succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Save:
 
 
 class BackgroundSaves:
-    """The futures of this rank's saves."""
+    """Futures and outcomes of this rank's background saves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,17 +61,24 @@ class BackgroundSaves:
 
     @property
     def steps(self) -> frozenset[int]:
-        """Steps of the saves that are running, or whose outcome was not read yet."""
+        """Steps of the saves that are running, or whose outcome `outcomes` has not returned yet."""
         with self._lock:
             return frozenset(save.step for save in self._saves if not save.settled.is_set())
 
     def begin(self) -> int:
-        """Return the number of a new save; the ranks' numbers agree even if one rank fails before it calls `add`."""
+        """Return the number of a new save, which is equal on all ranks, even if a rank fails before it calls `add`."""
         self._begun += 1
         return self._begun
 
     def add(self, number: int, step: int, future: Future[Any], settle: Callable[[bool], None]) -> None:
-        """Watch a save: when it ends, `settle` is called with whether it succeeded, in the thread that ended it."""
+        """Add a running save, and call `settle` when it ends.
+
+        Args:
+            number: Number of the save, from `begin`.
+            step: Training step of the save.
+            future: Future of the save.
+            settle: Callback with True if the save succeeded, else False; runs in the thread that completes the future.
+        """
         settled = threading.Event()
         with self._lock:
             self._saves.append(_Save(number, step, future, settled))
@@ -85,12 +92,12 @@ class BackgroundSaves:
         future.add_done_callback(ended)
 
     def overdue(self, seconds: float, setting: str, where: str) -> UnfinishedSaveError | None:
-        """Wait until all saves have ended and `settle` has run for each; returns an error if some exceed the limit.
+        """Wait until all saves have ended and `settle` has run for each; returns an error if a save exceeds the limit.
 
         Args:
-            seconds: Limit of the time to wait.
+            seconds: Maximum time to wait.
             setting: Name of the option that sets the limit, for the error message.
-            where: Rank and root of the saves, for the error message.
+            where: Text with the rank and the root of the saves, for the error message.
         """
         end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
         with self._lock:
@@ -106,14 +113,14 @@ class BackgroundSaves:
         )
 
     def outcomes(self, ranks: Ranks, late: BaseException | None = None) -> tuple[list[Outcome], BaseException | None]:
-        """Return the outcomes of saves that have ended on all ranks, each once, in the order in which they began.
+        """Return the outcomes of saves that have ended on all ranks, in the order of their begin; each only once.
 
         Args:
             ranks: The ranks that save.
-            late: Error for those saves of this rank that should have ended; None if there are none.
+            late: Error of `overdue` for this rank's saves; None if no save is overdue.
 
         Returns:
-            The outcomes, and an error if any rank passed `late`; every rank gets the same outcomes.
+            The outcomes, which are the same on all ranks; and an error if any rank passed `late`, else None.
 
         Ranks: every rank; collective.
         """

@@ -1,4 +1,4 @@
-"""Errors of the manager, in addition to those of saving and loading."""
+"""Errors of the checkpoint manager, in addition to errors of saving and loading."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["StepWentBackError", "UnfinishedSaveError"]
 
 
 class UnfinishedSaveError(DcpError, TimeoutError):
-    """A save in the background exceeded the time that the manager waits; it still runs."""
+    """A save in the background takes longer than the manager waits; the save still runs."""
 
 
 class StepWentBackError(DcpError, ValueError):
-    """The step to save is lower than one with a good checkpoint; nothing was written."""
+    """The step to save is lower than the step of an undamaged checkpoint; nothing was written."""

@@ -1,4 +1,4 @@
-"""Tolerance of failed saves: which failures may be transient, and how many in a row; one decision for all ranks."""
+"""Tolerance of failed saves: which failures may be transient, and how many consecutive failures are tolerated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = library_logger(__name__)
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Whether a save failed because of the storage, so that a later one may succeed; False if a rank was lost."""
+    """Whether a save failed because of the storage, so a later save may succeed; False if a rank was lost."""
     if isinstance(error, CheckpointException):
         causes = [cause for cause, _ in error.failures.values()]
         return bool(causes) and all(cause is not None and is_storage_failure(cause) for cause in causes)
@@ -24,7 +24,7 @@ def is_storage_failure(error: BaseException) -> bool:
 
 
 class Tolerance:
-    """Counts failures in a row, and keeps the errors of background saves that must be raised.
+    """Counter of consecutive failed saves; it also keeps errors of background saves until they are raised.
 
     Args:
         ranks: The ranks that save.
@@ -43,9 +43,13 @@ class Tolerance:
         self.count = 0
 
     def look_back(self, outcomes: Iterable[Outcome], *, tolerates: bool) -> None:
-        """Count the outcomes of background saves in order; errors beyond the tolerance are kept for `raise_owed`.
+        """Count the outcomes of background saves; errors that are not tolerated are kept for `raise_owed`.
 
-        Ranks: every rank, with the same outcomes.
+        Args:
+            outcomes: Outcomes of saves, in the order in which the saves began; the same on all ranks.
+            tolerates: Whether storage failures within the limit are tolerated.
+
+        Ranks: every rank.
         """
         for outcome in outcomes:
             if outcome.error is None:
@@ -61,22 +65,22 @@ class Tolerance:
                 self._owed.append(outcome.error)
 
     def raise_owed(self) -> None:
-        """Raise the first error that `look_back` kept; each of them is raised once."""
+        """Raise the first error that `look_back` kept; the next call raises the next error."""
         if self._owed:
             raise self._owed.pop(0)
 
     def tell_passed(self, step: int, error: BaseException) -> None:
-        """Log a tolerated failure."""
+        """Log the tolerated failure of a save."""
         _log.warning("saving step %d failed, training goes on (failure %d): %s", step, self.count, error)
 
     def passes(self, error: BaseException) -> bool:
-        """Whether one more failure is tolerated; the same on all ranks.
+        """Count a failure, and return whether it is tolerated; the same on all ranks.
 
-        A rank often knows only the text of another rank's failure. So each rank reports which of the causes that it has
-        as exceptions are storage failures, and the coordinator decides.
+        A rank often has only the text of another rank's error. So each rank reports which of the causes that it has as
+        exceptions are storage failures, and the coordinator decides.
 
-        Ranks: every rank if the error is a `CheckpointException`, which all ranks have; for other errors no rank asks
-            the others.
+        Ranks: every rank if the error is a `CheckpointException`, which is raised on all ranks; collective. For other
+            errors no rank communicates.
         """
         self.count += 1
         if not self._limit:

@@ -1,6 +1,6 @@
-"""`CheckpointManager`: decides when to save, which checkpoints to keep, and from which to resume.
+"""`CheckpointManager`: saves, retains and restores the checkpoints of a training run.
 
-`dcp_core` and the storages write and read checkpoints; `root.catalogue` manages the contents of the root.
+`dcp_core` and the storages write and read checkpoints; `root.catalogue` lists and removes the folders of the root.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 class CheckpointManager:
-    """Manages the checkpoints of one training run under one root; as a context manager, waits for saves at the end.
+    """Manager of the checkpoints of one training run: when to save, which to keep, from which to resume.
 
-    Every rank makes a manager, and calls the same methods in the same order.
+    Every rank makes a manager, and calls the same methods in the same order. At the end of a `with` block, the manager
+    waits for saves in the background.
 
     Args:
         root: Path of a folder, or a URI that an installed storage handles. Each checkpoint is a subfolder. A relative
@@ -63,23 +64,24 @@ class CheckpointManager:
         no_dist: Whether this process works alone, even if process groups exist.
         timeout_seconds: Limit of the time that ranks wait for each other in one phase.
         peers: Options of the connections by which ranks watch each other.
-        preemption_seconds: Time that is left after a signal that ends the training. It limits how long ranks wait for
-            each other in a save, and how long the last save and `close` wait for saves in the background. None for no
-            limit.
-        close_seconds: Limit of the time that `wait` and `close` wait for saves in the background, without such a
-            signal.
-        tolerated_failures: Number of consecutive saves that may fail because of the storage before `maybe_save` raises;
-            saves in the background count when they have ended.
-        stale_after_seconds: Time without a sign of life after which a process on another host counts as dead.
+        preemption_seconds: Time from a signal that ends the training until the process is killed. After such a signal
+            it limits how long ranks wait for each other in a save, and how long the last save and `close` wait for
+            saves in the background. None for no limit.
+        close_seconds: Limit of the time that `wait` and `close` wait for saves in the background, unless a signal has
+            ended the training.
+        tolerated_failures: Number of consecutive saves that may fail because of the storage before `maybe_save` raises
+            an error; saves in the background count when they have ended.
+        stale_after_seconds: A process on another host counts as dead when it has not renewed its save marker or lease
+            for this long.
         lower_steps: Policy for saving a step that is lower than the highest one under the root. `warn` logs the
             consequences, and keeps the higher steps whatever `keep_policy` says, unless `restore(step=…)` chose to go
             back; `raise` refuses the save; `allow` saves.
         folder_prefix: Prefix of the names of the checkpoints' folders, before the step. Folders with another prefix
             are ignored.
 
-    Guarantees: `latest` never names a checkpoint before it is durable; checkpoints are removed only after a later one
-    has been published, never while a process reads them, and never the undamaged one that was made last; the leftovers
-    of a killed process are removed by the next process.
+    Guarantees: `latest` never refers to a checkpoint that is not durable. A checkpoint is removed only after a later
+    one has been published, and not while a process reads it; the undamaged checkpoint that was made last is never
+    removed. The next process removes the leftovers of a killed process.
 
     Example:
         ```python
@@ -139,7 +141,7 @@ class CheckpointManager:
 
     @property
     def root(self) -> str:
-        """The folder above all checkpoints."""
+        """Path or URI of the folder that contains all checkpoints."""
         return self._root
 
     @property
@@ -159,7 +161,7 @@ class CheckpointManager:
         return self._catalogue.records()
 
     def latest(self) -> int | None:
-        """Return the highest step (not the one made last) whose checkpoint is not known to be damaged, or None.
+        """Return the highest step whose checkpoint is not known to be damaged; None if there is no such checkpoint.
 
         Ranks: one; not collective.
         """
@@ -171,22 +173,22 @@ class CheckpointManager:
         self._requested = True
 
     def maybe_save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> bool:
-        """Save if the policy says so; call it after every step.
+        """Save a checkpoint if the save policy decides so; to be called after every training step.
 
         Args:
-            step: The step that is done, at least 0.
+            step: Number of the training step that has ended, at least 0.
             state: The state to save, or a function that returns it, which is called only if a save is due.
             metrics: Metrics by name, for `KeepBest`; only the coordinator's are used.
 
         Returns:
-            Whether a save was made, or begun in the background.
+            Whether a checkpoint was saved, or its save was begun in the background.
 
         Raises:
-            CheckpointException: The save, or an earlier one in the background, failed on some rank, and the failure is
-                not tolerated; raised on all ranks. After a signal that ends the training, this step is saved before
+            CheckpointException: This save, or an earlier save in the background, failed on some rank, and the failure
+                is not tolerated; raised on all ranks. After a signal that ends the training, this step is saved before
                 the error of an earlier save is raised.
 
-        Ranks: every rank; collective unless the policy follows from the step alone and no save is due.
+        Ranks: every rank; collective, except if the policy depends on the step alone and no save is due.
         """
         if not self._decide(step):
             return False
@@ -229,21 +231,25 @@ class CheckpointManager:
         return due
 
     def save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Future[Metadata] | None:
-        """Save a step now.
+        """Save a checkpoint of a training step now, whatever the save policy decides.
 
         Args:
-            step: The step, at least 0. An existing checkpoint of the same step is replaced atomically.
+            step: Number of the training step, at least 0. An existing checkpoint of the same step is replaced
+                atomically.
             state: The state to save, or a function that returns it.
             metrics: Metrics by name, for `KeepBest`; only the coordinator's are used.
 
         Returns:
-            With a saver, a future that is done when the checkpoint exists; otherwise None, as the checkpoint exists.
+            With a saver, a future that completes when the checkpoint exists; without a saver None: the checkpoint
+            exists.
 
         Raises:
             StepWentBackError: `lower_steps` refuses the step; in a job of several ranks, a CheckpointException contains
                 this error.
             CheckpointException, OSError, …: An error of `dcp_core.save`, or of an earlier save in the background. The
-                latter is raised on all ranks before this save begins; after a signal that ends the training, after it.
+            error
+                of an earlier save is raised on all ranks before this save begins, but after this save if a signal has
+                ended the training.
 
         Ranks: every rank; collective.
         """
@@ -307,23 +313,24 @@ class CheckpointManager:
     def restore(
         self, state: dict[str, Any], *, step: int | None = None, planner: LoadPlanner | None = None
     ) -> Restored | None:
-        """Load the newest checkpoint that can be loaded, or one step, on any world size.
+        """Load the newest undamaged checkpoint, or the checkpoint of a given step, on any world size.
 
-        The newest checkpoint is the one with the highest step, not the one that was made last. Damaged checkpoints are
-        quarantined, and the next lower step is tried. Before you continue the training from an earlier step, remove
-        the later checkpoints: see `lower_steps`.
+        The newest checkpoint is that of the highest step, whenever it was made. A damaged checkpoint is quarantined,
+        and the next lower step is tried. Before you continue the training from an earlier step, remove the checkpoints
+        of later steps: see `lower_steps`.
 
         Args:
             state: The template, filled in place; see `dcp_core.load`.
-            step: The only step to load; None tries all, from the highest on.
+            step: The step to load; None tries all steps, from the highest down.
             planner: See `dcp_core.load`.
 
         Returns:
-            The restored step, which is the same on all ranks, and the report; None if there is no checkpoint at all.
+            The restored step, which is the same on all ranks, and the load's report; None if there is no checkpoint.
 
         Raises:
-            CheckpointNotFoundError: There are checkpoints, but none can be loaded, or not the one of `step`; or a rank
-                does not find files that the coordinator finds (is its storage mounted?): then nothing is quarantined.
+            CheckpointNotFoundError: There are checkpoints, but none can be loaded; or there is none of `step`; or a
+                rank does not find files that the coordinator finds (is the storage mounted on it?), which quarantines
+                nothing.
             CheckpointException, LoadMismatchError, OSError, …: The checkpoint does not fit the template, or the storage
                 failed.
 
@@ -348,14 +355,15 @@ class CheckpointManager:
         return restore_newest(self._catalogue, self._ranks, load_step)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for all saves in the background; raises their first error on all ranks, and further ones on later calls.
+        """Wait for all saves in the background. Raises their first error on all ranks, further errors on later calls.
 
         Args:
-            seconds: Limit of the time to wait; None takes `close_seconds`, or the rest of `preemption_seconds`.
+            seconds: Maximum time to wait; None for `close_seconds` or, after a signal that ends the training, for the
+                rest of `preemption_seconds`.
 
         Raises:
             UnfinishedSaveError: A save takes longer; it continues, and its checkpoint may still be published. In a job
-                of several ranks, a CheckpointException on all ranks contains this error.
+                of several ranks, all ranks raise a CheckpointException that contains this error.
             CheckpointException, OSError, …: The error of a failed save.
 
         Ranks: every rank; collective if there is a saver.

@@ -1,6 +1,7 @@
-"""Restoring: finds the newest checkpoint that loads, quarantines damaged ones, and agrees on it among all ranks.
+"""Restoring: all ranks load the newest undamaged checkpoint; damaged checkpoints are quarantined.
 
-The coordinator decides what counts as damaged: a file that only another rank does not find is no damage.
+The coordinator decides whether a checkpoint is damaged: a file that the coordinator finds, but another rank does not,
+is no damage.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ class Restored:
     report: LoadReport
     """Report of the load on this rank."""
     passed_over: tuple[int, ...] = ()
-    """Newer steps that turned out to be damaged."""
+    """Higher steps whose checkpoints turned out to be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The damage that made a load fail."""
+    """Damage of a checkpoint that made a load fail."""
 
     reason: str
     is_missing: bool
-    """Whether files were not found; False if their contents are damaged."""
+    """Whether a file is missing; False if the contents of a file are damaged."""
 
 
 class _Verdict(Enum):
@@ -55,7 +56,7 @@ class _Verdict(Enum):
 
 
 def restore_step(catalogue: Catalogue, ranks: Ranks, load: Load, step: int) -> Restored:
-    """Load the checkpoint of one step; raises an error if that fails, and quarantines nothing.
+    """Load the checkpoint of one step. A failure is raised as an error; nothing is quarantined.
 
     Ranks: every rank; collective.
     """
@@ -64,11 +65,11 @@ def restore_step(catalogue: Catalogue, ranks: Ranks, load: Load, step: int) -> R
 
 
 def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored | None:
-    """Load the newest checkpoint that can be loaded; None if there is none at all.
+    """Load the newest checkpoint that can be loaded; None if there is no checkpoint.
 
     Raises:
-        CheckpointNotFoundError: There are checkpoints and none can be loaded (training must not silently start from
-            scratch), or a rank does not find files that the coordinator finds.
+        CheckpointNotFoundError: There are checkpoints, but none can be loaded (training must not silently start from
+            scratch); or a rank does not find files that the coordinator finds.
 
     Ranks: every rank; collective.
     """
@@ -106,7 +107,7 @@ def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored |
 
 
 def damage_of(error: BaseException) -> Damage | None:
-    """Return the damage that an error reports; None if the load failed for another reason."""
+    """Return the damage that the error of a load reports; None if the load failed for another reason."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     for kind in _DAMAGE:
         is_missing = kind is CheckpointNotFoundError

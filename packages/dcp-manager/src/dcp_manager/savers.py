@@ -1,4 +1,4 @@
-"""Protocol of background savers for the manager. The savers themselves are in other packages."""
+"""Protocol of background savers for the manager; other packages, such as `dcp_async`, implement it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ __all__ = ["Saver"]
 
 
 class Saver(Protocol):
-    """A saver in the background: `dcp_async.AsyncSaver`, or any object with this method."""
+    """Protocol of a background saver: `dcp_async.AsyncSaver`, or any object with a method `save`."""
 
     def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Any:
-        """Save a copy of the state; returns a future of the metadata, or an object with `upload_completion`.
+        """Begin to save a copy of the state dict in the background.
 
-        Exactly one keyword argument is passed as `place`: `checkpoint_id` or `storage_writer`.
+        Besides the named arguments, one of `checkpoint_id` and `storage_writer` is passed.
+
+        Returns:
+            A future of the metadata, or an object whose `upload_completion` is such a future.
         """
         ...

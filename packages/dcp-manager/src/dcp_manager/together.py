@@ -1,4 +1,4 @@
-"""Decisions of all ranks, each in a phase with a deadline."""
+"""Decisions that all ranks make together, each in a phase with a deadline."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ R = TypeVar("R")
 
 
 class Ranks:
-    """The ranks that manage checkpoints together.
+    """Group of ranks that manage checkpoints together.
 
     Args:
-        process_group: Process group of the ranks; None takes all ranks.
+        process_group: Process group of the ranks; None for all ranks.
         no_dist: Whether this process works alone.
         timeout_seconds: Limit of the time that ranks wait for each other in one phase.
         peers: Options of the connections by which ranks watch each other.
@@ -41,7 +41,10 @@ class Ranks:
         self.peers = peers
 
     def coordinator(self) -> Coordinator:
-        """Return a coordinator for one decision. Every rank of the group must call this, in the same order."""
+        """Return a `Coordinator` for one decision.
+
+        Ranks: every rank of the group, with calls in the same order.
+        """
         return make_coordinator(
             self.process_group,
             no_dist=self.no_dist,
@@ -57,22 +60,22 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """This rank's number in the group."""
+        """Number of this rank in the group."""
         return 0 if self.alone else dist.get_rank(self.process_group)
 
     @property
     def alone(self) -> bool:
-        """Whether there are no other ranks."""
+        """Whether this rank is the only one in the group."""
         if self.no_dist or not (dist.is_available() and dist.is_initialized()):
             return True
         return dist.get_world_size(self.process_group) == 1
 
     def decide(self, what: str, function: Callable[[], T]) -> T:
-        """Broadcast the result of `function` on the coordinator, or its error, to all ranks."""
+        """Call `function` on the coordinator, and return its result, or raise its error, on all ranks."""
         with self.coordinator() as them:
             return them.broadcast(what, function)
 
     def combine(self, what: str, own: Callable[[], T], function: Callable[[list[T]], R]) -> R:
-        """Combine every rank's value on the coordinator, and return the result on all ranks."""
+        """Gather `own()` of all ranks on the coordinator, and return `function` of their list on all ranks."""
         with self.coordinator() as them:
             return them.all_reduce(what, own, function)

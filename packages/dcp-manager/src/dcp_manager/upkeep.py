@@ -1,4 +1,4 @@
-"""Maintenance of the root: preparation before a save; publishing `latest` and retention after it, in any thread."""
+"""Maintenance of the root: preparation before a save; publishing `latest` and retention after the save."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _log = library_logger(__name__)
 
 
 class Upkeep:
-    """Maintains a root before and after saves.
+    """Maintenance of the manager's root before and after saves.
 
     Args:
-        name: Returns the id of a step's checkpoint under the root.
+        name: Function that returns the checkpoint id of a step.
         catalogue: Catalogue of the root.
-        retention: Retention, which removes checkpoints after a save.
-        guard: Guard that compares the step to be saved with the highest existing one.
+        retention: Retention, which removes checkpoints that are not to be kept after a save.
+        guard: Check of the step to be saved against the highest existing step.
         background: This rank's saves that have not ended.
         ranks: The ranks that save; only the coordinator accesses the storage.
     """
@@ -53,7 +53,13 @@ class Upkeep:
     def take_state(
         self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]], metrics: Mapping[str, float]
     ) -> dict[str, Any]:
-        """Return the state; the coordinator also prepares the folder. An error of one rank is raised on all ranks."""
+        """Return the state to save, and prepare the step's folder on the coordinator.
+
+        Raises:
+            CheckpointException: A rank failed; raised on all ranks.
+
+        Ranks: every rank; collective.
+        """
         values: dict[str, Any] = {}
 
         def own() -> None:
@@ -66,7 +72,13 @@ class Upkeep:
         return values
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prepare the folder of a step. Raises StepWentBackError if the guard refuses the step. Coordinator only."""
+        """Prepare the folder of a step for a save.
+
+        Raises:
+            StepWentBackError: The step is lower than the highest checkpoint, and `lower_steps` is `raise`.
+
+        Ranks: the coordinator.
+        """
         with self._lock:
             highest = self._catalogue.highest()
             self._guard.check(step, None if highest is None else highest.step, self._background.steps)
@@ -76,13 +88,13 @@ class Upkeep:
             self._catalogue.prepare(step, metrics, after=highest)
 
     def begun(self, number: int, step: int, future: Future[Any]) -> None:
-        """Register a save that a saver has begun: when the save ends, the root is maintained."""
+        """Register a save in the background, after whose end `latest` is published and retention runs."""
         with self._lock:
             self._preparing.discard(step)
             self._background.add(number, step, future, lambda saved: self._settle(step, saved=saved))
 
     def ended(self, step: int, *, saved: bool) -> None:
-        """Register the end of a save in the foreground, or of one that did not begin."""
+        """Register the end of a save that is not in the background, or of a save that did not begin."""
         self._preparing.discard(step)
         self._settle(step, saved=saved)
 

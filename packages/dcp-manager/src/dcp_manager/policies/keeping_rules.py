@@ -1,6 +1,7 @@
-"""Policies for keeping checkpoints, combined with `|`. They read records and remove nothing.
+"""Policies for keeping checkpoints (retention), which can be combined with `|`. They select; `retention` removes.
 
-Whatever the policies select, a manager also keeps the undamaged checkpoint that was made last, and those being read.
+Whatever the policies select, a manager also keeps the undamaged checkpoint that was made last, and checkpoints that a
+process reads.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ __all__ = ["KeepAll", "KeepAny", "KeepBest", "KeepEvery", "KeepFor", "KeepLast",
 
 
 class KeepPolicy(ABC):
-    """Policy that selects which checkpoints to keep."""
+    """Base class of policies that select the checkpoints to keep."""
 
     @abstractmethod
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps to keep.
+        """Return the steps of the checkpoints to keep.
 
         Args:
-            records: Records of the checkpoints, in the order in which they were made. This can differ from the order
-                of steps, since training may go back to an earlier step.
+            records: Records of the checkpoints, in the order of their creation, which differs from the order of steps
+                if training went back to an earlier step.
             now_seconds: Current time, in seconds since the epoch.
         """
 
@@ -39,7 +40,7 @@ def _parts(policy: KeepPolicy) -> tuple[KeepPolicy, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KeepAny(KeepPolicy):
-    """Keeps a checkpoint if any of several policies keeps it.
+    """Policy that keeps a checkpoint if any of several policies keeps it.
 
     Example:
         ```python
@@ -62,7 +63,7 @@ class KeepAny(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepAll(KeepPolicy):
-    """Keeps everything.
+    """Policy that keeps every checkpoint.
 
     Example:
         ```python
@@ -82,13 +83,13 @@ class KeepAll(KeepPolicy):
 
 
 def keeps_all(policy: KeepPolicy) -> bool:
-    """Whether a policy keeps every checkpoint in any case, so that listing them is unnecessary."""
+    """Whether a policy always keeps every checkpoint, which makes listing them unnecessary."""
     return any(isinstance(part, KeepAll) for part in _parts(policy))
 
 
 @dataclass(frozen=True, slots=True)
 class KeepLast(KeepPolicy):
-    """Keeps the `count` newest checkpoints by creation time, whatever their steps.
+    """Policy that keeps the `count` newest checkpoints by creation time, whatever their steps.
 
     Example:
         ```python
@@ -114,14 +115,14 @@ class KeepLast(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(KeepPolicy):
-    """Keeps the best `count` checkpoints by a metric; the newer wins a tie.
+    """Policy that keeps the `count` best checkpoints by a metric; of equally good checkpoints, the newer.
 
     A checkpoint without the metric, or with NaN as its metric, is not kept.
 
     Args:
         count: Number of checkpoints to keep.
         metric: Name of the metric in the `metrics` of a save.
-        mode: `min` if lower values are better, `max` if higher ones are.
+        mode: `min` if a lower metric is better, `max` if a higher metric is better.
 
     Example:
         ```python
@@ -156,7 +157,7 @@ class KeepBest(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(KeepPolicy):
-    """Keeps each checkpoint whose step is a multiple of `steps`.
+    """Policy that keeps each checkpoint whose step is a multiple of `steps`.
 
     Example:
         ```python
@@ -182,7 +183,7 @@ class KeepEvery(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepFor(KeepPolicy):
-    """Keeps each checkpoint for `seconds` after its creation.
+    """Policy that keeps each checkpoint for `seconds` seconds after its creation.
 
     Example:
         ```python

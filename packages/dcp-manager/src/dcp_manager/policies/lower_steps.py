@@ -1,4 +1,4 @@
-"""Saves of lower steps than the newest checkpoint's, after a restart or rollback: warned of, refused or allowed."""
+"""Policy for saves of a lower step than the highest checkpoint, after a restart or rollback: warn, refuse or allow."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LowerSteps = Literal["warn", "raise", "allow"]
 
 
 class StepGuard:
-    """Compares each step to save with the highest one under the root.
+    """Check of each step to be saved against the highest step under the root.
 
     Args:
-        name: Returns the id of a step's checkpoint under the root.
-        policy: `warn` logs a warning and makes retention keep the higher steps; `raise` refuses the save; `allow` does
-            nothing.
+        name: Function that returns the checkpoint id of a step.
+        policy: For a lower step, `warn` logs a warning and makes retention keep the higher steps; `raise` refuses the
+            save; `allow` does nothing.
 
     Raises:
-        ValueError: There is no such policy.
+        ValueError: `policy` is none of the three names.
 
     Ranks: the coordinator's.
     """
@@ -38,15 +38,15 @@ class StepGuard:
         self._restored: int | None = None
 
     def restored(self, step: int) -> None:
-        """Record the step that the caller resumed from: higher steps have been abandoned on purpose."""
+        """Record the step from which training was resumed; higher steps count as abandoned on purpose."""
         self._restored = step
 
     def check(self, step: int, highest: int | None, running: Collection[int] = ()) -> None:
-        """Compare a step with the highest checkpoint, before it is saved.
+        """Compare a step with the highest checkpoint, before the step is saved.
 
         Args:
             step: The step to be saved.
-            highest: The highest step with a good checkpoint.
+            highest: Highest step with an undamaged checkpoint; None if there is none.
             running: Steps that this process is saving.
 
         Raises:
@@ -76,6 +76,6 @@ class StepGuard:
         )
 
     def spares_higher(self, step: int) -> bool:
-        """Whether retention must keep undamaged checkpoints of higher steps after this step was published."""
+        """Whether retention must keep undamaged checkpoints of higher steps after `step` was published."""
         on_purpose = self._restored is not None and self._restored <= step
         return self._policy != "allow" and not on_purpose

@@ -1,6 +1,6 @@
-"""`OnSignal`: what SIGTERM and other signals do to a training, and the handlers that note them.
+"""`OnSignal`: policy that saves on SIGTERM and other signals (preemption), and the handlers that record them.
 
-A handler only records the signal. The manager reacts to it between two steps of the training.
+A handler only records the signal. The manager reacts to the signal between two training steps.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["OnSignal", "SignalWatch"]
 
 @dataclass(frozen=True)
 class OnSignal(SavePolicy):
-    """Due when any rank has received one of the signals.
+    """Policy that saves when any rank has received one of the signals.
 
     Args:
-        numbers: Set of the signals; SIGTERM and SIGUSR1 if none is given.
+        numbers: Set of the signals; by default SIGTERM and SIGUSR1.
         stop: Set of the signals that end the training: `manager.preempted` becomes true.
 
     Raises:
@@ -58,15 +58,15 @@ class OnSignal(SavePolicy):
 
 
 class SignalWatch:
-    """Records signals to this process from `start` to `stop`, instead of the previous handlers.
+    """Recorder of signals to this process, which replaces their handlers from `start` to `stop`.
 
-    The second signal that ends the training goes to the previous handler, since a sender that repeats the signal does
-    not want to wait. Only signals to this process count for this: a scheduler sends one to each rank, and this process
-    may learn of another rank's signal before its own one arrives.
+    The second signal that ends the training is passed to the previous handler, since a sender that repeats the signal
+    does not want to wait. Signals to other ranks do not count as the first one: a scheduler sends a signal to each
+    rank, and this process may learn of another rank's signal before its own signal arrives.
 
     Args:
         numbers: Signals to record.
-        stop_numbers: Those of `numbers` that end the training.
+        stop_numbers: The signals in `numbers` that end the training.
     """
 
     def __init__(self, numbers: Iterable[int], stop_numbers: Iterable[int]) -> None:
@@ -79,7 +79,7 @@ class SignalWatch:
         """Monotonic time at which this process received, or learned of, the first signal that ends the training."""
 
     def start(self) -> None:
-        """Install the handlers. Raises ValueError outside of the main thread, where Python does not allow it."""
+        """Install the signal handlers. Raises ValueError outside of the main thread, as Python requires."""
         if self._numbers and threading.current_thread() is not threading.main_thread():
             raise ValueError(
                 "signals can only be listened to from the main thread: make the manager there, or leave OnSignal out"
@@ -88,7 +88,7 @@ class SignalWatch:
             self._before[number] = signal.signal(number, self._note)
 
     def stop(self) -> None:
-        """Restore the previous handlers. May be repeated."""
+        """Restore the previous signal handlers. Further calls do nothing."""
         for number, handler in self._before.items():
             with contextlib.suppress(ValueError, TypeError):  # not the main thread; a handler that C code has set
                 signal.signal(number, handler)
@@ -100,7 +100,7 @@ class SignalWatch:
         return frozenset(self._noted)
 
     def clear(self, numbers: Iterable[int]) -> None:
-        """Forget signals that have been handled."""
+        """Remove signals that have been handled from the record."""
         self._noted.difference_update(numbers)
 
     def heard_of_stop(self) -> None:
@@ -109,7 +109,7 @@ class SignalWatch:
             self.stopped_at = time.monotonic()
 
     def seconds_left(self, seconds: float | None) -> float | None:
-        """Return how much of `seconds` is left after the signal to end, at least 1; None without a signal or limit."""
+        """Return the rest of `seconds` after the signal to end training, at least 1; None without signal or limit."""
         if self.stopped_at is None or seconds is None:
             return None
         return max(1.0, seconds - (time.monotonic() - self.stopped_at))

@@ -1,4 +1,4 @@
-"""Retention: removes checkpoints that the keeping policy does not select, only after a new one was published."""
+"""Retention: removal of checkpoints that the keeping policy does not select, after a new checkpoint was published."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _log = library_logger(__name__)
 
 
 class Retention:
-    """Applies a keeping policy to a catalogue.
+    """Retention of checkpoints: applies a keeping policy to a catalogue.
 
     Args:
         catalogue: Catalogue of the root.
-        policy: Policy that selects the checkpoints to keep. The undamaged checkpoint that was made last, and those
-            being read or saved, are kept as well.
+        policy: Policy that selects the checkpoints to keep. The undamaged checkpoint that was made last, and
+            checkpoints that a process reads or saves, are kept as well.
 
     Ranks: the coordinator's.
     """
@@ -34,25 +34,24 @@ class Retention:
         self._swept = False
 
     def sweep(self, running: Collection[int], *, always: bool = False) -> None:
-        """Remove leftovers of killed processes: on the first call only, or on each call with `always`.
+        """Remove leftovers of killed processes, on the first call and on calls with `always`.
 
         Args:
             running: Steps that this process is saving.
-            always: Whether to look for leftovers even if an earlier call did.
+            always: Whether to search for leftovers even if an earlier call has done so.
         """
         if always or not self._swept:
             self._catalogue.sweep(running=running)
             self._swept = True
 
     def apply(self, running: Collection[int], *, published: int, spares_higher: bool = False) -> list[int]:
-        """Apply the policy: remove checkpoints, and return their steps.
+        """Remove the checkpoints that the policy does not select; returns their steps.
 
         Args:
             running: Steps that this process is saving.
-            published: The step that was just published. It is kept even if its number or creation time is lower than
-                that of other checkpoints: training may have gone back to an earlier step.
-            spares_higher: Whether undamaged checkpoints of higher steps are kept as well, as the caller has not
-                abandoned them.
+            published: The step that was just published. Its checkpoint is kept even if others have a higher step or
+                creation time: training may have gone back to an earlier step.
+            spares_higher: Whether undamaged checkpoints of higher steps than `published` are kept as well.
         """
         if keeps_all(self._policy):
             return []
@@ -80,6 +79,6 @@ class Retention:
 
 
 def tell_removed(checkpoint_ids: Iterable[str]) -> None:
-    """Notify observers of removed checkpoints."""
+    """Notify observers (`dcp_on_event`) of removed checkpoints."""
     for place in checkpoint_ids:
         plugins.emit(CheckpointEvent("manage", "remove", "finished", 0, place))

@@ -1,4 +1,4 @@
-"""Policies for saving, combined with `|`. They decide from the state of the training and save nothing."""
+"""Policies for saving: they decide when a save is due, and can be combined with `|`. The manager saves."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class Moment:
     signals: frozenset[int] = frozenset()
     """Signals that this process has received and the manager has not handled yet."""
     requested: bool = False
-    """Whether `request_save` was called since the last save."""
+    """Whether this process has called `request_save` since the last save."""
 
 
 class SavePolicy(ABC):
-    """Policy that decides whether a save is due."""
+    """Base class of policies that decide whether a save is due."""
 
     same_everywhere = False
-    """Whether the decision depends on the step only, so that ranks need not communicate."""
+    """Whether the decision depends only on the step, so ranks need not communicate."""
     signals: frozenset[int] = frozenset()
-    """Signals that the manager must listen for."""
+    """Signals for which the manager must install handlers."""
     stop_signals: frozenset[int] = frozenset()
-    """Those of `signals` that end the training."""
+    """The signals in `signals` that end the training."""
 
     @abstractmethod
     def due(self, moment: Moment) -> bool:
-        """Whether a save is due, as far as this rank knows; a signal on any rank counts for all."""
+        """Whether a save is due, from what this rank knows; a signal or request on any rank applies to all ranks."""
 
     def __or__(self, other: SavePolicy) -> SaveAny:
         return SaveAny((*_parts(self), *_parts(other)))
@@ -45,7 +45,7 @@ def _parts(policy: SavePolicy) -> tuple[SavePolicy, ...]:
 
 @dataclass(frozen=True)
 class SaveAny(SavePolicy):
-    """Due when any of several policies is due.
+    """Policy that saves when any of several policies decides to save.
 
     Example:
         ```python
@@ -71,7 +71,7 @@ class SaveAny(SavePolicy):
 
 @dataclass(frozen=True)
 class EverySteps(SavePolicy):
-    """Due at each step that is a multiple of `steps`, from step `first` on.
+    """Policy that saves at each step that is a multiple of `steps`, from step `first` on.
 
     Example:
         ```python
@@ -99,7 +99,7 @@ class EverySteps(SavePolicy):
 
 @dataclass(frozen=True)
 class EverySeconds(SavePolicy):
-    """Due when `seconds` have passed since the last save, on the coordinator's clock.
+    """Policy that saves when `seconds` seconds have passed since the last save, on the coordinator's clock.
 
     Example:
         ```python
@@ -124,7 +124,7 @@ class EverySeconds(SavePolicy):
 
 @dataclass(frozen=True)
 class OnRequest(SavePolicy):
-    """Due when any rank has called `manager.request_save()`.
+    """Policy that saves when any rank has called `manager.request_save()`.
 
     Example:
         ```python

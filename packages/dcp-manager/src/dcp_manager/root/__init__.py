@@ -1,1 +1,1 @@
-"""The checkpoints under one root: catalogue, notes beside them, and storages."""
+"""Contents of the manager's root folder: catalogue of checkpoints, notes on them, and storages."""

@@ -1,9 +1,9 @@
 """Catalogue of the checkpoints under one root, over any store: listing, checking, quarantine and removal.
 
-Each checkpoint is a folder `step-<n>`, or with another prefix. Besides the checkpoint's own files it may contain
-`.dcp-note.json` (a note: metrics, and which process saves), `.dcp-note-next.json` (the note of a save that has not yet
-replaced the checkpoint), `.dcp-quarantined.json` (the checkpoint is damaged), `.dcp-reading-<id>` (a lease: a process
-reads the checkpoint) and `.dcp-removing` (the checkpoint will be removed).
+Each checkpoint is a folder `step-<n>`, or with another prefix. Besides the checkpoint's own files the folder may
+contain `.dcp-note.json` (note with metrics and the saving process), `.dcp-note-next.json` (note of a save that has not
+yet replaced the checkpoint), `.dcp-quarantined.json` (the checkpoint is damaged), `.dcp-reading-<id>` (lease of a
+process that reads the checkpoint) and `.dcp-removing` (the checkpoint will be removed).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SAVING = ".dcp-save-"
 
 @dataclass(frozen=True, slots=True)
 class StepFolder:
-    """Listing of one folder under the root."""
+    """Listing of one checkpoint folder under the root."""
 
     step: int
     store: Store
@@ -81,11 +81,12 @@ class Catalogue:
 
     Args:
         root: The folder above all checkpoints.
-        stale_after_seconds: Time without a sign of life after which a process on another host counts as dead.
-        folder_prefix: Prefix of the folders' names, before the step.
+        stale_after_seconds: A process on another host counts as dead when it has not renewed its save marker or lease
+            for this long.
+        folder_prefix: Prefix of the names of checkpoint folders, before the step.
 
     Raises:
-        ValueError: No step can be read from names with this prefix.
+        ValueError: The step cannot be parsed from folder names with this prefix.
 
     Ranks: the coordinator's; nothing here is collective.
     """
@@ -107,7 +108,7 @@ class Catalogue:
         return f"{self._prefix}{step}"
 
     def folders(self) -> list[StepFolder]:
-        """Return the checkpoint folders by ascending step, in any state."""
+        """Return all checkpoint folders by ascending step: complete, damaged, unpublished or half removed."""
         return [self._folder(step) for step in self._steps()]
 
     def _steps(self) -> list[int]:
@@ -120,7 +121,7 @@ class Catalogue:
         return StepFolder(step, store, tuple(store.list()))
 
     def highest(self) -> CheckpointRecord | None:
-        """Return the checkpoint of the highest step that is not known to be damaged; `restore` tries it first."""
+        """Return the checkpoint with the highest step among those not known to be damaged; `restore` tries it first."""
         folders = map(self._folder, reversed(self._steps()))
         return next((self._record(folder) for folder in folders if folder.is_good), None)
 
@@ -129,7 +130,7 @@ class Catalogue:
         return self._folder(step).is_checkpoint
 
     def records(self, folders: Collection[StepFolder] | None = None) -> list[CheckpointRecord]:
-        """Return the records by ascending step, quarantined ones included; reads no index."""
+        """Return the records of checkpoints by ascending step, including quarantined checkpoints; no index is read."""
         listed = self.folders() if folders is None else folders
         steps = {folder.step for folder in listed}
         for step in set(self._notes) - steps:  # whole steps: a save in the background may end meanwhile
@@ -160,7 +161,8 @@ class Catalogue:
         """Check that a checkpoint is loadable, as far as its index and file sizes show.
 
         Raises:
-            CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: It is not.
+            CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The
+                checkpoint is not loadable.
             OSError: The storage failed.
         """
         folder = self._folder(step)
@@ -169,14 +171,13 @@ class Catalogue:
     def prepare(self, step: int, metrics: Mapping[str, float], *, after: CheckpointRecord | None = None) -> None:
         """Write the note of the save that this process is about to begin.
 
-        A damaged checkpoint of that step is removed first.
-
-        An undamaged one keeps its note until `published` is called for the save that replaces it.
+        A damaged checkpoint of the same step is removed first. An undamaged checkpoint keeps its note until `published`
+        is called for the save that replaces it.
 
         Args:
             step: The step to be saved.
             metrics: Metrics of the save, by name.
-            after: An existing checkpoint: the note's creation time is made later than that of `after`, even if this
+            after: An existing checkpoint. The creation time in the note is later than that of `after`, even if this
                 host's clock is behind.
         """
         folder = self._folder(step)
@@ -193,12 +194,12 @@ class Catalogue:
         folder.store.publish(name, data, sync=False)
 
     def published(self, step: int) -> None:
-        """Point `latest` to a step, which must be durable, and make the note of its last save current."""
+        """Set `latest` to a step, whose checkpoint must be durable, and replace its note by that of the last save."""
         self._root.publish(LATEST, f"{self.folder_name(step)}\n".encode())
         self._promote(self._folder(step))
 
     def failed(self, step: int) -> None:
-        """Remove the note of a save that failed to replace a checkpoint."""
+        """Remove the note of a failed save of the step, if the save was to replace a checkpoint."""
         self._root.child(self.folder_name(step)).delete(NEXT_NOTE)
 
     def _promote(self, folder: StepFolder) -> None:
@@ -208,13 +209,13 @@ class Catalogue:
             folder.store.delete(NEXT_NOTE)
 
     def quarantine(self, step: int, reason: str) -> None:
-        """Mark a damaged checkpoint as quarantined."""
+        """Quarantine a damaged checkpoint: write a file with the reason, which makes readers skip the checkpoint."""
         data = json.dumps({"reason": reason, "found": time.time()}, indent=1).encode()
         self._root.child(self.folder_name(step)).publish(QUARANTINE, data)
 
     @contextlib.contextmanager
     def reading(self, step: int) -> Iterator[None]:
-        """Hold a reader's lease in the block, so that the checkpoint is not removed.
+        """Context manager that holds a reader's lease on a checkpoint, which prevents its removal.
 
         Raises:
             CheckpointNotFoundError: The checkpoint is missing or being removed.
@@ -231,7 +232,7 @@ class Catalogue:
             yield
 
     def remove(self, step: int) -> bool:
-        """Remove a checkpoint unless a process reads it or saves to it; returns whether it is gone."""
+        """Remove a checkpoint unless a process reads it or saves to it; returns whether it was removed."""
         folder = self._folder(step)
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return False
@@ -242,10 +243,10 @@ class Catalogue:
         return self._remove(self._folder(step))
 
     def sweep(self, folders: Collection[StepFolder] | None = None, *, running: Collection[int] = ()) -> list[int]:
-        """Remove leftovers of killed saves and interrupted removals; returns the steps of removed folders.
+        """Remove leftovers of killed saves and of interrupted removals; returns the steps whose folders were removed.
 
         Args:
-            folders: The folders as they were listed; None lists them.
+            folders: Result of `folders()`, if the caller has a fresh one; None lists the folders.
             running: Steps that this process is saving.
         """
         self._remove_temporaries(self._root, self._root.list(), (LATEST,))

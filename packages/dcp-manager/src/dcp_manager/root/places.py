@@ -1,4 +1,4 @@
-"""Storages of checkpoint ids: the writer and reader for one, with the caller's options."""
+"""Storages of checkpoint ids: makes the storage writer and reader for a checkpoint id, with the caller's options."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Places"]
 
 
 class Places:
-    """Makes writers and readers of checkpoint ids.
+    """Factory of storage writers and readers for checkpoint ids.
 
     Args:
-        writer: Function that makes the writer for a checkpoint id; None uses the writer of the id's scheme.
-        reader: Function that makes the reader for a checkpoint id; None uses the reader of the id's scheme.
-        storage_options: Options for the writers and readers of the scheme.
+        writer: Function that makes the storage writer for a checkpoint id; None uses the writer of the id's scheme.
+        reader: Function that makes the storage reader for a checkpoint id; None uses the reader of the id's scheme.
+        storage_options: Options of the storage, for the writers and readers of the id's scheme.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class Places:
         self._reader = reader or (partial(_made, "load_reader", storage_options) if storage_options else None)
 
     def to_write(self, checkpoint_id: str) -> dict[str, Any]:
-        """Return the storage to save to, as arguments of `dcp_core.save`."""
+        """Return the arguments of `dcp_core.save` that select the storage for a checkpoint id."""
         if self._writer is None:
             return {"checkpoint_id": checkpoint_id}
         return {"storage_writer": self._writer(checkpoint_id)}
 
     def to_read(self, checkpoint_id: str) -> dict[str, Any]:
-        """Return the storage to load from, as arguments of `dcp_core.load`."""
+        """Return the arguments of `dcp_core.load` that select the storage for a checkpoint id."""
         if self._reader is None:
             return {"checkpoint_id": checkpoint_id}
         return {"storage_reader": self._reader(checkpoint_id)}

@@ -1,4 +1,4 @@
-"""Record of one checkpoint, and its serialised note. This module accesses no storage."""
+"""Record of one checkpoint, and the serialised note on it. This module accesses no storage."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ __all__ = ["CheckpointRecord", "Note", "by_creation"]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint under a manager's root, as keeping policies see it."""
+    """Record of a checkpoint under a manager's root, for keeping policies."""
 
     step: int
     created_seconds: float
-    """Creation time, seconds since the epoch: on the saving process's clock, or without a note on the storage's."""
+    """Creation time, seconds since the epoch, on the clock of the saving process; without a note, of the storage."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     quarantined: str | None = None
-    """Reason for which the checkpoint is no longer loaded; None for an undamaged one."""
+    """Reason why the checkpoint is quarantined; None if it is not."""
 
 
 def by_creation(records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
-    """Sort records by creation time; ties by step."""
+    """Sort records by creation time; records of the same time by step."""
     return sorted(records, key=lambda record: (record.created_seconds, record.step))
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Note beside a checkpoint, written before the save: metrics and the saving process, which the index lacks."""
+    """Note on a checkpoint, written before its save: metrics and the saving process, which the index does not have."""
 
     step: int
     created_seconds: float
     metrics: Mapping[str, float]
     process: ProcessIdentity | None
     replaces: str = ""
-    """Digest of the index that the save is to replace; empty if there is none."""
+    """Digest of the index that the save will replace; empty if there is no index."""
 
     @classmethod
     def now(cls, step: int, seconds: float, metrics: Mapping[str, float], replaces: str) -> Note:
-        """Make the note of a save that this process is about to begin."""
+        """Return the note for a save that this process will begin."""
         return cls(step, seconds, dict(metrics), this_process(), replaces)
 
     def to_bytes(self) -> bytes:
-        """Serialise as JSON."""
+        """Serialise the note as JSON."""
         process = None if self.process is None else self.process.to_dict()
         values = {
             "step": self.step,
@@ -60,7 +60,7 @@ class Note:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Note | None:
-        """Parse the bytes of `to_bytes`; None for anything else: a checkpoint without its note is still valid."""
+        """Parse a note from the bytes of `to_bytes`; None for other bytes: a checkpoint without a note is valid."""
         try:
             values: dict[str, Any] = json.loads(data)
             process = values["process"]
